@@ -21,8 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.items import Items
+from perdure.checkpointers.reader import collector_paused
 
 ROUNDS = 15
 
@@ -54,7 +53,7 @@ def ways(messages: list[BaseMessage]) -> dict[str, Callable[[], Any]]:
     """What is compared, by name; the first is what the ratios are to."""
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     dumped = serde.dumps_typed(messages)
-    items = Items(Codec(serde))
+    items = Codec(serde)
     full = items.full(messages, str)
     stored = [items.stored(*pair, lambda: "") for pair in zip(messages, full, strict=True)]
     return {

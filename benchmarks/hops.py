@@ -22,8 +22,8 @@ from typing import Any
 import aiosqlite
 from benchmarks.common import ratio, table
 
+from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, Statement
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 
 TABLE = "CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, body BLOB)"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perdure.stores.kinship import FILE
+from perdure.stores.expansion import FILE
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"

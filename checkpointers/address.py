@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import InvalidConfig
+from perdure.errors import ConfigurationError, InvalidConfig
 
 
 class Address(NamedTuple):
@@ -30,11 +31,7 @@ class Address(NamedTuple):
 
 
 def address(config: RunnableConfig) -> Address:
-    """Read the address out of a config.
-
-    Raises:
-        InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
-    """
+    """The address in a config; raises as `named` does."""
     configurable = config.get("configurable") if isinstance(config, dict | Mapping) else None
     if not isinstance(configurable, dict | Mapping):
         raise InvalidConfig(
@@ -79,24 +76,16 @@ def check_thread_id(thread_id: object) -> str:
 
 
 def check_thread_ids(thread_ids: object) -> list[str]:
-    """Thread ids, each as `check_thread_id` takes it.
-
-    Raises:
-        InvalidConfig: They are not several, or one is not a thread id.
-    """
-    return [check_thread_id(each) for each in _several("thread_ids", thread_ids, object)]
+    """Thread ids, each as `check_thread_id` takes it."""
+    return [check_thread_id(each) for each in _several("thread_ids", thread_ids)]
 
 
 def check_texts(name: str, values: object) -> list[str]:
-    """Several ids of what `name` says.
-
-    Raises:
-        InvalidConfig: They are not several, or one is not text.
-    """
+    """Several ids of what `name` says."""
     return [check_text(name, each) for each in _several(name, values, str)]
 
 
-def _several(name: str, values: object, kind: type) -> list[Any]:
+def _several(name: str, values: object, kind: type = object) -> list[Any]:
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         given = list(values)
         if all(isinstance(each, kind) for each in given):
@@ -108,6 +97,17 @@ def _several(name: str, values: object, kind: type) -> list[Any]:
 def optional_text(name: str, value: object) -> str | None:
     """Text, or None; see `check_text`."""
     return None if value is None else check_text(name, value)
+
+
+def check_moment(name: str, value: datetime) -> datetime:
+    """A moment with a time zone.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    if value.tzinfo is None:
+        raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
+    return value
 
 
 def check_text(name: str, value: object) -> str:

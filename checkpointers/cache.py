@@ -28,27 +28,32 @@ Write = list[Any]  # [index, channel, reference]
 Pending = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
 
 
+@dataclass(slots=True)
+class End:
+    """The end of a log: its key, the positions of the next item and the next alias."""
+
+    key: int
+    next: int = 0
+    next_alias: int = ALIASES
+
+
 class ChannelLog:
-    """The part of one log that is at hand.
+    """The part of a channel's log that is at hand.
 
     Attributes:
-        key: The log's key.
-        name: Its channel.
         items: Full forms by position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
-        next: Where the next item goes, as of the thread's `seq`.
-        next_alias: Where the next alias goes, likewise.
+        end: Where it ends, as of the thread's `seq`.
     """
 
-    __slots__ = ("_index", "_indexed", "items", "key", "name", "next", "next_alias", "origins")
+    __slots__ = ("_index", "_indexed", "end", "items", "key", "name", "origins")
 
     def __init__(self, key: int, name: str) -> None:
         self.key = key
         self.name = name
         self.items: dict[int, bytes] = {}
         self.origins: dict[int, int] = {}
-        self.next = 0
-        self.next_alias = ALIASES
+        self.end = End(key)
         self._index: dict[bytes, int] = {}
         self._indexed = 0
 
@@ -87,13 +92,10 @@ class Snapshot:
     """A checkpoint's row, unpacked, with the ranges of its lists and dicts at hand.
 
     Attributes:
-        uid: The checkpoint id.
-        key: The row's key.
-        parent: The parent's id.
+        uid, parent: Its id and its parent's; `key` is the row's.
         began: The place, in put order, of the checkpoint that began what this one continues.
         fields: As stored: what of the checkpoint has no attribute here, and the metadata.
-        versions: Channel versions.
-        seen: Versions seen, by node.
+        versions: Of the channels; `seen`: the versions seen, by node.
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
@@ -107,7 +109,7 @@ class Snapshot:
     fields: list[Any]
     versions: dict[str, Any]
     seen: dict[str, dict[str, Any]]
-    refs: dict[str, Any]
+    refs: dict[str, Any] = field(default_factory=dict)
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     step: int | None = UNREAD_STEP
@@ -124,14 +126,23 @@ class Snapshot:
 
 
 class Thread:
-    """The cached data of one thread, valid as long as `key` and `generation` are."""
+    """The cached data of one thread, valid as long as `key` and `generation` are.
+
+    Attributes:
+        seq: The counter of puts at which the ends of the logs were known.
+        logs, named: The logs, by key and by channel.
+        recent: Checkpoints, for the puts that follow them, by namespace and id.
+        pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
+        states: What the statement `state` would answer, by namespace.
+        size: About how many bytes it takes.
+    """
 
     __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size", "states")
 
     def __init__(self, key: int, generation: int) -> None:
         self.key = key
         self.generation = generation
-        self.seq = -1  # at which the ends of the logs were known
+        self.seq = -1
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
         self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
@@ -154,20 +165,15 @@ class Thread:
                 log.items[position] = full
                 self.size += len(full) + _ITEM_OVERHEAD
 
-    def remember(self, ns: str, snapshot: Snapshot) -> None:
-        """Keep a checkpoint at hand for the puts that follow it."""
-        _keep(self.recent, (ns, snapshot.uid), snapshot)
 
-    def remember_state(self, ns: str, state: Row) -> None:
-        """Keep what the statement `state` would answer."""
-        _keep(self.states, ns, state)
-
-    def remember_writes(self, ns: str, uid: str, task: str, pending: Pending) -> None:
-        """Keep what a task wrote until the next checkpoint is put."""
-        _keep(self.pending, (ns, uid), {**self.pending.get((ns, uid), {}), task: pending})
+def log_at_hand(thread: Thread | None, channel: str) -> ChannelLog:
+    """What is kept of a channel's log, perhaps nothing."""
+    log = thread.named.get(channel) if thread is not None else None
+    return ChannelLog(0, channel) if log is None else log
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a value among the recent ones of a thread."""
     with suppress(KeyError):  # another thread may be at it too
         kept[key] = value
         kept.move_to_end(key)

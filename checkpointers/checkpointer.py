@@ -2,18 +2,16 @@
 
 This file is its whole surface. The work is done by parts that know no driver: `planner` decides
 what to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance`
-and `erasure` delete. A blocking method runs its flow in the calling thread (reads) or hands it to
-the database's writer; its `a` form awaits the same.
+and `erasure` delete. Reads run in the calling thread, writes in the database's writer; an `a` form
+does the same in another thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Collection,
     Iterable,
@@ -21,10 +19,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -38,26 +37,27 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.address import (
     Address,
     address,
+    check_moment,
     check_text,
     check_texts,
     check_thread_id,
-    check_thread_ids,
     named,
     optional_text,
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.import_langgraph import Importer
-from perdure.checkpointers.items import Items
-from perdure.checkpointers.listing import Listing, apaged, paged
+from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import Reader, collector_paused
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -68,11 +68,12 @@ from perdure.checkpointers.reports import (
     ThreadHead,
     ThreadInfo,
 )
-from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.threads import Threads, missing
+from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import Stale, Writer
-from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
+from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
-from perdure.storage.encryption import Seal
+from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
 from perdure.storage.flow import Flow, NamedSQL, rows_of
 
 T = TypeVar("T")
@@ -84,10 +85,10 @@ _READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not
 
 
 class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """A checkpointer over a database. Users open one with `SQLiteCheckpointer`.
+    """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`.
 
     Args:
-        database: The database, which the checkpointer closes.
+        database: The database.
         sql: The statements in its dialect, by name.
         serde: The serializer.
         seal: Encrypts rows.
@@ -98,10 +99,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self,
         database: Database,
         sql: NamedSQL,
-        *,
         serde: SerializerProtocol,
         seal: Seal,
-        cache_bytes: int = 128 << 20,
+        cache_bytes: int,
     ) -> None:
         super().__init__(serde=serde)
         self.database = database
@@ -111,13 +111,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _bind(self) -> None:
         """Make the parts, for the serializer as it is."""
-        self._items = Items(Codec(self.serde))
+        self._codec = Codec(self.serde)
         self._cache = Cache(self._cache_bytes)
-        self._reader = Reader(self._sql, self._seal, self._cache, self._items)
+        self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
         self._writer = Writer(self._reader)
-        self._listing = Listing(self._reader)
         self._threads = Threads(self._reader)
-        self._maintenance = Maintenance(self._reader, self.database)
+        self._listing = Listing(self._reader, self.database)
+        self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
         """The same checkpointer, which may also rebuild these types; closing one closes both."""
@@ -136,13 +136,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
 
-        Args:
-            thread_id: The thread.
-            timeout_s: The longest wait; None: no limit.
-
         Raises:
             InvalidConfig: The thread_id is not valid.
-            StorageUnavailable: It was not free in time.
+            StorageUnavailable: It was not free within `timeout_s` seconds.
             AlreadyLocked: The same run holds it already.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
@@ -160,13 +156,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        return await self._aread(self._get(address(config)))
+        flow = self._get(address(config))
+        return await self.database.in_thread(lambda: self._read(flow))
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
 
-        What is put upon it goes on from there on purpose. Who looks at a head by its id tells
-        nothing of the run that is at work on it.
+        What is put upon it goes on from there on purpose.
         """
         found = yield from self._reader.get(at)
         if found is None or at.checkpoint_id is None or (yield from self._reader.is_head(at)):
@@ -186,8 +182,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, the last put first, each read as it is asked for.
 
-        The head of a namespace comes first; without a thread, they come thread by thread. No lock
-        or connection is held in between.
+        The head of a namespace comes first; without a thread, they come thread by thread.
 
         Args:
             config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
@@ -197,8 +192,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 with the ids, which sort by time.
             limit: At most so many.
         """
-        pages = self._listing.addresses(config, filter, before)
-        for at, key in paged(pages, self.database.read, limit):
+        many = None if limit is None else max(limit, 0)
+        for at, key in islice(self._listing.addresses(config, filter, before), many):
             found = self._read(self._reader.get(at, key))
             if found is not None:  # it may have been pruned since
                 yield found
@@ -212,11 +207,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        pages = self._listing.addresses(config, filter, before)
-        async for at, key in apaged(pages, self.database.aread, limit):
-            found = await self._aread(self._reader.get(at, key))
-            if found is not None:
-                yield found
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (each := await self.database.in_thread(lambda: next(found, None))) is not None:
+            yield each
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -235,18 +228,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; when this returns, a crash cannot lose it.
+        """Store a checkpoint upon the one that the config names; then a crash cannot lose it.
 
         It becomes the head of its thread and namespace if its parent is the head, or if it begins a
         run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
-        If a later run has begun meanwhile, it becomes a branch.
-
-        Args:
-            config: The address of its parent.
-            checkpoint: The checkpoint. Lists and dicts in it cost only what is new in them.
-            metadata: Stored with it, joined by the config's own.
-            new_versions: The channels that changed since the parent; the others are those of the
-                parent.
+        If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
+        not name are those of the parent. Lists and dicts cost only what is new in them.
 
         Returns:
             The address of the checkpoint.
@@ -280,15 +267,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> tuple[Address, Plan]:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
-        plan = partial(
-            Planner.checkpoint,
-            at=at,
-            checkpoint=checkpoint,
-            metadata=dict(get_checkpoint_metadata(config, metadata)),
-            new_versions=new_versions,
-            deliberate=self._read_by_id.pop(at, False),
-        )
-        return at, plan
+        known = dict(get_checkpoint_metadata(config, metadata))
+        parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
+        return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
 
     def put_writes(
         self,
@@ -344,8 +325,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Args:
             thread_id: The thread.
             channel: A channel that holds a list or dict.
-            checkpoint_id: Items up to this checkpoint; None: up to the head, with items of branches
-                marked.
+            checkpoint_id: None: up to the head, with items of branches marked.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
             ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
                 only. None: all.
@@ -356,8 +336,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        pages = self._threads.history(at, channel, ends)
-        return [item for page in paged(pages, self._read) for item in page()]
+        return self._read(self._threads.history(at, channel, ends))()
 
     async def ahistory(
         self,
@@ -370,8 +349,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[HistoryItem]:
         """See `history`."""
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        pages = apaged(self._threads.history(at, channel, ends), self.database.aread)
-        return [item async for page in pages for item in await self.database.in_thread(page)]
+        decoded = await self.database.aread(self._threads.history(at, channel, ends))
+        return await self.database.in_thread(decoded)
 
     def threads(
         self,
@@ -383,20 +362,25 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[ThreadInfo]:
         """A page of threads, the latest activity first.
 
-        Args:
-            limit: At most so many.
-            after: The last thread_id of the previous page.
-            prefix: Only threads whose id begins with it.
-            active_since: Only threads written to at this moment or later; with a time zone.
+        The next page comes `after` the last thread_id of this one. With a `prefix`, only ids that
+        begin with it; with `active_since`, only threads written to at this moment or later.
 
         Raises:
-            ConfigurationError: The limit is not positive, `after` or `prefix` not text, or
-                `active_since` without a time zone.
+            ConfigurationError: An argument is wrong, or `active_since` has no time zone.
             UnknownThread: `after` names no thread.
         """
         return self.database.read(self._threads.page(limit, after, prefix, active_since))
 
-    athreads = awaited(threads)
+    async def athreads(
+        self,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        prefix: str = "",
+        active_since: datetime | None = None,
+    ) -> _List[ThreadInfo]:
+        """See `threads`."""
+        return await self.database.aread(self._threads.page(limit, after, prefix, active_since))
 
     def heads(
         self,
@@ -406,18 +390,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
-        """The heads of a page of threads, the latest activity first; cheaper than `threads`.
-
-        Args:
-            limit: See `threads`; as the others.
-            after: The thread_id that ended the page before.
-            prefix: Only threads whose id begins with it.
-            active_since: Only threads written to at this moment or later.
-
-        Raises:
-            ConfigurationError: See `threads`.
-            UnknownThread: `after` names no thread.
-        """
+        """The heads of a page of threads: cheaper than `threads`, whose arguments it takes."""
         return self.database.read(self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
@@ -437,13 +410,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[CheckpointInfo]:
         """The checkpoints of a thread without their values, the last put first.
 
-        Args:
-            thread_id: The thread.
-            checkpoint_ns: Only this namespace; None: all of them.
-            limit: At most so many of each namespace.
+        With a `checkpoint_ns`, those of this namespace; at most `limit` of each namespace.
 
         Raises:
-            UnknownThread: There is none by that id.
+            UnknownThread: There is no such thread.
         """
         return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
 
@@ -452,9 +422,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        (counts,) = self.database.read(rows_of(self._sql["totals"]))
-        names = ("threads", "checkpoints", "items", "thread_bytes")
-        return {**file, **dict(zip(names, counts, strict=True))}
+        ((threads, checkpoints, items, size),) = self.database.read(rows_of(self._sql["totals"]))
+        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
+        return {**file, **counts, "thread_bytes": size}
 
     astats = awaited(stats)
 
@@ -462,7 +432,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and return its space to the disk; an unknown id is no error."""
-        self._maintenance.delete_threads([check_thread_id(thread_id)])
+        self._maintenance.delete_threads([thread_id])
 
     adelete_thread = awaited(delete_thread)
 
@@ -472,12 +442,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies `run_id` to a checkpoint's metadata from `configurable` and from `metadata`
         of a run's config; one at the top level of the config reaches no checkpoint.
         """
-        doomed: dict[str, set[int]] = {}
-        for run_id in check_texts("run_ids", run_ids):
-            owners = self.database.read(self._listing.owners({"run_id": run_id}))
-            for thread_id, key in owners or ():
-                doomed.setdefault(thread_id, set()).add(key)
-        self._maintenance.delete_checkpoints(doomed)
+        self._maintenance.delete_for_runs(check_texts("run_ids", run_ids))
 
     adelete_for_runs = awaited(delete_for_runs)
 
@@ -487,32 +452,28 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         They are removed from every checkpoint of every namespace, from history and pending writes,
         in each version and from other values, with their tool calls and quotations
         (docs/erasure.md). A message without an id is removed if its content is equal. A task that
-        quotes a message is cancelled and named in the report; it never runs with changed arguments.
-        A tool's result stays unless its own message is erased. The thread can continue.
+        quotes a message is cancelled and named in the report. A tool's result stays unless its own
+        message is erased. The thread can continue. Unknown ids are no error.
 
         Copies of the thread and paraphrases stay. A run under way still holds the messages and
-        stores them again, so erase when no run is active.
-
-        Other writers wait while the file is rewritten.
+        stores them again, so erase when no run is active. Other writers wait while the file is
+        rewritten.
 
         Args:
-            thread_id: The thread; an unknown id is no error.
-            message_ids: Which messages; unknown ones are no error. None: the whole thread.
+            thread_id: The thread.
+            message_ids: Which messages. None: the whole thread.
 
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
+            ForbiddenType: A value cannot, as a class of it is not allowed. Nothing was erased.
         """
-        # langgraph.types, which erasure needs, is slow to import
-        from perdure.checkpointers.erasure import erased, erased_thread
+        from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
-        parts = self._reader, self._maintenance, thread_id
-        if message_ids is None:
-            done = self._maintenance.write(thread_id, lambda: erased_thread(*parts))
-        else:
-            ids = check_texts("message_ids", message_ids)
-            done = self._maintenance.write(thread_id, lambda: erased(*parts, ids))
+        ids = None if message_ids is None else check_texts("message_ids", message_ids)
+        parts = self._reader, self._maintenance, thread_id, ids
+        done = self._maintenance.write(thread_id, lambda: erased(*parts))
         return replace(done, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
@@ -522,10 +483,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Copy a thread with its history into a new, independent one.
 
-        Args:
-            source_thread_id: The thread to copy.
-            target_thread_id: The new thread.
-            checkpoint_id: Copy only up to this checkpoint, which becomes the head.
+        With a `checkpoint_id`, only up to this checkpoint, which becomes the head.
 
         Raises:
             UnknownThread: There is no source.
@@ -538,61 +496,41 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     acopy_thread = awaited(copy_thread)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete the checkpoints of threads, or the threads.
+        """Delete checkpoints of threads, or the threads; unknown ids are no error.
 
-        Items up to a kept checkpoint stay readable through `history()`. A checkpoint from which a
-        `DeltaChannel` of a kept one is rebuilt stays too.
-
-        Args:
-            thread_ids: The threads; unknown ids are no error.
-            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` (langgraph's
-                server also says `"delete_all"`) nothing.
+        `"keep_latest"` keeps the head of each namespace, and what its `DeltaChannel`s are rebuilt
+        from; items up to it stay readable through `history()`. `"delete"`, or `"delete_all"` as
+        langgraph's server says, keeps nothing.
 
         Raises:
             ConfigurationError: The strategy is another.
         """
-        self._maintenance.prune(check_thread_ids(thread_ids), strategy)
+        self._maintenance.prune(thread_ids, strategy)
 
     aprune = awaited(prune)
 
     def retain(
-        self,
-        rule: Retention,
-        *,
-        thread_ids: Sequence[str] | None = None,
-        dry_run: bool = False,
+        self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> PruneReport:
-        """Apply a retention rule, in batches that let others write in between.
+        """Apply a retention rule to some threads, or to all, in batches that let others write.
 
-        Args:
-            rule: Which checkpoints stay.
-            thread_ids: Of which threads; None: of all.
-            dry_run: Only report what would go; nothing is written.
+        A dry run only reports what would go.
 
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.retain(rule, ids, dry_run=dry_run)
+        return self._maintenance.retain(rule, thread_ids, dry_run=dry_run)
 
     aretain = awaited(retain)
 
     def delete_idle(
-        self,
-        before: datetime,
-        *,
-        thread_ids: Sequence[str] | None = None,
-        dry_run: bool = False,
+        self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> _List[ThreadInfo]:
-        """Delete the threads whose conversation did not go on since a moment.
+        """Delete threads, of some or of all, whose conversation did not go on since a moment.
 
         The moment of a conversation is its head's `ts`, which for an imported thread is older than
-        the import. Each thread is checked again in the transaction that deletes it.
-
-        Args:
-            before: The moment, with a time zone.
-            thread_ids: Only of these threads; unknown ones are no error. None: of all.
-            dry_run: Only report which they are; nothing is written.
+        the import. Each thread is checked again in the transaction that deletes it. A dry run only
+        reports them.
 
         Returns:
             The threads as they were.
@@ -600,10 +538,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The moment has no time zone.
         """
-        if before.tzinfo is None:
-            raise ConfigurationError(f"before is {before!r}; expected a datetime with a time zone")
-        ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.delete_idle(before, ids, dry_run=dry_run)
+        before = check_moment("before", before)
+        return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
 
     adelete_idle = awaited(delete_idle)
 
@@ -615,10 +551,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(lambda: self._writer.rewind(at), exclusive=(thread_id,)):
-            raise UnknownCheckpoint(
-                f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
-                f"{checkpoint_ns!r}; checkpoints() lists them"
-            )
+            raise missing(at._replace(checkpoint_id=checkpoint_id))
 
     arewind = awaited(rewind)
 
@@ -631,11 +564,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Import a database of langgraph-checkpoint-sqlite, which is only read.
 
         All threads, namespaces, checkpoints and pending writes keep their ids; each is read back
-        and compared. The import may be cut off and repeated: existing checkpoints stay.
-
-        Args:
-            langgraph_sqlite_path: The file.
-            serde: The serializer it was written with; None: this checkpointer's own.
+        and compared. The import may be cut off and repeated: existing checkpoints stay. `serde` is
+        the serializer it was written with; None: this checkpointer's own.
 
         Raises:
             ConfigurationError: There is no such file.
@@ -643,28 +573,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
                 The threads before it are kept.
         """
-        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
-        with closing(importer.source):
-            for found in paged(importer.records(), importer.source.read):
-                for plan in paged(importer.take(found), self._read):
-                    self._write(*plan)
-        return importer.report
+        codec = Codec(serde or self.serde)
+        parts = codec, self._reader, self._read, self._write
+        return Importer(langgraph_sqlite_path, *parts).run()
 
-    async def aimport_from(
-        self,
-        langgraph_sqlite_path: str | os.PathLike[str],
-        *,
-        serde: SerializerProtocol | None = None,
-    ) -> ImportReport:
-        """See `import_from`."""
-        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
-        try:
-            async for found in apaged(importer.records(), importer.source.aread):
-                async for plan in apaged(importer.take(found), self._aread):
-                    await self._awrite(plan.make, plan.thread_id, OFF_LOOP_ITEMS + 1)
-        finally:
-            await asyncio.to_thread(importer.source.close)
-        return importer.report
+    aimport_from = awaited(import_from)
 
     # -- running flows
 
@@ -672,42 +585,58 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self.database.read(flow)
 
-    def _aread(self, flow: Flow[T]) -> Awaitable[T]:
-        return self.database.in_thread(lambda: self._read(flow))
-
     def _job(self, plan: Plan, planner: Planner) -> Any:
         """The write for the database, and the update of the cache by its outcome."""
         planned = plan(planner)
         return (
             self._writer.job(planned),
             lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(planned.thread_id),
-            (planned.thread_id,),
+            lambda: self._cache.forget(planned.at.thread_id),
+            (planned.at.thread_id,),
         )
 
     def _write(self, plan: Plan, thread_id: str) -> None:
         for planner in self._planners(thread_id):
-            try:
+            with suppress(Stale):
                 self.database.write(*self._job(plan, planner))
-            except Stale:
-                continue
-            return
+                return
 
     async def _awrite(self, plan: Plan, thread_id: str, items: int) -> None:
         for planner in self._planners(thread_id):
             job = partial(self._job, plan, planner)
             planned = job() if items <= OFF_LOOP_ITEMS else await self.database.in_thread(job)
-            try:
+            with suppress(Stale):
                 await self.database.awrite(*planned)
-            except Stale:
-                continue
-            return
+                return
 
     def _planners(self, thread_id: str) -> Iterator[Planner]:
         """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""
-        yield Planner(self._items, self._cache.peek(thread_id))
-        yield Planner(self._items, None)
-        yield Planner(self._items, None, alone=True)
+        yield Planner(self._codec, self._cache.peek(thread_id))
+        yield Planner(self._codec, None)
+        yield Planner(self._codec, None, alone=True)
+
+
+def serde_and_seal(
+    key: bytes | str | None,
+    serde: SerializerProtocol | None,
+    allow: Sequence[type | tuple[str, str]],
+    strict: bool,
+) -> tuple[SerializerProtocol, Seal]:
+    """The serializer and the encryption that these options of a checkpointer mean."""
+    seal = seal_for(key)
+    if serde is None:
+        names = [name_of(t) if isinstance(t, type) else t for t in allow]
+        names += [] if strict else [Allowlist.LOADED]
+        serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
+    if not isinstance(serde, EncryptedSerializer):
+        return serde, seal
+    if not isinstance(seal, Clear):
+        raise ConfigurationError(
+            "both a key and an EncryptedSerializer are given; take one of them: key= (or "
+            "PERDURE_KEY) also binds each row to its place"
+        )
+    # its ciphertext differs each time; what is compared is the plain text within
+    return serde.serde, LangGraphCipher(serde.cipher)
 
 
 def _items_in(values: Iterable[Any]) -> int:
@@ -725,5 +654,4 @@ def _writes_plan(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=task_path)
-    return at, plan
+    return at, lambda planner: planner.writes(at, writes, task_id, task_path)

@@ -1,41 +1,59 @@
-"""Items to bytes and back: messages in a compact form, everything else as msgpack.
+"""Values to bytes and back, in two forms: one that is stored, and one that is kept in memory.
 
-Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, are stored as their
-fields less the defaults; plain data as msgpack; other values as its extension types (see
-`values`). What is rebuilt equals what that serializer gives back, type for type. Under another
-serializer every value goes through that one.
+Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, have a compact form
+(`messages`), and everything else is msgpack (`values`). What is rebuilt equals what that serializer
+gives back, type for type. Under another serializer every value goes through that one.
+
+The full form, which a process keeps, is compared and copied without Python loops: of a message,
+msgpack of `[class code, fields]`; of other values, what is stored. Equal values have equal full
+forms, but for the order of a message's fields; `Codec.expanded` gives the one form that stands for
+all of them.
 """
 
 from __future__ import annotations
 
 import reprlib
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import repeat
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from ormsgpack import packb
 from pydantic import BaseModel
 
-from perdure.checkpointers.extensions import Allowlist, Name, TooDeep, TypeNotAllowed, allowlist_of
-from perdure.checkpointers.messages import CLASSES, pack_message, rebuilt, unpack_fields
+from perdure.checkpointers.messages import (
+    CLASSES,
+    full_from_stored,
+    full_messages,
+    messages_from_full,
+    pack_message,
+)
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
-from perdure.checkpointers.packing import pack
-from perdure.checkpointers.values import Decoder, Encoder
+from perdure.checkpointers.values import (
+    PACK,
+    Allowlist,
+    Converter,
+    TypeNotAllowed,
+    pack,
+    unpack_all,
+)
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# first byte of an item that is no message: what the rest of it is
-_MSGPACK: Final = 16
-_TYPED: Final = {"msgpack": _MSGPACK, "null": 17, "bytes": 18, "bytearray": 19}
+# first byte of a value that is no message: what the rest of it is
+_TYPED: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
 _NAMED: Final = 31  # any other name follows: its length in one byte, then itself
+_PLAIN: Final = b"\x10"  # "msgpack"
+_FULL_MESSAGE: Final = b"\x92"  # msgpack's array of two; no stored value begins with it
+_MESSAGES: Final = frozenset(CLASSES.values())
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
 
 class Codec:
-    """Encodes items for the log with one serializer.
+    """Encodes values for the log with one serializer.
 
     Args:
         serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
@@ -44,8 +62,10 @@ class Codec:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self._allowlist = allowlist_of(serde)
+        self._allowlist = Allowlist(serde) if type(serde) is JsonPlusSerializer else None
         self.compact = self._allowlist is not None
+
+    # -- the stored form
 
     def encode(self, value: Any, path: Callable[[], str]) -> bytes:
         """One value as stored bytes, equal for equal values; an error names its `path`.
@@ -61,34 +81,21 @@ class Codec:
         try:
             return self._encoded(value)
         except Exception as exc:
-            pickled = self._pickled(value)
-            if pickled is None:
-                raise _refusal(self._encoded, value, path(), exc) from exc
-            return pickled
+            if self.compact and getattr(self.serde, "pickle_fallback", False):
+                with suppress(Exception):
+                    name, data = self.serde.dumps_typed(value)
+                    if name == "pickle":
+                        return _tagged(name, data)
+            raise _refusal(self._encoded, value, path(), exc) from exc
 
     def _encoded(self, value: Any) -> bytes:
-        if self._allowlist is None:
+        if self._allowlist is None or value is None or isinstance(value, bytes | bytearray):
             name, data = self.serde.dumps_typed(value)
             return _tagged(name, bytes(data))
-        if value is None:
-            return _tagged("null", b"")
-        if isinstance(value, bytes | bytearray):
-            return _tagged("bytes" if isinstance(value, bytes) else "bytearray", bytes(value))
         try:
-            packed = pack(value)
+            return _PLAIN + pack(value)
         except TypeError:  # something in it is not plain data
-            packed = Encoder(self._allowlist).pack(value)
-        return _tagged("msgpack", packed)
-
-    def _pickled(self, value: Any) -> bytes | None:
-        """The fallback of langgraph's serializer, if its user set one."""
-        if not getattr(self.serde, "pickle_fallback", False) or not self.compact:
-            return None
-        with suppress(Exception):
-            name, data = self.serde.dumps_typed(value)
-            if name == "pickle":
-                return _tagged(name, data)
-        return None
+            return _PLAIN + Converter(self._allowlist).pack(value)
 
     def decode(self, stored: bytes) -> Any:
         """The value of stored bytes, new at each call.
@@ -98,11 +105,8 @@ class Codec:
             CorruptRecord: The bytes are not what `encode` writes.
         """
         try:
-            kind = stored[0]
-            if kind in CLASSES:
-                return rebuilt([CLASSES[kind]], unpack_fields([CLASSES[kind]], [stored]))[0]
-            if kind == _MSGPACK and self._allowlist is not None:
-                return _unpacked(memoryview(stored)[1:], self._allowlist)
+            if stored[0] in CLASSES:
+                return messages_from_full(full_from_stored([stored]))[0]
             name, data = _untagged(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
@@ -117,32 +121,72 @@ class Codec:
             ForbiddenType: A type in it is not on the allowlist.
             CorruptRecord: The serializer cannot read it.
         """
-        if name == "msgpack" and self._allowlist is not None:
-            return _unpacked(data, self._allowlist)
         try:
-            with _blocked() as blocked:
-                value = self.serde.loads_typed((name, data))
+            if name == "msgpack" and self._allowlist is not None:
+                return Converter(self._allowlist).unpack(data)
+            return self.serde.loads_typed((name, data))
+        except TypeNotAllowed as exc:
+            raise _forbidden(exc, "a stored value") from exc
         except Exception as exc:
-            raise _unreadable(data, exc) from exc
-        if blocked:
-            raise _forbidden(blocked[0], "a stored value")
-        return value
+            raise CorruptRecord(
+                f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
+                "was it written with another serializer?"
+            ) from exc
+
+    # -- the full form
+
+    def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
+        """The full form of each value; an error, as of `encode`, names the `path` at its index."""
+        if self.compact and (found := _all_full(values)) is not None:
+            return found
+        return [self._full(value, path, i) for i, value in enumerate(values)]
+
+    def _full(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
+        if self.compact and (found := _all_full([value])) is not None:
+            return found[0]
+        if type(value) is bytearray:  # within a list the serializer makes them bytes
+            value = bytes(value)
+        return self.encode(value, lambda: path(i))
+
+    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
+        """The form in which a value is stored, given its full form."""
+        return self.encode(value, path) if full[:1] == _FULL_MESSAGE else full
+
+    def expanded(self, stored: Sequence[bytes]) -> list[bytes]:
+        """The full forms of stored values."""
+        out = list(stored)
+        places = [i for i, each in enumerate(out) if each and each[0] in CLASSES]
+        if places and self.compact:
+            for i, full in zip(places, full_from_stored([out[i] for i in places]), strict=True):
+                out[i] = full
+        return out
+
+    def values(self, full: Sequence[bytes]) -> list[Any]:
+        """New values from full forms; no two callers share a mutable part."""
+        kinds = {each[:1] for each in full}
+        if kinds == {_FULL_MESSAGE}:
+            return messages_from_full(full)
+        if kinds == {_PLAIN} and self.compact:
+            with suppress(ValueError):  # only the serializer knows what is in one of them
+                return unpack_all([each[1:] for each in full])
+        return [
+            messages_from_full([each])[0] if each[:1] == _FULL_MESSAGE else self.decode(each)
+            for each in full
+        ]
 
 
-def _unpacked(data: bytes | memoryview, allowlist: Allowlist) -> Any:
+def _all_full(values: Sequence[Any]) -> list[bytes] | None:
+    """The full forms of values that are all messages, or all plain data; else None."""
+    classes = list(map(type, values))
+    kinds = set(classes)
+    if kinds <= _MESSAGES:
+        return full_messages(classes, values)
+    if any(issubclass(kind, BaseMessage) for kind in kinds):
+        return None
     try:
-        return Decoder(allowlist).unpack(data)
-    except TypeNotAllowed as exc:
-        raise _forbidden(exc.name, "a stored value") from exc
-    except Exception as exc:
-        raise _unreadable(data, exc) from exc
-
-
-def _unreadable(data: bytes | memoryview, error: Exception) -> CorruptRecord:
-    return CorruptRecord(
-        f"a stored value of {len(data)} bytes cannot be read back ({error}); "
-        "was it written with another serializer?"
-    )
+        return [_PLAIN + each for each in map(packb, values, repeat(None), repeat(PACK))]
+    except TypeError:
+        return None
 
 
 def _tagged(name: str, data: bytes) -> bytes:
@@ -165,14 +209,14 @@ def _untagged(stored: bytes) -> tuple[str, bytes]:
 
 
 def _refusal(
-    pack: Callable[[Any], object], value: Any, path: str, reason: Exception
+    encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
-    """The error that names the innermost part of a value for which `pack` raises."""
+    """The error that names the innermost part of a value for which `encode` raises."""
     where, parts = path, _parts(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
             try:
-                pack(part)
+                encode(part)
             except Exception as exc:
                 where, value, reason = where + step, part, exc
                 break
@@ -180,8 +224,8 @@ def _refusal(
             break
         parts = _parts(value)
     if isinstance(reason, TypeNotAllowed):
-        return _forbidden(reason.name, where)
-    if isinstance(reason, TooDeep):
+        return _forbidden(reason, where)
+    if isinstance(reason, RecursionError):
         return Unstorable(
             f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
         )
@@ -210,34 +254,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-# -- the strict allowlist: langgraph's serializer reports a refused type only as an event
-
-_refused = threading.local()
-
-
-def _note_refusal(event: SerdeEvent) -> None:
-    names = getattr(_refused, "names", None)
-    if names is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
-        names.append((event["module"], event["name"]))
-
-
-register_serde_event_listener(_note_refusal)
-
-
-@contextmanager
-def _blocked() -> Iterator[list[Name]]:
-    """The types that the serializer refuses in this thread meanwhile."""
-    found: list[Name] = []
-    _refused.names = found
-    try:
-        yield found
-    finally:
-        _refused.names = None
-
-
-def _forbidden(name: Name, where: str) -> ForbiddenType:
+def _forbidden(refused: TypeNotAllowed, where: str) -> ForbiddenType:
     """The error that names a refused type, and how to allow it."""
-    module, cls = name
+    module, cls = refused.name
     return ForbiddenType(
         f"{where} holds a {module}.{cls}, which is not on the allowlist of types that may be "
         f"rebuilt from a database; if you trust it, open the checkpointer with "

@@ -1,24 +1,41 @@
 """Erasure: messages are removed from all checkpoints, history and pending writes of a thread.
 
-One transaction: what is to go is found, everything that holds it is written anew without it, and
-what nothing refers to any more is swept. The thread's `generation` moves, so that whoever keeps its
-items reads them again. What counts as a quotation, and which tasks are cancelled: docs/erasure.md.
+One transaction. What refers to items is gone over twice: the messages are found by their ids, then
+everything that holds or quotes one is written anew without it; no item is changed in place. What
+nothing refers to any more is swept. What counts as a quotation, and which tasks are cancelled:
+docs/erasure.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
-from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
+from langgraph.types import Send
 
 from perdure.checkpointers.cache import Snapshot, Thread, Write
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    DICT,
+    ITEM,
+    LIST,
+    Range,
+    Ranges,
+    count,
+    flat,
+    once,
+    positions,
+)
+from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
     log_spans,
@@ -33,61 +50,57 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.rewriting import BLOCKS, Rewriter
+from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row
 
+_BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
+_CANCELLED: Final = Send("__erased__", None)  # keeps the places of the tasks after it; never runs
+_TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
+_MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 _NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
 _NEXT: Final = "branch:to:"  # how langgraph names the channels that start a node
 _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
 
 
 def erased(
-    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str]
+    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
 ) -> Flow[ErasureReport]:
-    """Take messages out of a thread; unknown ones are no error."""
+    """Take messages out of a thread; unknown ones are no error. None: remove the thread."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
-    key, seq, generation = rows[0]
-    thread = Thread(key, generation)  # not the cache's
-    appender = Appender(reader.sql, reader.seal, reader.items, thread_id, key, seq, thread)
-    yield from appender.find_ends(())
-    remover = Remover(frozenset(message_ids))
-    to = Rewriter(reader, appender, thread, remover)
-    for looking in (True, False):
-        yield from to.begin(looking=looking)
-        course = _Course(reader, to)
-        yield from course.run()
-        if not to.found:
-            return ErasureReport()
-    yield appender.statements()
-    yield from maintenance.sweep(thread_id, key)
-    yield reader.sql("removed", key)
-    yield from scrub_wanted()
-    hashes = sorted({_hash(reader, message) for message in remover.removed.values()})
-    cancelled = tuple(sorted(course.cancelled))
-    return ErasureReport(course.checkpoints, len(to.touched), tuple(hashes), cancelled)
-
-
-def erased_thread(reader: Reader, maintenance: Maintenance, thread_id: str) -> Flow[ErasureReport]:
-    """Remove a whole thread; an unknown one is no error."""
-    rows = yield reader.sql("find_thread", thread_id)
-    if not rows:
+    if message_ids is None:
+        return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
+    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
+    yield from eraser.read_logs()
+    yield from eraser.run(looking=True)
+    if not eraser.remover.found:
         return ErasureReport()
+    eraser.remover.settle(eraser.values())
+    yield from eraser.run(looking=False)
+    yield eraser.appender.statements()
+    items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
+    yield reader.sql("removed", rows[0][0])
+    yield from maintenance.database.scrub_wanted()
+    hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
+    cancelled = tuple(sorted(eraser.cancelled))
+    return ErasureReport(eraser.checkpoints, items, tuple(hashes), cancelled)
+
+
+def _erased_thread(
+    reader: Reader, maintenance: Maintenance, thread_id: str, thread: int
+) -> Flow[ErasureReport]:
     hashes: set[str] = set()
-    for log, name, *last in (yield reader.sql("thread_logs", rows[0][0])):
-        (_, end), _ = log_spans(*last)
-        for start in range(0, end if name != BLOCKS else 0, PAGE):
-            for row in (yield reader.sql("items_between", *span(log, start, start + PAGE))):
-                with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
-                    _, stored = open_item(reader.seal, thread_id, name, *row)
-                    value = reader.items.codec.decode(stored)
-                    if isinstance(value, BaseMessage):
-                        hashes.add(_hash(reader, value))
+    for log, name, *_ in (yield reader.sql("thread_logs", thread)):
+        for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
+            with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
+                _, stored = open_item(reader.seal, thread_id, name, *row)
+                value = None if name == _BLOCKS else reader.codec.decode(stored)
+                if isinstance(value, BaseMessage):
+                    hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
-    yield from scrub_wanted()
+    yield from maintenance.database.scrub_wanted()
     return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
 
 
@@ -99,27 +112,68 @@ def _hash(reader: Reader, message: BaseMessage) -> str:
     return hashlib.blake2b(data, digest_size=32, key=reader.seal.hash_key).hexdigest()
 
 
-class _Course:
-    """One course through everything in a thread that refers to items.
+class _Eraser:
+    """Goes over everything in a thread that refers to items.
 
     Attributes:
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
     """
 
-    def __init__(self, reader: Reader, to: Rewriter) -> None:
-        self.reader, self.sql, self.seal, self.to = reader, reader.sql, reader.seal, to
-        self.thread_id = to.appender.thread_id
+    def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
+        key, seq, generation = row
+        self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
+        self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
+        self.thread = Thread(key, generation)  # not the cache's
+        of = reader.sql, reader.seal, thread_id, key, seq, self.thread
+        self.appender = Appender(*of)
         self.checkpoints = 0
         self.cancelled: set[str] = set()
+        self._looking = True  # nothing is written yet
+        self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
+        self._hits: dict[int, list[int]] = {}  # the positions of those that may have to change
+        self._item: Callable[..., Any] = self._new_item
+        self._calling: set[tuple[int, int]] = set()  # messages with calls that go
+        self._dicts: set[int] = set()  # logs whose items are pairs
+        self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
         # the tasks sent that quoted a message, by checkpoint and place, for one namespace
         self._sent: dict[str, dict[int, str]] = {}
         self._subgraphs: tuple[str, ...] = ()  # the namespaces of those that have run
+        self._in_sent = False  # whether this namespace is one of them
+        self._awaited = False  # whether a list ended with a call that goes, unanswered
 
-    def run(self) -> Flow[None]:
-        """Go over the thread."""
-        for namespace, ns, at in (yield self.sql("thread_namespaces", self.to.thread.key)):
-            self.to.sent = f"{ns}|".startswith(self._subgraphs)
+    def read_logs(self) -> Flow[None]:
+        """Read all items of the thread."""
+        yield from self.appender.find_ends(())
+        for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
+            if name == _BLOCKS:
+                continue
+            log, items = self.thread.log(key, name), dict[int, bytes]()
+            for first, stop in log_spans(*ends):
+                for start in range(first, stop, PAGE):
+                    page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
+                    items.update((yield from page))
+            log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
+            self._stored[key] = items
+            for position, stored in items.items():  # what is left of another item may be this
+                self.appender.placed.setdefault((name, stored), position)
+
+    def values(self) -> Iterator[Any]:
+        """Each item, decoded."""
+        for items in self._stored.values():
+            yield from map(self.codec.decode, items.values())
+
+    def run(self, *, looking: bool) -> Flow[None]:
+        """Go over the thread once."""
+        self._looking, self._subgraphs = looking, ()
+        self._item = cache(self._new_item)
+        self.cancelled.clear()
+        for key, items in self._stored.items():
+            hits = {p for p, stored in items.items() if self._is_hit(self.codec.decode(stored))}
+            origins = self.thread.logs[key].origins.items()
+            self._hits[key] = sorted([*hits, *(p for p, origin in origins if origin in hits)])
+        for namespace, ns, at in (yield self.sql("thread_namespaces", self.thread.key)):
+            self._in_sent = f"{ns}|".startswith(self._subgraphs)
             self._sent, head = {}, None
             for row, snapshot in (yield from self.reader.rows(self.thread_id, ns, namespace)):
                 is_head = row[0] == place(namespace, at)
@@ -129,33 +183,41 @@ class _Course:
                 yield from self._writes(namespace, ns, row, head)
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
 
+    def _is_hit(self, value: Any) -> bool:
+        """Whether an item, whatever it is part of, may not stay as it is."""
+        # of a dict that was split, the pair that holds its id
+        pair = type(value) is list and len(value) == 2 and type(value[1]) is str
+        if pair and value[1] in self.remover.ids:
+            return True
+        return self.remover.without(value, Where(True, True, True)) is not value
+
+    # -- checkpoints and pending writes
+
     def _checkpoint(self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool) -> Flow[None]:
-        to = self.to
-        to.awaited = False
+        self._awaited = False
         other, metadata = snapshot.fields
-        fields = [to.inline(other, Where()), to.inline(metadata, Where(tasks=True))]
-        fields = [to.encoded({}) if stored is GONE else stored for stored in fields]
+        fields = [self._inline(other, Where()), self._inline(metadata, Where(tasks=True))]
+        fields = [self._encoded({}) if stored is GONE else stored for stored in fields]
         refs, said = {}, {}
         for channel, ref in snapshot.refs.items():
             if channel == TASKS:
-                refs[channel], gone = yield from to.tasks(ref)
-                self._sent[snapshot.uid] = {at: task.node for at, task in gone.items()}
+                refs[channel] = yield from self._tasks(snapshot.uid, ref)
             else:
-                inputs = channel.startswith("__")
-                refs[channel] = yield from to.ref(channel, ref, inputs=inputs)
+                refs[channel] = yield from self._ref(channel, ref, channel.startswith("__"))
         for channel, before in snapshot.said.items():
             held = None if refs.get(channel) is GONE else snapshot.refs.get(channel)
-            said[channel] = yield from to.said(held, before)
-        for channel in refs if to.awaited else ():
+            said[channel] = yield from self._said(held, *before)
+        for channel in refs if self._awaited else ():
             if channel.startswith(_NEXT):
                 refs[channel] = GONE
                 if is_head:
                     self.cancelled.add(_task(ns, channel.removeprefix(_NEXT)))
-        if to.looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
+        if self._looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
             return
         # it is found no more by what its metadata does not hold any more
-        decode = to.codec.decode
-        old, new = ({*tags_of(self.seal, decode(each))} for each in (metadata, fields[1]))
+        old, new = (
+            {*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1])
+        )
         for number in old - new:
             yield self.sql("drop_tag", number, row[0])
         snapshot.fields = fields
@@ -164,43 +226,174 @@ class _Course:
         yield self.sql("rewrite_checkpoint", body, row[0])
         self.checkpoints += 1
 
+    def _tasks(self, uid: str, ref: Any) -> Flow[Any]:
+        """The tasks sent to run next, without those that quote."""
+        value = yield from self._value(ref)
+        tasks = dict(enumerate(value)) if isinstance(value, list) else {}
+        where = Where(tasks=True)
+        gone = {at: t for at, t in tasks.items() if self.remover.without(t, where) is GONE}
+        self._sent[uid] = {at: task.node for at, task in gone.items()}
+        if not gone:
+            return ref
+        left = [_CANCELLED if at in gone else task for at, task in tasks.items()]
+        while left and left[-1] is _CANCELLED:
+            left.pop()
+        return self._encoded(left)
+
     def _writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
+        """The writes of one task. A task with a result gets no run again."""
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = open_writes(self.seal, self.thread_id, ns, row)
         waits, sent = uid == head, self._sent.get(uid, {})
         quoting = next((at for at in sent if path.startswith(_SENT.format(at))), None)
-        kept: list[Write] = []
+        name = _task(ns, sent[quoting] if quoting is not None else "", task)
         if quoting is not None:
-            name = _task(ns, sent[quoting], task)
             self._subgraphs += (f"{name}|",)
+        kept: list[Write] = []
         if quoting is not None and waits:
-            sent.pop(quoting)
+            del sent[quoting]
             self.cancelled.add(name)
         else:
-            kept = yield from self._left(ns, writes, waits)
+            kept = yield from self._left_writes(ns, writes, waits)
             if _is_stopped(writes) and len(kept) < len(writes):
-                kept = [[0, _NO_WRITES, self.to.encoded(None)]]
+                kept = [[0, _NO_WRITES, self._encoded(None)]]
                 if waits and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_task(ns, node))
                     self.cancelled.add(_task(ns, node, task))
             elif not _is_stopped(writes) and _is_stopped(kept):  # else the task would run again
-                kept.append([0, _NO_WRITES, self.to.encoded(None)])
-        if not self.to.looking and kept != writes:
+                kept.append([0, _NO_WRITES, self._encoded(None)])
+        if not self._looking and kept != writes:
             body = seal_writes(self.seal, self.thread_id, ns, row, kept)
             yield self.sql("put_writes", namespace, *row[:3], body)
 
-    def _left(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:
+    def _left_writes(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:
         """The remaining writes of a task. Its questions and answers are never altered."""
         kept = []
         for index, channel, ref in writes:
-            new = yield from self.to.ref(channel, ref, inputs=True)
+            new = yield from self._ref(channel, ref, True)
             if new is ref or (new is not GONE and channel not in (INTERRUPT, RESUME)):
                 kept.append([index, channel, new])
             elif waits and channel == TASKS:
-                sent = yield from self.to.value(ref)
+                sent = yield from self._value(ref)
                 self.cancelled.add(_task(ns, getattr(sent, "node", TASKS)))
         return kept
+
+    # -- references
+
+    def _ref(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
+        """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
+        texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS
+        where = Where(inputs, texts, tasks or self._in_sent)
+        if isinstance(ref, bytes):
+            new = self._inline(ref, where)
+        elif ref[0] in (ITEM, LIST, DICT):
+            new = yield from self._split(ref, where)
+        else:
+            new = self._left((yield from self._value(ref)), where, ref)
+        if new is not ref and self._looking and not channel.startswith("__"):
+            self.remover.channels.add(channel)
+        return new
+
+    def _value(self, ref: Any) -> Flow[Any]:
+        return (yield from self.reader.value(self.thread_id, self.thread, ref))
+
+    def _inline(self, stored: bytes, where: Where) -> Any:
+        return self._left(self.codec.decode(stored), where, stored)
+
+    def _left(self, value: Any, where: Where, ref: Any) -> Any:
+        new = self.remover.without(value, where)
+        return ref if new is value else GONE if new is GONE else self._encoded(new)
+
+    def _encoded(self, value: Any) -> bytes:
+        return self.codec.encode(value, lambda: "a value that held an erased message")
+
+    def _split(self, ref: Any, where: Where) -> Flow[Any]:
+        kind, log, numbers = ref
+        ranges = yield from self.reader.ranges([numbers, 1] if kind == ITEM else numbers)
+        if kind == DICT:
+            self._dicts.add(log)
+            if (yield from self._is_message(log, ranges, where)):
+                self._parts_of_gone |= {(log, position) for position in positions(ranges)}
+                return GONE
+        parts = self._parts(log, ranges, where, pairs=kind == DICT)
+        if parts is None:
+            return ref
+        if kind == ITEM:
+            return [ITEM, log, self._append(log, parts)[0][0]] if parts else GONE
+        last = self.thread.logs[log].origin(ranges[-1][1] - 1)
+        self._awaited = self._awaited or (log, last) in self._calling
+        return [kind, log, flat(self._append(log, parts))]
+
+    def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
+        """Whether a dict that was split is itself a message."""
+        if count(ranges) > _MESSAGE_FIELDS or not any(self._hits_in(log, *r) for r in ranges):
+            return False
+        return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
+
+    def _said(self, held: Any, log: int, numbers: Any) -> Flow[Any]:
+        """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
+        ranges = yield from self.reader.ranges(numbers)
+        split = isinstance(held, list) and held[0] in (LIST, DICT)
+        pairs = held[0] == DICT if split else log in self._dicts
+        parts = self._parts(log, ranges, Where(tasks=self._in_sent), pairs=pairs)
+        gone = self._parts_of_gone and self._parts_of_gone.intersection(
+            (log, position) for position in positions(ranges)
+        )
+        if gone and split:  # what is part of another value too
+            gone -= {(log, p) for p in positions((yield from self.reader.ranges(held[2])))}
+        if parts is None and not gone:
+            return [log, numbers]
+        kept: list[New | Range] = []
+        for part in ranges if parts is None else parts:
+            if isinstance(part, New):
+                kept.append(part)
+            else:
+                kept += ((p, p + 1) for p in range(*part) if (log, p) not in gone)
+        return [log, flat(once(self._append(log, kept)))]
+
+    def _append(self, log: int, parts: list[New | Range]) -> Ranges:
+        if self._looking:
+            return [(0, 1)]  # nobody will read it
+        return self.appender.append(self.thread.logs[log].name, parts)
+
+    # -- items
+
+    def _hits_in(self, log: int, start: int, stop: int) -> list[int]:
+        hits = self._hits[log]
+        return hits[bisect_left(hits, start) : bisect_left(hits, stop)]
+
+    def _parts(
+        self, log: int, ranges: Ranges, where: Where, *, pairs: bool
+    ) -> list[New | Range] | None:
+        """The remaining parts of a list or dict; None: all of it."""
+        parts: list[New | Range] = []
+        same = True
+        for start, stop in ranges:
+            for position in self._hits_in(log, start, stop):
+                new = self._item(log, self.thread.logs[log].origin(position), pairs, where)
+                if new is None:
+                    continue
+                same = False
+                parts += [(start, position)] if start < position else []
+                parts += [] if new is GONE else [New(new, new)]
+                start = position + 1
+            parts += [(start, stop)] if start < stop else []
+        return None if same else parts
+
+    def _new_item(self, log: int, position: int, pair: bool, where: Where) -> Any:
+        """A hit without the messages, as it is stored; None: it stays as it is."""
+        value = self.codec.decode(self._stored[log][position])
+        pair = pair and type(value) is list and len(value) == 2
+        before = {value[0]: value[1]} if pair else value
+        new = self.remover.without(before, where)
+        if new is before:
+            return None
+        if new is GONE and getattr(value, "tool_calls", None):
+            self._calling.add((log, position))
+        if pair and new is not GONE:
+            new = [*new.popitem()] if new else GONE
+        return GONE if new is GONE else self._encoded(new)
 
 
 def _is_stopped(writes: list[Any]) -> bool:

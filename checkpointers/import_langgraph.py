@@ -6,15 +6,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.listing import Pages
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import span, unpack_id
@@ -42,105 +41,51 @@ ORDER BY {path}, task_id, idx < 0, idx
 """
 
 
-class Planned(NamedTuple):
-    """A plan to be written."""
-
-    make: Callable[[Planner], PlannedPut | PlannedWrites]
-    thread_id: str
+Write = Callable[[Callable[[Planner], PlannedPut | PlannedWrites], str], None]
 
 
-class TaskWrites(NamedTuple):
+class _Task(NamedTuple):
     """The writes of one task."""
 
     task_id: str
     path: str
     writes: list[tuple[str, Any]]
 
-    def put(self, at: Address, planner: Planner) -> PlannedWrites:
-        """Plan to store it."""
-        return planner.writes(at, self.writes, self.task_id, self.path)
-
-
-class Record(NamedTuple):
-    """A checkpoint of the source; `parent` is the address it is put upon."""
-
-    parent: Address
-    checkpoint: dict[str, Any]
-    metadata: dict[str, Any]
-    tasks: list[TaskWrites]
-
-    @property
-    def at(self) -> Address:
-        """Its own address."""
-        return self.parent._replace(checkpoint_id=self.checkpoint["id"])
-
-    def put(self, planner: Planner) -> PlannedPut:
-        """Plan to store it, its writes apart."""
-        checkpoint = cast(Checkpoint, self.checkpoint)
-        versions = checkpoint["channel_versions"]
-        return planner.checkpoint(self.parent, checkpoint, self.metadata, versions)
-
-    def is_same(self, found: CheckpointTuple | None, serde: SerializerProtocol) -> bool:
-        """Whether what is stored is what the source holds, value for value, writes apart."""
-        if found is None:
-            return False
-        config = found.parent_config
-        parent = config["configurable"]["checkpoint_id"] if config else None
-        stored = [parent, found.checkpoint, found.metadata]
-        return _equal(stored, [self.parent.checkpoint_id, self.checkpoint, self.metadata], serde)
-
-    def lacking(self, found: CheckpointTuple, serde: SerializerProtocol) -> list[TaskWrites]:
-        """The tasks whose writes are not all stored; there may be others since."""
-        stored = [[*write] for write in found.pending_writes or []]
-        return [
-            task
-            for task in self.tasks
-            if not all(
-                any(_equal(write, [task.task_id, *given], serde) for write in stored)
-                for given in task.writes
-            )
-        ]
-
 
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
-    Args:
-        path: The file that langgraph-checkpoint-sqlite wrote.
-        codec: Reads its values.
-        reader: Reads what is here.
+    `codec` reads the values of the file, `read` runs a flow of the reader's, and `write` stores
+    what a function plans for a thread.
     """
 
-    def __init__(self, path: str | os.PathLike[str], codec: Codec, reader: Reader) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        codec: Codec,
+        reader: Reader,
+        read: Callable[[Flow[Any]], Any],
+        write: Write,
+    ) -> None:
         self.source = SQLiteDatabase(path, None, read_only=True)
-        self.path, self.codec, self.reader = self.source.path, codec, reader
-        self.serde = reader.items.codec.serde
+        self.codec, self.reader, self.read, self.write = codec, reader, read, write
         self._done: Counter[str] = Counter()
 
-    @property
-    def report(self) -> ImportReport:
-        """The counts so far."""
+    def run(self) -> ImportReport:
+        """Import everything."""
+        with closing(self.source):
+            writes = self.source.read(self._writes_statement())
+            last = ""
+            while rows := self.source.read(rows_of(_THREADS, last)):
+                for (thread_id,) in rows:
+                    there = self.source.read(rows_of(_ADDRESSES, thread_id))
+                    self.read(self._check_unforked(thread_id, set(there)))
+                    self._done["threads"] += 1
+                    self._thread(thread_id, writes)
+                last = rows[-1][0]
         return ImportReport(**self._done)
 
-    def records(self) -> Pages:
-        """The content of the file: for each thread all ids, then each `Record`."""
-        writes = yield self._check_tables()
-        last = ""
-        while rows := (yield rows_of(_THREADS, last)):
-            for (thread_id,) in rows:
-                yield thread_id, set((yield rows_of(_ADDRESSES, thread_id)))
-                yield from self._records(thread_id, writes)
-            last = rows[-1][0]
-
-    def take(self, found: Record | tuple[str, set[Row]]) -> Pages:
-        """Compare what the file holds with what is here, and yield what is `Planned`."""
-        if isinstance(found, Record):
-            yield from self._take(found)
-        else:
-            yield self._check_unforked(*found)
-            self._done["threads"] += 1
-
-    def _check_tables(self) -> Flow[str]:
+    def _writes_statement(self) -> Flow[str]:
         """The statement that reads writes; files from before langgraph had task paths lack them."""
         columns = {}
         for table in ("checkpoints", "writes"):
@@ -150,8 +95,8 @@ class Importer:
             and {"task_id", "idx", "type"} <= columns["writes"]
         ):
             raise NotADatabase(
-                f"{self.path!r} has no tables of langgraph-checkpoint-sqlite; expected a file "
-                "that its SqliteSaver or AsyncSqliteSaver wrote"
+                f"{self.source.path!r} has no tables of langgraph-checkpoint-sqlite; expected a "
+                "file that its SqliteSaver or AsyncSqliteSaver wrote"
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
@@ -165,25 +110,25 @@ class Importer:
         if here - there and there - here:
             raise ImportFailed(
                 f"thread {thread_id!r} has {len(here - there)} checkpoints here that "
-                f"{self.path!r} lacks, and {len(there - here)} there that are not here; "
+                f"{self.source.path!r} lacks, and {len(there - here)} there that are not here; "
                 "import into a new file, or delete the thread here first"
             )
 
-    def _records(self, thread_id: str, writes: str) -> Pages:
-        """The checkpoints of a thread, oldest first: their ids sort by time."""
+    def _thread(self, thread_id: str, writes: str) -> None:
+        """Import the checkpoints of a thread, oldest first: their ids sort by time."""
         last = ("", "")
-        while rows := (yield rows_of(_CHECKPOINTS, thread_id, *last, _PAGE)):
+        while rows := self.source.read(rows_of(_CHECKPOINTS, thread_id, *last, _PAGE)):
             for ns, uid, parent, name, blob, metadata in rows:
-                where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-                tasks: dict[str, TaskWrites] = {}
-                found = yield rows_of(writes, thread_id, ns, uid)
+                where = f"{self.source.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
+                tasks: dict[str, _Task] = {}
+                found = self.source.read(rows_of(writes, thread_id, ns, uid))
                 for task, path, channel, kind, value in found:
-                    of_task = tasks.setdefault(task, TaskWrites(task, path, []))
+                    of_task = tasks.setdefault(task, _Task(task, path, []))
                     of_task.writes.append((channel, self._load(where, kind, value)))
                 checkpoint = {**self._load(where, name, blob), "id": uid}
                 known = json.loads(metadata) if metadata is not None else {}
-                at = Address(thread_id, ns, parent or None)
-                yield Record(at, checkpoint, known, list(tasks.values()))
+                upon = Address(thread_id, ns, parent or None)
+                self._checkpoint(where, upon, checkpoint, known, list(tasks.values()))
             last = rows[-1][1], rows[-1][0]
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
@@ -192,31 +137,55 @@ class Importer:
         except (ForbiddenType, CorruptRecord) as exc:
             raise type(exc)(f"{where}: {exc}") from exc
 
-    def _take(self, record: Record) -> Pages:
-        thread_id = record.at.thread_id
-        found = yield self.reader.get(record.at)
+    def _checkpoint(
+        self,
+        where: str,
+        upon: Address,
+        checkpoint: Any,
+        metadata: dict[str, Any],
+        tasks: list[_Task],
+    ) -> None:
+        """Store a checkpoint and its writes, as far as they are not here, and read them back."""
+        at = upon._replace(checkpoint_id=checkpoint["id"])
+        given = [upon.checkpoint_id, checkpoint, metadata]
+        found = self.read(self.reader.get(at))
         new = found is None
         if new:
-            yield Planned(record.put, thread_id)
-        elif not record.is_same(found, self.serde):
-            raise self._differs(record, "is another one here")
-        tasks = record.tasks if new else record.lacking(found, self.serde)
-        for task in tasks:
-            yield Planned(partial(task.put, record.at), thread_id)
-        if new or tasks:
-            found = yield self.reader.get(record.at)
-        if not record.is_same(found, self.serde) or record.lacking(found, self.serde):
-            raise self._differs(record, "is not the same when read back")
+            versions = checkpoint["channel_versions"]
+            self.write(lambda to: to.checkpoint(upon, checkpoint, metadata, versions), at.thread_id)
+        elif not self._is_same(given, found):
+            raise ImportFailed(f"{where} is another one here")
+        lacking = tasks if new else self._lacking(tasks, found)
+        for task_id, path, writes in lacking:
+            plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=path)
+            self.write(plan, at.thread_id)
+        if new or lacking:
+            found = self.read(self.reader.get(at))
+        if not self._is_same(given, found) or self._lacking(tasks, found):
+            raise ImportFailed(f"{where} is not the same when read back")
         self._done["checkpoints" if new else "skipped"] += 1
-        self._done["writes"] += sum(len(task.writes) for task in tasks)
+        self._done["writes"] += sum(len(task.writes) for task in lacking)
 
-    def _differs(self, record: Record, how: str) -> ImportFailed:
-        return ImportFailed(
-            f"{self.path!r}, thread {record.at.thread_id!r}: checkpoint "
-            f"{record.at.checkpoint_id!r} {how}"
-        )
+    def _is_same(self, given: list[Any], found: CheckpointTuple | None) -> bool:
+        """Whether what is stored is what the source holds, value for value, writes apart."""
+        if found is None:
+            return False
+        upon = found.parent_config["configurable"]["checkpoint_id"] if found.parent_config else None
+        return self._equal([upon, found.checkpoint, found.metadata], given)
 
+    def _lacking(self, tasks: list[_Task], found: CheckpointTuple) -> list[_Task]:
+        """The tasks whose writes are not all stored; there may be others since."""
+        stored = [[*write] for write in found.pending_writes or []]
+        return [
+            task
+            for task in tasks
+            if not all(
+                any(self._equal(write, [task.task_id, *given]) for write in stored)
+                for given in task.writes
+            )
+        ]
 
-def _equal(one: Any, other: Any, serde: SerializerProtocol) -> bool:
-    # as bytes where values have no equality of their own: NaN, objects without __eq__
-    return bool(one == other) or serde.dumps_typed(one) == serde.dumps_typed(other)
+    def _equal(self, one: Any, other: Any) -> bool:
+        # as bytes where values have no equality of their own: NaN, objects without __eq__
+        dumps = self.reader.codec.serde.dumps_typed
+        return bool(one == other) or dumps(one) == dumps(other)

@@ -1,15 +1,13 @@
-"""Lists of checkpoints by thread, namespace, metadata and place, a page at a time.
+"""Lists of checkpoints by thread, namespace, metadata and place.
 
-A listing yields the flows it wants to be run, a page each, and is sent what they return; between
-two pages nothing is held. `paged` runs them with a blocking driver, `apaged` with an asynchronous.
+Pages are read as they are asked for; between two of them nothing is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from types import GeneratorType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -17,46 +15,16 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.address import Address, address, optional_text
 from perdure.checkpointers.reader import Reader, damaged_index
 from perdure.checkpointers.records import pack_id, place, span, tag, tags_of, unpack_id
+from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
+Where = Mapping[str, Any]
 _ALL: Final = (1 << 63) - 1  # above every key
-_ABSENT: Final = object()
-
-Pages = Generator[Any, Any, None]
-"""Yields flows, and is sent what they return; anything else it yields is a result."""
 
 
-def paged(
-    pages: Pages, read: Callable[[Flow[Any]], Any], limit: int | None = None
-) -> Iterator[Any]:
-    """The results of `pages`, at most so many, each flow run as it comes up."""
-    answer, left = None, -1 if limit is None else max(limit, 0)
-    with suppress(StopIteration):
-        while left:
-            step = pages.send(answer)
-            answer = read(step) if isinstance(step, GeneratorType) else None
-            if not isinstance(step, GeneratorType):
-                yield step
-                left -= 1
-
-
-async def apaged(
-    pages: Pages, aread: Callable[[Flow[Any]], Awaitable[Any]], limit: int | None = None
-) -> AsyncIterator[Any]:
-    """See `paged`."""
-    answer, left = None, -1 if limit is None else max(limit, 0)
-    with suppress(StopIteration):
-        while left:
-            step = pages.send(answer)
-            answer = await aread(step) if isinstance(step, GeneratorType) else None
-            if not isinstance(step, GeneratorType):
-                yield step
-                left -= 1
-
-
-def matches(metadata: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+def matches(metadata: Mapping[str, Any], where: Where) -> bool:
     """Whether metadata has all of these values; a dotted key also names a value within a dict."""
     return all(_at(metadata, name) == value for name, value in where.items())
 
@@ -66,35 +34,23 @@ def _at(metadata: Mapping[str, Any], name: str) -> Any:
         return metadata.get(name)
     at: Any = metadata
     for part in name.split("."):
-        at = at.get(part, _ABSENT) if isinstance(at, Mapping) else _ABSENT
-    return None if at is _ABSENT else at
-
-
-@dataclass(slots=True)
-class _Namespace:
-    """A namespace that is being listed: its rows below `stop` are still to be read."""
-
-    key: int
-    name: str
-    head: int  # listed before the others, 0 once that is done
-    stop: int
-    before: str | None = None  # only ids that sort before it
-    listed: int = 0  # the head, if it was listed before its turn
-    rows: list[Row] = field(default_factory=list)  # read already, the next one last
+        at = at.get(part) if isinstance(at, Mapping) else None
+    return at
 
 
 class Listing:
     """Lists checkpoints."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
+        self.read = database.read
 
     def addresses(
         self,
         config: RunnableConfig | None,
-        where: Mapping[str, Any] | None,
+        where: Where | None,
         before: RunnableConfig | None,
-    ) -> Pages:
+    ) -> Iterator[tuple[Address, int]]:
         """`(address, key)` of every matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
         named = before.get("configurable") if before else None  # it needs no thread_id
@@ -104,22 +60,26 @@ class Listing:
             ns = config.get("configurable", {}).get("checkpoint_ns")
             yield from self._in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
             return
-        owners = yield self.owners(where)
+        owners = self.read(self.owners(where))
+        thread_ids: Iterable[str] = self.thread_ids()
         if owners is not None:
-            for thread_id in dict.fromkeys(thread_id for thread_id, _ in owners):
-                yield from self._in_thread(thread_id, None, where, uid, None)
-            return
+            thread_ids = dict.fromkeys(thread_id for thread_id, _ in owners)
+        for thread_id in thread_ids:
+            yield from self._in_thread(thread_id, None, where, uid, None)
+
+    def thread_ids(self) -> Iterator[str]:
+        """Every thread, in the order they came."""
         last = 0
-        while rows := (yield rows_of(self.sql["thread_ids"], last, _PAGE)):
+        while rows := self.read(rows_of(self.sql["thread_ids"], last, _PAGE)):
             for thread, thread_id, indexed in rows:
                 if indexed != thread:
                     raise damaged_index(f"thread {thread}")
-                yield from self._in_thread(thread_id, None, where, uid, None)
+                yield thread_id
             last = rows[-1][0]
 
     # -- by the index of metadata
 
-    def owners(self, where: Mapping[str, Any]) -> Flow[list[tuple[str, int]] | None]:
+    def owners(self, where: Where) -> Flow[list[tuple[str, int]] | None]:
         """`(thread_id, key)` of every checkpoint that matches; None: no index tells."""
         number, last = self._number(where), -1
         if number is None:
@@ -135,7 +95,7 @@ class Listing:
                     out.append((thread_id, last))
         return out
 
-    def _number(self, where: Mapping[str, Any]) -> int | None:
+    def _number(self, where: Where) -> int | None:
         """The number under which the first value that is indexed is."""
         numbers = (tag(self.seal, name, where[name]) for name in where if "." not in name)
         return next((number for number in numbers if number is not None), None)
@@ -161,37 +121,16 @@ class Listing:
     # -- within a thread
 
     def _in_thread(
-        self,
-        thread_id: str,
-        ns: str | None,
-        where: Mapping[str, Any],
-        before: str | None,
-        only: str | None,
-    ) -> Pages:
-        seq, namespaces = yield self._state(thread_id)
-        # what is put from here on is left out
+        self, thread_id: str, ns: str | None, where: Where, before: str | None, only: str | None
+    ) -> Iterator[tuple[Address, int]]:
+        seq, namespaces = self.read(self._state(thread_id))
         listed = [
-            _Namespace(key, name, head, seq + 1)
+            self._of_namespace(Address(thread_id, name, only), key, head, where, before, seq + 1)
             for key, name, head in namespaces
             if ns is None or name == ns
         ]
-        for each in listed:
-            if before is not None:
-                yield self._limit(thread_id, each, before)
-            if only is not None:
-                for row in (yield rows_of(self.sql["find_checkpoint"], each.key, pack_id(only))):
-                    if row[0] & _LOW < each.stop and self._wanted(thread_id, each, row, where):
-                        yield Address(thread_id, each.name, only), row[0]
-        while only is None:
-            for each in listed:
-                yield from self._fill(thread_id, each, where)
-            filled = [each for each in listed if each.rows]
-            if not filled:
-                return
-            newest = max(filled, key=lambda each: each.rows[-1][0] & _LOW)
-            row = yield from self._next(thread_id, newest, where)
-            if row is not None:
-                yield Address(thread_id, newest.name, unpack_id(row[1])), row[0]
+        for _, at, row in merge(*listed, key=itemgetter(0), reverse=True):
+            yield at._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """The counter of puts of a thread, and its namespaces."""
@@ -205,49 +144,68 @@ class Listing:
             raise damaged_index(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
-    def _limit(self, thread_id: str, listed: _Namespace, uid: str) -> Flow[None]:
-        """Leave out what is not before a checkpoint.
+    def _of_namespace(
+        self, at: Address, namespace: int, head: int, where: Where, before: str | None, stop: int
+    ) -> Iterator[tuple[int, Address, Row]]:
+        """The rows of a namespace put before `stop`, each after the place it is listed by.
 
-        Of the same namespace: what was put before it. An id of another one, with which langgraph
-        asks for a subgraph's state as of its parent, is compared with the ids, as langgraph's
-        savers do.
+        They are newest first, but that the head comes before all others, in the place of the first.
         """
-        rows = yield self.sql("find_checkpoint", listed.key, pack_id(uid))
+        if before is not None:
+            stop, before = self.read(
+                self._limit(at._replace(checkpoint_id=before), namespace, stop)
+            )
+
+        def wanted(row: Row) -> bool:
+            if before is not None and not str(unpack_id(row[1])) < before:
+                return False
+            return not where or matches(
+                self.reader.metadata(self.reader.open_row(at.thread_id, at.checkpoint_ns, row)),
+                where,
+            )
+
+        if at.checkpoint_id is not None:
+            sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
+            rows = [row for row in self.read(rows_of(*sql)) if row[0] & _LOW < stop]
+            yield from ((row[0] & _LOW, at, row) for row in rows if wanted(row))
+            return
+        head_key = place(namespace, head) if 0 < head < stop else None
+        for number, row in enumerate(self._rows(namespace, stop, where, wanted)):
+            seq = row[0] & _LOW
+            if number == 0 and head_key not in (None, row[0]):
+                found = self.read(rows_of(self.sql["checkpoint_at"], head_key))
+                yield from ((seq, at, each) for each in found if wanted(each))
+            if number == 0 or row[0] != head_key:
+                yield seq, at, row
+
+    def _rows(
+        self, namespace: int, stop: int, where: Where, wanted: Callable[[Row], bool]
+    ) -> Iterator[Row]:
+        """The rows of a namespace put before `stop`, newest first, a page at a time."""
+        while stop > 0:
+            rows = self.read(self._page(*span(namespace, 0, stop), where))
+            keys = [row[0] for row in rows]
+            if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
+                raise damaged_index(f"namespace {namespace}")
+            stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
+            yield from filter(wanted, rows)
+
+    def _limit(self, at: Address, namespace: int, stop: int) -> Flow[tuple[int, str | None]]:
+        """What is before a checkpoint: the place in its own namespace where it was put.
+
+        An id of another one, with which langgraph asks for a subgraph's state as of its parent, is
+        compared with the ids, as langgraph's savers do: it is returned.
+        """
+        uid = at.checkpoint_id
+        rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
             raise damaged_index(f"checkpoint {uid!r}")
         if rows:
-            listed.stop = rows[0][0] & _LOW
-            listed.head = listed.head if listed.head < listed.stop else 0
-        else:
-            yield from self.reader.check_missing(Address(thread_id, listed.name, uid))
-            listed.before = uid
+            return rows[0][0] & _LOW, None
+        yield from self.reader.check_missing(at)
+        return stop, uid
 
-    def _next(
-        self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]
-    ) -> Generator[Any, Any, Row | None]:
-        """The next row of a namespace that has some: its head first, whenever it was put."""
-        head, listed.head = listed.head, 0
-        if head and head != listed.rows[-1][0] & _LOW:
-            for row in (yield rows_of(self.sql["checkpoint_at"], place(listed.key, head))):
-                if self._wanted(thread_id, listed, row, where):
-                    listed.listed = head
-                    return row  # type: ignore[no-any-return]
-        row = listed.rows.pop()
-        return None if row[0] & _LOW == listed.listed else row
-
-    def _fill(self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]) -> Pages:
-        """Read the next page of a namespace, unless one is at hand or there is none."""
-        while not listed.rows and listed.stop > 0:
-            rows = yield self._page(*span(listed.key, 0, listed.stop), where)
-            keys = [row[0] for row in rows]
-            if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
-                raise damaged_index(f"namespace {listed.key}")
-            listed.stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
-            rows.reverse()
-            listed.rows = [row for row in rows if self._wanted(thread_id, listed, row, where)]
-
-    def _page(self, start: int, stop: int, where: Mapping[str, Any]) -> Flow[list[Row]]:
-        """A page of rows whose keys descend."""
+    def _page(self, start: int, stop: int, where: Where) -> Flow[list[Row]]:
         number = self._number(where)
         if number is not None:
             yield from self._check_tags(number, start, stop)
@@ -256,14 +214,3 @@ class Listing:
         if len(rows) < _PAGE:
             yield from self.reader.check_complete(len(rows), start, stop)
         return rows
-
-    def _wanted(
-        self, thread_id: str, listed: _Namespace, row: Row, where: Mapping[str, Any]
-    ) -> bool:
-        if listed.before is not None and not str(unpack_id(row[1])) < listed.before:
-            return False
-        if not where:
-            return True
-        return matches(
-            self.reader.metadata(self.reader.open_row(thread_id, listed.name, row)), where
-        )

@@ -1,20 +1,23 @@
 """Deletion of threads, runs, checkpoints, and of items that nothing refers to.
 
-Garbage is reachability: an item goes when no checkpoint, pending write or history of its thread
-refers to it. All of it runs in the writer's transactions, so no put can come between.
+An item goes when no checkpoint, pending write or history of its thread refers to it. All of it runs
+in the writer's transactions, so no put can come between.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
+from perdure.checkpointers.address import check_thread_ids
+from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
-from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     log_spans,
@@ -28,9 +31,10 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.thread_copy import copied
 from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
-from perdure.storage.flow import ALL, Flow, rows_of, Statement
+from perdure.storage.flow import ALL, Flow, Statement
 
 T = TypeVar("T")
 
@@ -52,27 +56,17 @@ class Kept(NamedTuple):
     size: int
 
 
-class _Garbage(NamedTuple):
-    """Items of a log that nothing refers to: a range of keys, how many there are, and bytes."""
-
-    span: tuple[int, int]
-    items: int
-    size: int
-
-
 class Maintenance:
     """Deletes, copies and prunes threads, in batches that let others write in between."""
 
-    def __init__(self, reader: Reader, database: Database) -> None:
-        self.reader, self.sql, self.database = reader, reader.sql, database
-        self.threads = Threads(reader)
-
-    # -- whole threads
+    def __init__(self, reader: Reader, listing: Listing, database: Database) -> None:
+        self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
+        self.listing, self.database, self.threads = listing, database, Threads(reader)
 
     def delete_threads(self, thread_ids: Sequence[str]) -> None:
         """Remove threads and give their space back; unknown ones are no error."""
-        for thread_id in thread_ids:
-            self.write(thread_id, lambda: self.delete_thread(thread_id))  # noqa: B023 - run at once
+        for thread_id in check_thread_ids(thread_ids):
+            self.write(thread_id, partial(self.delete_thread, thread_id))
         self.database.shrink()
 
     def copy_thread(self, source: str, target: str, checkpoint_id: str | None) -> None:
@@ -86,10 +80,15 @@ class Maintenance:
 
         self.database.write(flow, exclusive=(source, target))
 
-    def delete_checkpoints(self, doomed: Mapping[str, set[int]]) -> None:
-        """Remove checkpoints by their keys, by thread."""
+    def delete_for_runs(self, run_ids: Iterable[str]) -> None:
+        """See `Checkpointer.delete_for_runs`."""
+        doomed: dict[str, set[int]] = defaultdict(set)
+        for run_id in run_ids:
+            owners = self.database.read(self.listing.owners({"run_id": run_id}))
+            for thread_id, key in owners or ():
+                doomed[thread_id].add(key)
         for thread_id, keys in doomed.items():
-            self._prune(thread_id, lambda kept: {c.uid for c in kept if c.key not in keys})  # noqa: B023
+            self._prune(thread_id, partial(_all_but, keys))
         if doomed:
             self.database.shrink()
 
@@ -97,70 +96,59 @@ class Maintenance:
         """See `Checkpointer.prune`."""
         if strategy in ("delete", "delete_all"):
             self.delete_threads(thread_ids)
-            return
-        if strategy != "keep_latest":
+        elif strategy == "keep_latest":
+            self.retain(Retention(last=0), check_thread_ids(thread_ids))
+        else:
             raise ConfigurationError(
                 f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
             )
-        for thread_id in thread_ids:
-            self._prune(thread_id, lambda kept: {c.uid for c in kept if c.is_head})
-        if thread_ids:
-            self.database.shrink()
 
-    def retain(
-        self, rule: Retention, thread_ids: Sequence[str] | None, *, dry_run: bool = False
-    ) -> PruneReport:
+    def retain(self, rule: Retention, thread_ids: object, *, dry_run: bool = False) -> PruneReport:
         """See `Checkpointer.retain`."""
         _check_rule(rule)
-        keep = _keep_rule(rule, time.time())
-        total = PruneReport()
-        for thread_id in self._thread_ids() if thread_ids is None else thread_ids:
+        keep, total = _keep_rule(rule, time.time()), PruneReport()
+        for thread_id in self._chosen(thread_ids):
             if dry_run:
-                flow = self.prunable(thread_id, keep, history=rule.history)
-                done = self.database.read(flow)
+                pruned = self.pruned(thread_id, keep, rule.history, dry_run=True)
+                done = self.database.read(pruned)
             else:
-                done = self._prune(thread_id, keep, history=rule.history)
+                done = self._prune(thread_id, keep, rule.history)
             total += replace(done, threads=int(done.checkpoints > 0))
         if not dry_run:
             self.database.shrink()
         return total
 
     def delete_idle(
-        self, before: datetime, thread_ids: Sequence[str] | None, *, dry_run: bool
+        self, before: datetime, thread_ids: object, *, dry_run: bool
     ) -> list[ThreadInfo]:
         """See `Checkpointer.delete_idle`."""
+
+        def idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
+            info = yield from self.threads.idle(thread_id, before)
+            if info is not None and delete:
+                yield from self.delete_thread(thread_id)
+            return info
+
         gone = []
-        for thread_id in self._thread_ids() if thread_ids is None else thread_ids:
-            info = self.database.read(self._idle(thread_id, before))
+        for thread_id in self._chosen(thread_ids):
+            info = self.database.read(idle(thread_id, False))
             if info is not None and not dry_run:
-                info = self.write(thread_id, lambda: self._idle(thread_id, before, delete=True))  # noqa: B023
+                info = self.write(thread_id, partial(idle, thread_id, True))
             if info is not None:
                 gone.append(info)
         if gone and not dry_run:
             self.database.shrink()
         return gone
 
-    def _idle(
-        self, thread_id: str, before: datetime, *, delete: bool = False
-    ) -> Flow[ThreadInfo | None]:
-        """A thread, if it is idle since then; it may be deleted in the same transaction."""
-        info = yield from self.threads.idle(thread_id, before)
-        if info is not None and delete:
-            yield from self.delete_thread(thread_id)
-        return info
+    def _chosen(self, thread_ids: object) -> Iterable[str]:
+        """The threads of an argument that names them; None: all."""
+        return self.listing.thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
 
-    def _thread_ids(self) -> Iterator[str]:
-        """Every thread, a page at a time."""
-        last = 0
-        while rows := self.database.read(rows_of(self.sql["thread_ids"], last, 256)):
-            yield from (thread_id for _, thread_id, _ in rows)
-            last = rows[-1][0]
-
-    def _prune(self, thread_id: str, keep: Keep, *, history: bool = True) -> PruneReport:
+    def _prune(self, thread_id: str, keep: Keep, history: bool = True) -> PruneReport:
         """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
         total = PruneReport()
         while True:
-            done = self.write(thread_id, lambda: self.pruned(thread_id, keep, history=history))
+            done = self.write(thread_id, partial(self.pruned, thread_id, keep, history))
             total += done
             if done.checkpoints < PRUNE_BATCH:
                 return total
@@ -194,53 +182,41 @@ class Maintenance:
         return PruneReport(checkpoints, items, 1, size)
 
     def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
-        return [self.sql("drop_tag", number, key) for number in tags_of(self.reader.seal, metadata)]
+        return [self.sql("drop_tag", number, key) for number in tags_of(self.seal, metadata)]
 
     # -- some checkpoints of a thread
 
-    def pruned(self, thread_id: str, keep: Keep, *, history: bool) -> Flow[PruneReport]:
-        """Delete the checkpoints that `keep` does not name, then the items that nothing needs."""
-        rows = yield self.sql("find_thread", thread_id)
-        if not rows:
-            return PruneReport()
-        thread, size = rows[0][0], 0
-        doomed = yield from self._doomed(thread_id, thread, keep)
-        for namespace, each in doomed[:PRUNE_BATCH]:
-            at = namespace, pack_id(each.uid)
-            ((written,),) = yield self.sql("size_of_writes", *at)
-            size += each.size + written
-            yield [
-                *self._untagged(each.key, each.metadata),
-                self.sql("drop_writes", *at),
-                self.sql("drop_checkpoint", each.key),
-            ]
-            if each.is_head:
-                yield self.sql("pin", 0, namespace)
-        if not history:
-            for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-                yield from self._forget_said(thread_id, ns, namespace)
-        elif not doomed:
-            return PruneReport()
-        items, freed = yield from self.sweep(thread_id, thread)
-        yield self.sql("removed", thread)
-        return PruneReport(min(len(doomed), PRUNE_BATCH), items, size_bytes=size + freed)
+    def pruned(
+        self, thread_id: str, keep: Keep, history: bool, *, dry_run: bool = False
+    ) -> Flow[PruneReport]:
+        """Delete a batch of the checkpoints that `keep` does not name, and the items left over.
 
-    def prunable(self, thread_id: str, keep: Keep, *, history: bool) -> Flow[PruneReport]:
-        """What `pruned` would delete, all batches together. It only reads."""
+        A dry run only reads, and counts all of them.
+        """
         rows = yield self.sql("find_thread", thread_id)
         doomed = (yield from self._doomed(thread_id, rows[0][0], keep)) if rows else []
         if not rows or (history and not doomed):
             return PruneReport()
-        size, gone = 0, set[Any]()
+        thread, size, gone = rows[0][0], 0, set[Any]()
+        doomed = doomed if dry_run else doomed[:PRUNE_BATCH]
         for namespace, each in doomed:
             at = namespace, pack_id(each.uid)
             ((written,),) = yield self.sql("size_of_writes", *at)
             size += each.size + written
             gone |= {each.key, at}
-        garbage = yield from self._garbage(thread_id, rows[0][0], gone, history=history)
-        items = sum(each.items for each in garbage)
-        size += sum(each.size for each in garbage)
-        return PruneReport(len(doomed), items, size_bytes=size)
+            if not dry_run:
+                yield [
+                    *self._untagged(each.key, each.metadata),
+                    self.sql("drop_writes", *at),
+                    self.sql("drop_checkpoint", each.key),
+                    *([self.sql("pin", 0, namespace)] if each.is_head else []),
+                ]
+        items, freed = yield from self.sweep(
+            thread_id, thread, gone=gone, history=history, dry_run=dry_run
+        )
+        if not dry_run:
+            yield self.sql("removed", thread)
+        return PruneReport(len(doomed), items, size_bytes=size + freed)
 
     def _doomed(self, thread_id: str, thread: int, keep: Keep) -> Flow[list[tuple[int, Kept]]]:
         """The checkpoints that `keep` does not name, each with its namespace, oldest first."""
@@ -256,74 +232,67 @@ class Maintenance:
             doomed += [(namespace, each) for each in reversed(kept) if each.uid not in stay]
         return doomed
 
-    def _forget_said(self, thread_id: str, ns: str, namespace: int) -> Flow[None]:
-        """Let kept checkpoints remember only what they hold."""
-        for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-            if snapshot.said:
-                body = seal_checkpoint(self.reader.seal, thread_id, ns, row, snapshot, {})
-                yield self.sql("rewrite_checkpoint", body, row[0])
-
     # -- items
 
-    def sweep(self, thread_id: str, thread: int) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that nothing refers to; returns how many, and bytes."""
-        garbage = yield from self._garbage(thread_id, thread)
-        for each in garbage:
-            yield self.sql("drop_items", *each.span)
-        return sum(each.items for each in garbage), sum(each.size for each in garbage)
+    def sweep(
+        self,
+        thread_id: str,
+        thread: int,
+        *,
+        gone: Container[Any] = (),
+        history: bool = True,
+        dry_run: bool = False,
+    ) -> Flow[tuple[int, int]]:
+        """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
-    def _garbage(
-        self, thread_id: str, thread: int, gone: Container[Any] = (), *, history: bool = True
-    ) -> Flow[list[_Garbage]]:
-        """The items that nothing refers to; see `_mark`."""
+        The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
+        to remember only what they hold. A dry run only counts.
+        """
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            yield from self._mark(thread_id, ns, namespace, live, gone, history)
-        garbage = []
+            for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+                if row[0] in gone:
+                    continue
+                yield from self._mark_refs(snapshot.refs.values(), live)
+                if history:
+                    yield from self._mark(snapshot.said.values(), live)  # as written
+                elif snapshot.said and not dry_run:
+                    body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, {})
+                    yield self.sql("rewrite_checkpoint", body, row[0])
+            for row in (yield self.sql("namespace_writes", namespace)):
+                if (namespace, row[0]) not in gone:
+                    writes = open_writes(self.seal, thread_id, ns, row)
+                    yield from self._mark_refs((ref for _, _, ref in writes), live)
+        return (yield from self._drop_others(thread_id, thread, live, dry_run))
+
+    def _drop_others(
+        self, thread_id: str, thread: int, live: dict[int, Ranges], dry_run: bool
+    ) -> Flow[tuple[int, int]]:
+        """Delete the items of a thread that are not live."""
+        items = freed = 0
         for log, name, *last in (yield self.sql("thread_logs", thread)):
             yield from self._mark_origins(thread_id, name, log, live[log])
             for start, stop in missing(log_spans(*last), covered(live[log])):
                 keys = span(log, start, stop)
                 ((many, size),) = yield self.sql("count_items", *keys)
-                garbage.append(_Garbage(keys, many if start < ALIASES else 0, size))
-        return garbage
-
-    def _mark(
-        self,
-        thread_id: str,
-        ns: str,
-        namespace: int,
-        live: dict[int, Ranges],
-        gone: Container[Any],
-        history: bool,
-    ) -> Flow[None]:
-        """Mark what a namespace refers to, as if the checkpoints and writes `gone` were deleted.
-
-        Without `history`, what was said on the way to its checkpoints is not marked.
-        """
-        for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-            if row[0] in gone:
-                continue
-            yield from self._mark_refs(snapshot.refs.values(), live)
-            for log, numbers in snapshot.said.values() if history else ():  # as written
-                yield from self._mark_ranges(log, numbers, live)
-        for row in (yield self.sql("namespace_writes", namespace)):
-            if (namespace, row[0]) not in gone:
-                writes = open_writes(self.reader.seal, thread_id, ns, row)
-                yield from self._mark_refs((ref for _, _, ref in writes), live)
+                items += many if start < ALIASES else 0
+                freed += size
+                if not dry_run:
+                    yield self.sql("drop_items", *keys)
+        return items, freed
 
     def _mark_refs(self, refs: Iterable[Any], live: dict[int, Ranges]) -> Flow[None]:
-        for ref in refs:
-            for log, numbers in references(ref):
-                yield from self._mark_ranges(log, numbers, live)
+        yield from self._mark(chain.from_iterable(map(references, refs)), live)
 
-    def _mark_ranges(self, log: int, numbers: Any, live: dict[int, Ranges]) -> Flow[None]:
-        if numbers and not isinstance(numbers[0], int):
-            (blocks, *places), *_ = numbers
-            live[blocks] += [(position, position + 1) for position in places]
-        live[log] += yield from self.reader.ranges(numbers)
-        if len(live[log]) > 4096:
-            live[log] = covered(live[log])
+    def _mark(self, refs: Iterable[tuple[int, Any]], live: dict[int, Ranges]) -> Flow[None]:
+        """Mark what `(log, written ranges)` refer to."""
+        for log, numbers in refs:
+            if numbers and not isinstance(numbers[0], int):  # see `Reader.ranges`
+                (blocks, *places), *_ = numbers
+                live[blocks] += [(position, position + 1) for position in places]
+            live[log] += yield from self.reader.ranges(numbers)
+            if len(live[log]) > 4096:
+                live[log] = covered(live[log])
 
     def _mark_origins(self, thread_id: str, name: str, log: int, live: Ranges) -> Flow[None]:
         """Keep what the aliases of a log repeat."""
@@ -349,6 +318,10 @@ def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:
             lacking -= at.channels
             at = by_uid.get(at.parent)
     return out
+
+
+def _all_but(keys: Container[int], namespace: list[Kept]) -> set[str]:
+    return {c.uid for c in namespace if c.key not in keys}
 
 
 def _keep_rule(rule: Retention, now: float) -> Keep:

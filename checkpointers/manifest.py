@@ -124,12 +124,6 @@ def missing(ranges: Ranges, have: Ranges) -> Ranges:
     return out
 
 
-def contains(have: Ranges, position: int) -> bool:
-    """Whether the set `have` (sorted, without overlap) holds a position."""
-    i = bisect_right(have, (position, 1 << 62)) - 1
-    return i >= 0 and have[i][0] <= position < have[i][1]
-
-
 def once(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
     """The same items in order of first appearance, none of them twice.
 

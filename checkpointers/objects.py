@@ -1,8 +1,7 @@
-"""Stored form of data classes: pydantic models, dataclasses, enums and named tuples.
+"""Pydantic models, dataclasses, enums and named tuples: taken apart and put together again.
 
-An instance is taken apart into its attributes and put together again without any code of its
-class: no `__new__`, `__init__`, `__post_init__`, `__setattr__`, property, validator or `_missing_`
-runs. Only a default that the class declares is computed, for a field that the stored data lacks.
+No code of the class runs: no constructor, `__setattr__`, property, validator or `_missing_`. Only a
+default that the class declares is computed, for a field that the stored data lacks.
 """
 
 from __future__ import annotations
@@ -25,10 +24,6 @@ Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 _HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
-_set_fields = BaseModel.__dict__["__dict__"].__set__
-_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
-_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
-_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
 
 
@@ -65,15 +60,10 @@ def name_of(cls: type) -> tuple[str, str]:
 
 
 def find_class(module: str, name: str, *, load: bool) -> type | None:
-    """A class by its module and qualified name, or None.
+    """A class by its module and `__qualname__`, or None; with `load` the module may be imported.
 
-    Neither a module's `__getattr__` nor a lazy module is asked: only what is there is found.
-
-    Args:
-        module: The full name of its module.
-        name: Its `__qualname__`. A parametrised pydantic model, `Box[int]`, is found if the
-            process has made it.
-        load: Whether the module may be imported, if it is not yet.
+    Neither a module's `__getattr__` nor a lazy module is asked: only what is there is found, of a
+    parametrised pydantic model, `Box[int]`, only what the process has made.
     """
     if load and module not in sys.modules:
         try:
@@ -104,8 +94,8 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
 def attributes_of(value: Any) -> dict[str, Any]:
     """The attributes that an instance holds: fields in the order of the class, then the others.
 
-    Values of `functools.cached_property` are left out: they are computed again when asked for. So
-    is what `typing` notes on an instance of a generic class.
+    Not among them are private attributes of models, values of `functools.cached_property`, which
+    are computed again when asked for, and what `typing` notes on an instance of a generic class.
     """
     cls: Any = type(value)
     kind = kind_of(cls)
@@ -114,54 +104,46 @@ def attributes_of(value: Any) -> dict[str, Any]:
     if kind == "enum":
         return {"value": value._value_}
     if kind == "model":
-        held = {n: v for n, v in value.__dict__.items() if n in cls.__pydantic_fields__}
-        return _ordered(held, cls.__pydantic_fields__) | _ordered(
-            value.__pydantic_extra__ or {}, ()
-        )
-    held = {}
-    for name, slot in _slots(cls).items():
+        fields = {n: value.__dict__[n] for n in cls.__pydantic_fields__ if n in value.__dict__}
+        return fields | _sorted(value.__pydantic_extra__)
+    slots, own = _slots(cls)
+    held = dict(own.__get__(value)) if own else {}
+    for name in [*held]:
+        known = inspect.getattr_static(cls, name, None)
+        if name == "__orig_class__" or isinstance(known, functools.cached_property):
+            del held[name]
+    for name, slot in slots.items():
         try:
             held[name] = slot.__get__(value)
         except AttributeError:  # not set
             continue
-    own = _instance_dict(cls)
-    for name, part in (own.__get__(value) if own else {}).items():
-        if name != "__orig_class__" and not isinstance(
-            inspect.getattr_static(cls, name, None), functools.cached_property
-        ):
-            held[name] = part
-    return _ordered(held, [field.name for field in dataclasses.fields(cls)])
+    fields = {f.name: held.pop(f.name) for f in dataclasses.fields(cls) if f.name in held}
+    return fields | _sorted(held)
 
 
 def private_of(model: BaseModel) -> dict[str, Any]:
     """The private attributes of a pydantic model that are set."""
-    private = _ordered(model.__pydantic_private__ or {}, ())
+    private = _sorted(model.__pydantic_private__)
     return {name: part for name, part in private.items() if part is not PydanticUndefined}
 
 
-def _ordered(held: Mapping[str, Any], first: Any) -> dict[str, Any]:
+def _sorted(held: Mapping[str, Any] | None) -> dict[str, Any]:
     """In the same order for equal contents, so that equal values give equal bytes."""
-    known = {name: held[name] for name in first if name in held}
-    return known | {name: held[name] for name in sorted(held.keys() - known.keys())}
+    return {name: held[name] for name in sorted(held)} if held else {}
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(cls: type) -> dict[str, MemberDescriptorType]:
-    return {
-        name: slot
-        for base in reversed(cls.__mro__)
-        for name, slot in _class_dict(base).items()
-        if type(slot) is MemberDescriptorType
-    }
-
-
-@functools.lru_cache(maxsize=1024)
-def _instance_dict(cls: type) -> GetSetDescriptorType | None:
-    for base in cls.__mro__:
-        found = _class_dict(base).get("__dict__")
-        if type(found) is GetSetDescriptorType:
-            return found
-    return None
+def _slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
+    """Where the instances of a class hold attributes: its slots, and their `__dict__`."""
+    slots: dict[str, MemberDescriptorType] = {}
+    own = None
+    for base in reversed(cls.__mro__):
+        for name, found in _class_dict(base).items():
+            if type(found) is MemberDescriptorType:
+                slots[name] = found
+            elif name == "__dict__" and type(found) is GetSetDescriptorType:
+                own = found
+    return slots, own
 
 
 # -- putting together
@@ -175,15 +157,14 @@ def rebuilt(
     *,
     dumped: bool = False,
 ) -> Any:
-    """An instance of a plain data class.
+    """An instance of a plain data class, of its attributes by name, or an enum's value.
 
     Args:
         cls: The class.
-        payload: Its attributes by name; of an enum the member's value.
+        payload: The attributes.
         private: The private attributes of a pydantic model.
         fields_set: Its `model_fields_set`; None: all fields in the payload.
-        dumped: Whether the payload is what `model_dump()` gave, in which the models and
-            dataclasses within a model are dicts.
+        dumped: Whether `model_dump()` gave the payload: models and dataclasses in it are dicts.
 
     Raises:
         Misfit: The class takes no such attributes.
@@ -250,15 +231,20 @@ def _model(
     }
     hidden = {name: part for name, part in hidden.items() if part is not PydanticUndefined}
     made = object.__new__(cls)
-    _set_fields(made, fields)
-    _set_extra(made, extra)
-    _set_fields_set(made, given | (extra or {}).keys() if fields_set is None else set(fields_set))
-    _set_private(made, hidden if cls.__private_attributes__ else None)
+    for slot, part in {
+        "__dict__": fields,
+        "__pydantic_extra__": extra,
+        "__pydantic_fields_set__": given | {*(extra or ())}
+        if fields_set is None
+        else {*fields_set},
+        "__pydantic_private__": hidden if cls.__private_attributes__ else None,
+    }.items():
+        BaseModel.__dict__[slot].__set__(made, part)
     return made
 
 
 def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
-    slots, own = _slots(cls), _instance_dict(cls)
+    slots, own = _slots(cls)
     held = dict(payload)
     for field in dataclasses.fields(cls):
         if field.name in held:
@@ -296,23 +282,23 @@ def _undumped(annotation: Any, value: Any) -> Any:
     if type(value) is dict:
         return _undumped_dict(annotation, args, value)
     item = args[0] if args else Any
-    made = [_undumped(item, part) for part in value]
     if origin is tuple or annotation is tuple:
         kinds = args if len(args) == len(value) and args[-1] is not ... else [item] * len(value)
         return tuple(map(_undumped, kinds, value))
+    made = [_undumped(item, part) for part in value]
     return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
 
 
 def _undumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
-    if isinstance(annotation, type) and kind_of(annotation) == "model":
-        if value.keys() == annotation.__pydantic_fields__.keys():  # type: ignore[attr-defined]
-            return rebuilt(annotation, value, dumped=True)
-    elif isinstance(annotation, type) and kind_of(annotation) == "dataclass":
+    kind = kind_of(annotation) if isinstance(annotation, type) else None
+    if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
+        return rebuilt(annotation, value, dumped=True)
+    if kind == "dataclass":
         hints = get_type_hints(annotation)
         names = [field.name for field in dataclasses.fields(annotation)]
         if value.keys() == set(names):
             return rebuilt(annotation, {n: _undumped(hints.get(n), value[n]) for n in names})
-    elif len(args) == 2:
+    elif kind is None and len(args) == 2:
         made = {key: _undumped(args[1], part) for key, part in value.items()}
         return made if any(made[key] is not value[key] for key in value) else value
     return value

@@ -7,21 +7,22 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
-from perdure.checkpointers.items import Items
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write, log_at_hand
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     DICT,
     DICT_HERE,
+    ITEM,
     LIST,
     LIST_HERE,
     MAP,
@@ -32,31 +33,21 @@ from perdure.checkpointers.manifest import (
 from perdure.errors import Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
-_LONG: Final = 8  # elements of an update from which on it is worth a look at the log
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
+_LONG: Final = 8  # elements of an update from which on it is worth a look at the log
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 _NUMBERS: Final = {int, float, bool, NoneType}
-_BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class New:
+class New(NamedTuple):
     """An item that is not known to be stored: its stored form and its full form."""
 
     stored: bytes
     full: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class One:
-    """A value stored as one item of its channel's log."""
-
-    item: New | Range
-
-
-@dataclass(frozen=True, slots=True)
-class Many:
-    """A list or dict stored as items of its channel's log, in order.
+class Split(NamedTuple):
+    """A value stored as items of its channel's log: one item, or those of a list or dict, in order.
 
     The first `kept` parts are those with which the parent's value begins.
     """
@@ -66,7 +57,7 @@ class Many:
     kept: int
 
 
-Node = One | Many | bytes | list[Any]  # the last two are references that need no log
+Node = Split | bytes | list[Any]  # the last two are references that need no log
 
 
 @dataclass(slots=True)
@@ -74,37 +65,25 @@ class PlannedPut:
     """A checkpoint to put. A channel whose node is None is as it is in the parent.
 
     Attributes:
-        rests_on: The state of the thread that the plan rests on, if it rests on one.
-        begins: Whether its source says that it does not go on with what its parent began.
-        deliberate: Whether its parent was read by its id.
+        at: The address of its parent.
+        snapshot: What of it needs no log.
+        deliberate: Whether its parent was read by its id: to go on from just there.
+        rests_on: Key and generation of the thread that the plan rests on, if it rests on one.
     """
 
-    thread_id: str
-    ns: str
-    uid: str
-    parent: str | None
-    fields: list[bytes]
+    at: Address
+    snapshot: Snapshot
     metadata: dict[str, Any]
-    versions: dict[str, Any]
-    seen: dict[str, dict[str, Any]]
     nodes: dict[str, Node | None]
-    rests_on: tuple[int, int] | None
-    begins: bool
     deliberate: bool
-    step: int | None
+    rests_on: tuple[int, int] | None
 
 
 @dataclass(slots=True)
 class PlannedWrites:
-    """Pending writes of one task: `[index, channel, reference]` each.
+    """What a task wrote at the checkpoint of an address; `rests_on`: see `PlannedPut`."""
 
-    Attributes:
-        rests_on: See `PlannedPut`.
-    """
-
-    thread_id: str
-    ns: str
-    uid: str
+    at: Address
     task: str
     path: str
     writes: list[Write]
@@ -116,12 +95,12 @@ class Planner:
     """Plans values against what is kept of their thread.
 
     Args:
-        items: Encodes items.
+        codec: Encodes values.
         thread: What is kept of it.
         alone: Whether the plan has to stand by itself, because what it would rest on is gone.
     """
 
-    items: Items
+    codec: Codec
     thread: Thread | None
     alone: bool = False
 
@@ -134,14 +113,7 @@ class Planner:
         *,
         deliberate: bool = False,
     ) -> PlannedPut:
-        """Plan a checkpoint whose parent is at an address.
-
-        Args:
-            at: The address of the parent.
-            checkpoint: As langgraph made it.
-            metadata: To be stored with it.
-            new_versions: The channels that changed since the parent.
-            deliberate: Whether the parent was read by its id: to go on from just there.
+        """Plan a checkpoint whose parent is at an address; `new_versions`: what changed since.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -162,31 +134,17 @@ class Planner:
                 nodes[channel] = None  # as in the parent; else the writer says `Stale`
             else:
                 nodes[channel] = self._held(channel, value, parent)
+        encode = self.codec.encode
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
-        encode = self.items.codec.encode
-        source, step = metadata.get("source"), metadata.get("step")
-        return PlannedPut(
-            at.thread_id,
-            at.checkpoint_ns,
-            checkpoint["id"],
-            at.checkpoint_id,
-            [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")],
-            metadata,
-            dict(versions),
-            {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
-            nodes,
-            self._rests_on(),
-            source in _BEGINNINGS,
-            deliberate,
-            step if type(step) is int else None,
-        )
+        fields = [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")]
+        seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
+        uid, step = checkpoint["id"], metadata.get("step")
+        snapshot = Snapshot(uid, 0, at.checkpoint_id, 0, fields, dict(versions), seen)
+        snapshot.step = step if type(step) is int else None
+        return PlannedPut(at, snapshot, metadata, nodes, deliberate, self._rests_on())
 
     def writes(
-        self,
-        at: Address,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str,
+        self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> PlannedWrites:
         """Plan what a task wrote.
 
@@ -198,20 +156,9 @@ class Planner:
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
                 value = repr(value)  # as langgraph's savers store what a task raised
-            planned[index] = [
-                index,
-                channel,
-                self._here(channel, value, f"the write to {channel!r}"),
-            ]
-        return PlannedWrites(
-            at.thread_id,
-            at.checkpoint_ns,
-            at.checkpoint_id or "",
-            task_id,
-            task_path,
-            list(planned.values()),
-            self._rests_on(),
-        )
+            ref = self._here(channel, value, f"the write to {channel!r}")
+            planned[index] = [index, channel, ref]
+        return PlannedWrites(at, task_id, task_path, list(planned.values()), self._rests_on())
 
     def _rests_on(self) -> tuple[int, int] | None:
         return (self.thread.key, self.thread.generation) if self.thread is not None else None
@@ -224,87 +171,70 @@ class Planner:
         Of a long list, like the messages that a subgraph is given or gives back, the parts that the
         channel's log has are named by their ranges.
         """
-        if type(value) is dict and _splittable(value):
-            if not nested and len(value) <= 32 and any(map(_has_parts, value.values())):
-                entries = {}
-                for key, part in value.items():
-                    name = str(key) if channel == START else channel  # an input is by channel
-                    entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True)
-                return [MAP, entries]
-            pairs = [[*pair] for pair in value.items()]
-            return self._parts(DICT_HERE, channel, value, pairs, path)
-        if type(value) is list and _splittable(value):
-            return self._parts(LIST_HERE, channel, value, value, path)
-        return self.items.codec.encode(value, lambda: path)
-
-    def _parts(self, kind: int, channel: str, value: Any, elements: list[Any], path: str) -> Any:
-        full = self._full(value, elements, path)
-        log = self.thread.named.get(channel) if self.thread is not None else None
-        if log is not None and len(elements) >= _LONG:
+        if not _splittable(value):
+            return self.codec.encode(value, lambda: path)
+        split = type(value) is dict and not nested and len(value) <= 32
+        if split and any(map(_has_parts, value.values())):
+            entries = {}
+            for key, part in value.items():
+                name = str(key) if channel == START else channel  # an input is by channel
+                entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True)
+            return [MAP, entries]
+        kind = DICT_HERE if type(value) is dict else LIST_HERE
+        elements, full = self._elements(value, path)
+        log = log_at_hand(self.thread, channel)
+        if log.items and len(elements) >= _LONG:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
-        stored = [
-            self.items.stored(element, each, lambda: path)
-            for element, each in zip(elements, full, strict=True)
-        ]
+        pairs = zip(elements, full, strict=True)
+        stored = [self.codec.stored(element, each, lambda: path) for element, each in pairs]
         if sum(map(len, stored)) > INLINE_BYTES or any(map(_is_message, elements)):
             return [kind, stored]
-        return self.items.codec.encode(value, lambda: path)
+        return self.codec.encode(value, lambda: path)
 
-    def _full(self, value: Any, elements: list[Any], path: str) -> list[bytes]:
-        """The full forms of the elements of a list or dict."""
+    def _elements(self, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
+        """The elements of a list, or the pairs of a dict, and their full forms."""
+        elements = [[*pair] for pair in value.items()] if type(value) is dict else value
         try:
-            return self.items.full(elements, lambda i: f"{path}[{i}]")
+            return elements, self.codec.full(elements, lambda i: f"{path}[{i}]")
         except Unstorable:
             if type(value) is dict:
-                self.items.codec.encode(value, lambda: path)  # names its parts by their keys
+                self.codec.encode(value, lambda: path)  # names its parts by their keys
             raise
 
     # -- values that a channel holds
 
     def _held(self, channel: str, value: Any, parent: Snapshot | None) -> Node:
         path = f"channel_values[{channel!r}]"
-        if channel.startswith("__"):
-            here: Node = self._here(
-                channel, value, path
-            )  # tasks and inputs on their way are no history
+        if channel.startswith("__"):  # tasks and inputs on their way are no history
+            here: Node = self._here(channel, value, path)
             return here
-        hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-        log = self.thread.named.get(channel) if self.thread is not None else None
-        if type(value) is list and _splittable(value):
-            full = self._full(value, value, path)
-            return self._match(LIST, log, value, full, hint, path)
-        if type(value) is dict and _splittable(value):
-            pairs = [[*pair] for pair in value.items()]
-            return self._match(DICT, log, pairs, self._full(value, pairs, path), hint, path)
-        stored = self.items.codec.encode(value, lambda: path)
-        if len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage):
+        log = log_at_hand(self.thread, channel)
+        if _splittable(value):
+            hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
+            kind = DICT if type(value) is dict else LIST
+            return self._match(kind, log, *self._elements(value, path), hint, path)
+        stored = self.codec.encode(value, lambda: path)
+        if len(stored) <= INLINE_BYTES and not _is_message(value):
             return stored
-        (one,) = self.items.expanded([stored])
-        position = log.find(one) if log is not None else None
-        return One(New(stored, one) if position is None else (position, position + 1))
+        (full,) = self.codec.expanded([stored])
+        position = log.find(full)
+        part = New(stored, full) if position is None else (position, position + 1)
+        return Split(ITEM, [part], 0)
 
     def _match(
         self,
         kind: int,
-        log: ChannelLog | None,
+        log: ChannelLog,
         values: list[Any],
         full: list[bytes],
         hint: Ranges,
         path: str,
-    ) -> Many:
-        """A list's elements as ranges of the log, as far as it has them.
+    ) -> Split:
+        """Elements, given with their full forms, as ranges of the log, as far as it has them.
 
-        Args:
-            kind: What they are elements of.
-            log: The channel's log.
-            values: The elements.
-            full: Their full forms.
-            hint: Where the parent's value stands, likely to be much the same.
-            path: How an error names the list.
+        `hint` is where the parent's value stands, likely to be much the same.
         """
-        if log is None:
-            return Many(kind, [self._new(v, f, path, i) for i, (v, f) in _both(values, full)], 0)
         parts: list[New | Range] = []
         i = 0
         for start, stop in hint:
@@ -319,32 +249,28 @@ class Planner:
             position = here.get(full[i])
             if position is None:
                 position = log.find(full[i])
-                if position is None:
-                    item = self._new(values[i], full[i], path, i)
-                    position = log.find(item.full)  # its fields may stand in another order
-                if position is None:
-                    parts.append(item)
-                    i += 1
-                    continue
+            if position is None:
+                item = self._new(values[i], full[i], path, i)
+                position = log.find(item.full)  # its fields may stand in another order
+            if position is None:
+                parts.append(item)
+                i += 1
+                continue
             start, stop = position, position + 1
             i += 1
             while i < len(full) and log.get(stop) == full[i]:
                 i, stop = i + 1, stop + 1
             parts.append((start, stop))
-        return Many(kind, parts, kept)
+        return Split(kind, parts, kept)
 
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
-        stored = self.items.stored(value, full, lambda: f"{path}[{i}]")
-        return New(stored, self.items.expanded([stored])[0])
+        stored = self.codec.stored(value, full, lambda: f"{path}[{i}]")
+        return New(stored, self.codec.expanded([stored])[0])
 
 
 def _element(log: ChannelLog, part: New | Range) -> Any:
     """A part of a list as it stands in a reference."""
     return part.stored if isinstance(part, New) else [log.key, part[0], part[1] - part[0]]
-
-
-def _both(values: list[Any], full: list[bytes]) -> Iterator[tuple[int, tuple[Any, bytes]]]:
-    return enumerate(zip(values, full, strict=True))
 
 
 def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
@@ -362,11 +288,11 @@ def _is_message(value: Any) -> bool:
 
 
 def _has_parts(value: Any) -> bool:
-    return type(value) in (list, dict) or isinstance(value, BaseMessage)
+    return type(value) in (list, dict) or _is_message(value)
 
 
-def _splittable(value: list[Any] | dict[Any, Any]) -> bool:
-    """Whether a list or dict has parts worth their own place; numbers (an embedding) have not."""
+def _splittable(value: Any) -> bool:
+    """Whether a value has parts worth their own place; numbers (an embedding) have not."""
     if type(value) is dict:
         return bool(value) and all(type(key) in (str, int) for key in value)
-    return any(type(part) not in _NUMBERS for part in value)
+    return type(value) is list and any(type(part) not in _NUMBERS for part in value)

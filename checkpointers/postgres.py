@@ -2,33 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.extensions import Allowlist
-from perdure.checkpointers.schema import POSTGRES
-from perdure.storage.encryption import agree_on_key, seal_for
+from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
+from perdure.storage.database import Migration
+from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
 
 _SQL: Final = NamedSQL(
     load("perdure.checkpointers", "sqlite.sql") | load("perdure.checkpointers", "postgres.sql")
 )
+_SCHEMA: Final = Migration("checkpointers", (_SQL["postgres_1"],))
 
 
 class PostgresCheckpointer(Checkpointer):
-    def __init__(self, dsn: str, *, key: bytes | str | None = None, serde: SerializerProtocol | None = None,
-                 cache_bytes: int = 128 << 20, **options: Any) -> None:
-        seal = seal_for(key)
-        serde = serde or JsonPlusSerializer(allowed_msgpack_modules=[Allowlist.LOADED])
-        database = PostgresDatabase(dsn, POSTGRES, begin=lambda: agree_on_key(seal, "db", read_only=options.get("read_only", False)), **options)
+    """A langgraph checkpointer in Postgres, for asyncio and for threads alike.
+
+    Any number of processes and machines may use one database. Use it with `with` or `async with`,
+    or call `close`; the first use opens the database.
+
+    Args:
+        dsn: A connection string or URI of libpq.
+        key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `read_only` and
+            `cache_bytes`.
+        schema: The schema that holds the tables; made if it is not there.
+        pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
+            such as PgBouncer with `pool_mode = transaction`.
+        direct: The DSN of the server itself, for locks, which need a connection of their own;
+            None: `dsn`, unless that is `pooled`.
+        pool_size: How many connections this process may have.
+        timeout_s: How long to wait for a connection.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        key: bytes | str | None = None,
+        serde: SerializerProtocol | None = None,
+        allow: Sequence[type | tuple[str, str]] = (),
+        strict: bool = False,
+        read_only: bool = False,
+        cache_bytes: int = 128 << 20,
+        schema: str = "perdure",
+        pooled: bool = False,
+        direct: str | None = None,
+        pool_size: int = 10,
+        timeout_s: float = 30.0,
+    ) -> None:
+        serde, seal = serde_and_seal(key, serde, allow, strict)
+        database = PostgresDatabase(
+            dsn,
+            _SCHEMA,
+            begin=lambda: agree_on_key(seal, database.path, read_only=read_only),
+            schema=schema,
+            pooled=pooled,
+            direct=direct,
+            read_only=read_only,
+            pool_size=pool_size,
+            timeout_s=timeout_s,
+        )
         super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
 
     @classmethod
     def open(cls, dsn: str, **options: Any) -> Self:
+        """Open a database now; in a running event loop, at the first use.
+
+        Raises:
+            ConfigurationError: An argument is wrong.
+            SchemaMismatch: A newer perdure wrote the schema.
+            WrongKey: The key does not open it, it needs one, or it was made without.
+            StorageError: The database cannot be opened.
+        """
         saver = cls(dsn, **options)
         saver.setup()
         return saver
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
+        """Open by the name that langgraph's savers use; see `open`."""
+        return cls.open(conn_string, **options)

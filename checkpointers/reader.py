@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
@@ -16,8 +20,8 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
-from perdure.checkpointers.items import Items
+from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread, keep
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
@@ -35,7 +39,6 @@ from perdure.checkpointers.manifest import (
     positions,
     unflat,
 )
-from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
     open_checkpoint,
     open_item,
@@ -45,6 +48,7 @@ from perdure.checkpointers.records import (
     span,
     unpack_id,
 )
+from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import ALL, Flow, NamedSQL, Row
@@ -67,16 +71,14 @@ class Reader:
     sql: NamedSQL
     seal: Seal
     cache: Cache
-    items: Items
+    codec: Codec
 
     # -- checkpoints
 
     def find(self, at: Address, key: int | None = None) -> Flow[Found | None]:
         """The checkpoint of an address, or the head; its values are not read yet.
 
-        Args:
-            at: The address.
-            key: Its row's key, if that is known: the index of ids is asked only if it has no row.
+        With its row's `key`, the index of ids is asked only if that has no row.
 
         Raises:
             CorruptRecord: It was damaged, or what leads to it.
@@ -101,14 +103,11 @@ class Reader:
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self._resolve(at.thread_id, thread, known)
-        thread.remember(at.checkpoint_ns, known)
+        keep(thread.recent, (at.checkpoint_ns, known.uid), known)
         return Found(thread, namespace, known)
 
     def check_missing(self, at: Address) -> Flow[None]:
-        """Make sure that what was not found is not there.
-
-        A search for a key ends beside its place, or beside the damaged entry that misled it.
-        """
+        """Make sure that what was not found is not there: no damaged entry misled the search."""
         params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
         for (what,) in (yield self.sql("astray", *params)):
             raise damaged_index(what)
@@ -120,9 +119,28 @@ class Reader:
             raise damaged_index(f"namespace {start >> 32}")
 
     def get(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
-        """The checkpoint of an address, with all its values; see `find`."""
+        """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
         found = yield from self.find(at, key)
-        return None if found is None else (yield from self._tuple(at, found))
+        if found is None:
+            return None
+        snapshot, values = found.snapshot, {}
+        for channel, ref in snapshot.refs.items():
+            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
+        writes = yield from self.writes(at, found)
+        checkpoint = {
+            **self.codec.decode(snapshot.fields[0]),
+            "id": snapshot.uid,
+            "channel_values": values,
+            "channel_versions": dict(snapshot.versions),
+            "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
+        }
+        return CheckpointTuple(
+            at.config(snapshot.uid),
+            checkpoint,  # type: ignore[arg-type]
+            cast(CheckpointMetadata, self.metadata(snapshot)),
+            at.config(snapshot.parent) if snapshot.parent else None,
+            writes,
+        )
 
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
@@ -157,12 +175,12 @@ class Reader:
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        metadata: dict[str, Any] = self.items.codec.decode(snapshot.fields[1])
+        metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
         return metadata
 
     def active_at(self, snapshot: Snapshot, put_at: float) -> float:
         """The moment of a checkpoint's `ts`; at the latest when it was put."""
-        ts = self.items.codec.decode(snapshot.fields[0]).get("ts")
+        ts = self.codec.decode(snapshot.fields[0]).get("ts")
         try:
             at = datetime.fromisoformat(ts)
             return min(put_at, at.replace(tzinfo=at.tzinfo or UTC).timestamp())
@@ -178,24 +196,21 @@ class Reader:
 
     def _resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
-        written = snapshot.said
-        said: dict[str, tuple[int, Ranges]] = {}
-        for channel, ref in snapshot.refs.items():
-            if isinstance(ref, bytes) or ref[0] not in (LIST, DICT):
-                continue
-            snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
-            if not channel.startswith("__") and channel not in written:
-                said[channel] = snapshot.ranges[channel]
+        written, snapshot.said = snapshot.said, {}
         for channel, (key, numbers) in written.items():
-            said[channel] = (key, (yield from self.ranges(numbers)))
-        for channel, (key, ranges) in said.items():
+            snapshot.said[channel] = (key, (yield from self.ranges(numbers)))
+        for channel, ref in snapshot.refs.items():
+            if isinstance(ref, list) and ref[0] in (LIST, DICT):
+                held = snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
+                if not channel.startswith("__"):
+                    snapshot.said.setdefault(channel, held)
+        for channel, (key, ranges) in snapshot.said.items():
             origin = None
             aliases = [each for each in ranges if each[0] >= ALIASES]
             if aliases:
                 origin = (yield from self.load(thread_id, thread, key, aliases)).origin
             if channel not in written:
-                said[channel] = (key, once(ranges, origin))
-        snapshot.said = said
+                snapshot.said[channel] = (key, once(ranges, origin))
 
     def ranges(self, numbers: list[Any]) -> Flow[Ranges]:
         """Ranges from the form in which they are written.
@@ -216,28 +231,6 @@ class Reader:
         return out + unflat(rest)
 
     # -- values
-
-    def _tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
-        """A checkpoint with all its values and pending writes, shared with nobody."""
-        snapshot = found.snapshot
-        values = {}
-        for channel, ref in snapshot.refs.items():
-            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
-        writes = yield from self.writes(at, found)
-        checkpoint = {
-            **self.items.codec.decode(snapshot.fields[0]),
-            "id": snapshot.uid,
-            "channel_values": values,
-            "channel_versions": dict(snapshot.versions),
-            "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
-        }
-        return CheckpointTuple(
-            at.config(snapshot.uid),
-            checkpoint,  # type: ignore[arg-type]
-            cast(CheckpointMetadata, self.metadata(snapshot)),
-            at.config(snapshot.parent) if snapshot.parent else None,
-            writes,
-        )
 
     def writes(
         self, at: Address, found: Found, channels: Collection[str] | None = None
@@ -262,27 +255,26 @@ class Reader:
     def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
         if isinstance(ref, bytes):
-            return self.items.codec.decode(ref)
+            return self.codec.decode(ref)
         kind = ref[0]
         if kind == MAP:
             out = {}
             for key, inner in ref[1].items():
                 out[key] = yield from self.value(thread_id, thread, inner)
             return out
-        full: list[bytes] = []
         if kind in (LIST_HERE, DICT_HERE):
-            for element in ref[1]:
-                if isinstance(element, bytes):
-                    full += self.items.expanded([element])
-                else:
-                    ranges = unflat(element[1:])
-                    log = yield from self.load(thread_id, thread, element[0], ranges)
-                    full += log.full(ranges)
+            elements = ref[1]
         else:
-            ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
-            log = yield from self.load(thread_id, thread, ref[1], ranges)
-            full = log.full(ranges)
-        parts = self.items.values(full)
+            elements = [[ref[1], *([ref[2], 1] if kind == ITEM else ref[2])]]
+        full: list[bytes] = []
+        for element in elements:
+            if isinstance(element, bytes):
+                full += self.codec.expanded([element])
+            else:
+                ranges = yield from self.ranges(element[1:])
+                log = yield from self.load(thread_id, thread, element[0], ranges)
+                full += log.full(ranges)
+        parts = self.codec.values(full)
         if kind == ITEM:
             return parts[0]
         return dict(parts) if kind in (DICT, DICT_HERE) else parts
@@ -312,7 +304,7 @@ class Reader:
             lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(log, zip(positions(lacking), self.items.expanded(stored), strict=True))
+            thread.add_items(log, zip(positions(lacking), self.codec.expanded(stored), strict=True))
         if aliases:
             log.origins.update(origins)
         return log
@@ -363,3 +355,48 @@ class Reader:
 def damaged_index(what: str) -> CorruptRecord:
     """The error for an index that leads elsewhere than to the row that its entry is made of."""
     return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")
+
+
+class _CollectorPause:
+    """A pause of Python's cyclic garbage collector while many objects are made at once.
+
+    Each 700 new containers start a collection, and while messages are rebuilt there is nothing for
+    them to find (docs/decisions/0003). It is a threshold of 0, not `gc.disable()`: whether the
+    collector is enabled is the application's to say, also while another thread reads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paused = 0
+        self._thresholds = gc.get_threshold()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Pause the collector. Several threads may pause it at once."""
+        with self._lock:
+            self._paused += 1
+            if self._paused == 1:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(0)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._paused == 1:
+                    self._resume()
+                self._paused = max(0, self._paused - 1)
+
+    def _resume(self) -> None:
+        if gc.get_threshold()[0] == 0:  # else the application has set another meanwhile
+            gc.set_threshold(*self._thresholds)
+
+    def in_child(self) -> None:
+        """The threads that paused it are not there to end the pause, or to release the lock."""
+        if self._paused:
+            self._resume()
+        self._lock, self._paused = threading.Lock(), 0
+
+
+collector_paused = _CollectorPause()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=collector_paused.in_child)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from perdure.checkpointers.cache import Snapshot, Write
 from perdure.checkpointers.manifest import ALIASES, flat
-from perdure.checkpointers.packing import pack, unpack
+from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
@@ -41,11 +41,9 @@ def pack_id(text: str | None) -> bytes | str | None:
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
     stored = stored_text(stored)
-    return _hyphened(stored) if isinstance(stored, bytes) else stored and str(stored)
-
-
-def _hyphened(packed: bytes) -> str:
-    text = packed.hex()
+    if not isinstance(stored, bytes):
+        return stored and str(stored)
+    text = stored.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
@@ -108,10 +106,8 @@ def _tag_number(hash_key: bytes, text: str) -> int:
 
 def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
     """Every tag of a checkpoint."""
-    for key, value in metadata.items():
-        number = tag(seal, key, value)
-        if number is not None:
-            yield number
+    tags = (tag(seal, key, value) for key, value in metadata.items())
+    return (number for number in tags if number is not None)
 
 
 def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
@@ -150,10 +146,9 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
         CorruptRecord: It was damaged or tampered with.
     """
     key, uid, parent, began, _, body = row
-    parts = _opened(seal, body, _checkpoint_place(thread_id, ns, row))
-    fields, versions, seen, refs, said = parts
-    uid, parent = unpack_id(uid) or "", unpack_id(parent)
-    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, {}, said)
+    fields, versions, seen, refs, said = _opened(seal, body, _checkpoint_place(thread_id, ns, row))
+    at = unpack_id(uid) or "", key, unpack_id(parent), began
+    return Snapshot(*at, fields, versions, seen, refs, said=said)
 
 
 def written_said(snapshot: Snapshot) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Removal of messages and their quotations from values, at any depth.
+"""Removal of messages and their quotations from values, at any depth (docs/erasure.md).
 
 A message is a langchain message, or what langgraph's `add_messages` takes for one: a dict with a
-role and content, the dumped forms of a message, a `(role, text)` pair, or bare text. What else is a
-quotation: docs/erasure.md.
+role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -26,7 +25,7 @@ from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
 GONE: Final = object()  # stands for a value that is removed
-LONG: Final = 16  # characters from which on a text is taken to be one message's own
+_LONG: Final = 16  # characters from which on a text is taken to be one message's own
 _RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # of content blocks
 _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
@@ -36,13 +35,12 @@ class Where(NamedTuple):
     """The context of a value.
 
     Attributes:
-        inputs: Whether a reducer has yet to give ids to messages in it: then one without an id is
-            removed too if its content is that of a message that is.
-        texts: Whether bare text in it, or a pair, may be such a message: it is written to a channel
-            of them.
-        tasks: Whether it describes a task (a `Send`, an interrupt, an error, metadata): then a text
-            quotes a message if it contains what the message says.
-        kept: Whether it is part of a message that stays, whose texts and calls are its own.
+        inputs: A reducer has yet to give ids to messages in it: one without an id is removed if
+            its content is that of a removed message.
+        texts: Bare text or a pair in it may be such a message: a channel of messages gets it.
+        tasks: It describes a task (a `Send`, an interrupt, an error, metadata): a text quotes a
+            message if it contains what the message says.
+        kept: It is part of a message that stays, whose texts and calls are its own.
     """
 
     inputs: bool = False
@@ -53,143 +51,105 @@ class Where(NamedTuple):
 
 @dataclass(slots=True)
 class Remover:
-    """Takes messages out of values.
+    """Removes messages from values: first by their ids, after `settle` also what quotes them.
 
     Args:
         ids: Which messages.
 
     Attributes:
-        removed: Every message found under one of the ids, in all its versions.
+        found: Whether any was found.
+        removed: The messages found, in all their versions.
         channels: The names of channels that held one.
-        calls: The ids of their tool calls.
     """
 
     ids: frozenset[str]
+    found: bool = False
     removed: dict[str, BaseMessage] = field(default_factory=dict)
     channels: set[str] = field(default_factory=set)
-    calls: set[str] = field(default_factory=set)
     _says: set[str] = field(default_factory=set)
+    _calls: set[str] = field(default_factory=set)  # ids
+    _deeds: set[str] = field(default_factory=set)  # calls without their ids
     _texts: set[str] = field(default_factory=set)  # long contents
     _traces: set[str] = field(default_factory=set)  # long texts that tell of them in tasks
-    _deeds: set[str] = field(default_factory=set)  # calls without their ids
     _path: set[int] = field(default_factory=set)
+
+    def settle(self, others: Iterable[Any]) -> None:
+        """Learn what the messages found say; what a message among others says is not their own."""
+        own = self._calls, self._deeds, self._texts, self._traces
+        for message in self.removed.values():
+            if message.content or _calls(message):  # an empty one has no twin
+                self._says.add(_saying(message))
+            for known, more in zip(own, _tells(message), strict=True):
+                known |= more
+        for value in others:
+            uid, fields = _identified(value)
+            if not uid or uid in self.ids or _get(value, "tool_call_id") in self._calls:
+                continue
+            other = _message(fields)
+            if other is not None:
+                for known, theirs in zip(own, _tells(other), strict=True):
+                    known -= theirs
 
     def without(self, value: Any, where: Where) -> Any:
         """The value without them: itself if it has none, `GONE` if it is one."""
-        if type(value) is str and not self._is_input(value, where):
-            return "" if self._quotes(value, where) else value
         if type(value) in _PLAIN or id(value) in self._path:
             return value
         if self.is_gone(value, where):
             return GONE
+        if isinstance(value, str):
+            return "" if self._quotes(value, where) else value
         self._path.add(id(value))
         try:
-            if isinstance(value, dict):
-                return self._dict(value, where)
             if isinstance(value, list | tuple | set | frozenset | deque):
                 return self._elements(value, where)
-            return self._object(value, where)
+            return self._parts(value, where)
         finally:
             self._path.discard(id(value))
 
     def is_gone(self, value: Any, where: Where) -> bool:
         """Whether a value is one of them itself, or a call of one."""
         if isinstance(value, str):
-            return self._is_input(value, where)
-        found = _identified(value)
-        if found is None:
+            return where.texts and bool(self._says) and self._is_twin(HumanMessage(value))
+        uid, fields = _identified(value)
+        if fields is None:
             return not where.kept and self._is_call(value, where)
-        uid, fields = found
         if uid is None:
-            if not isinstance(value, BaseMessage | dict) and not where.texts:
-                return False  # two words, where no message would be written as a pair
-            return where.inputs and bool(self._says) and self._is_twin(_message(fields))
+            # a pair is two words, where no message would be written as a pair
+            possible = where.inputs if isinstance(value, BaseMessage | dict) else where.texts
+            return possible and bool(self._says) and self._is_twin(_message(fields))
         if uid in self.ids:
-            self._note(_message(fields))
+            self.found = True
+            message = _message(fields)
+            if message is not None and type(message) is not RemoveMessage:
+                self.removed.setdefault(f"{type(message)}{message.__dict__}", message)
         return uid in self.ids
-
-    def _is_input(self, text: str, where: Where) -> bool:
-        return where.texts and bool(self._says) and _saying(HumanMessage(text)) in self._says
 
     def _is_twin(self, message: BaseMessage | None) -> bool:
         return message is not None and _saying(message) in self._says
 
     def _is_call(self, value: Any, where: Where) -> bool:
         if where.tasks and isinstance(value, dict) and {"name", "args"} <= value.keys():
-            return _deed(value) in self._deeds or _get(value, "id") in self.calls
-        return _get(value, "id") in self.calls
-
-    def _is_result(self, value: Any) -> bool:
-        """Whether a message that stays answers a call that goes."""
-        return _identified(value) is not None and _get(value, "tool_call_id") in self.calls
+            return _deed(value) in self._deeds or _get(value, "id") in self._calls
+        return _get(value, "id") in self._calls
 
     def _quotes(self, text: str, where: Where) -> bool:
-        if len(text) < LONG or where.kept:
+        if len(text) < _LONG or where.kept:
             return False
         return text in self._texts or (where.tasks and any(t in text for t in self._traces))
 
-    def _note(self, message: BaseMessage | None) -> None:
-        if message is None or type(message) is RemoveMessage:
-            return
-        version = f"{type(message)}{message.__dict__}"
-        if self.removed.setdefault(version, message) is not message:
-            return
-        calls = _calls(message)
-        if message.content or calls:  # an empty one has no twin
-            self._says.add(_saying(message))
-        self.calls |= {call["id"] for call in calls if call["id"]}
-        self._deeds |= set(map(_deed, calls))
-        self._texts |= _contents(message)
-        self._traces |= _traces(message)
-
-    def spare(self, value: Any) -> None:
-        """Learn what a message that stays says too: that is not the removed messages' own."""
-        found = _identified(value)
-        if found is None or not found[0] or found[0] in self.ids or self._is_result(value):
-            return
-        message = _message(found[1])
-        if message is not None:
-            calls = _calls(message)
-            self.calls -= {call["id"] for call in calls}
-            self._deeds -= set(map(_deed, calls))
-            self._texts -= _contents(message)
-            self._traces -= _traces(message)
-
-    def needles(self) -> list[bytes] | None:
-        """Texts of which one is in the bytes of each value to be changed; None: there are none."""
-        texts: list[str | None] = [*self.ids, *self.calls, *self._texts, *self._traces]
-        texts += map(_telling, self.removed.values())
-        texts += (call["name"] for each in self.removed.values() for call in _calls(each))
-        if None in texts or "" in self.ids:
-            return None
-        try:
-            return list({text.encode() for text in texts if text})
-        except UnicodeEncodeError:
-            return None
-
-    # -- the parts of values
-
-    def _dict(self, value: dict[Any, Any], where: Where) -> Any:
-        changed = self._changed(value, value.items(), where, texts=False)
-        if not changed:
-            return value
-        out = copy.copy(value)
-        for key, new in changed.items():
-            if new is GONE:
-                del out[key]
-            else:
-                out[key] = new
-        return out
-
-    def _object(self, value: Any, where: Where) -> Any:
-        """A model, a dataclass: a copy with other attributes. A `Send` is never altered."""
-        if isinstance(value, type | Enum):
-            return value
-        changed = self._changed(value, _attributes(value), where, texts=where.texts)
+    def _parts(self, value: Any, where: Where) -> Any:
+        """A dict or an object with other parts, if they change. A `Send` is never altered."""
+        changed = self._changed(value, where)
         if not changed:
             return value
         if isinstance(value, Send):
             return GONE
+        if isinstance(value, dict):
+            out = copy.copy(value)
+            out.update(changed)
+            for name in [name for name, new in changed.items() if new is GONE]:
+                del out[name]
+            return out
         changed = {name: None if new is GONE else new for name, new in changed.items()}
         if isinstance(value, BaseModel):
             return value.model_copy(update=changed)
@@ -198,34 +158,28 @@ class Remover:
             object.__setattr__(out, name, new)  # it may be frozen
         return out
 
-    def _changed(
-        self, value: Any, parts: Iterable[tuple[Any, Any]], where: Where, *, texts: bool
-    ) -> dict[Any, Any]:
+    def _changed(self, value: Any, where: Where) -> dict[Any, Any]:
         """The parts of a dict or an object that do not stay as they are."""
-        inner, result = self._within(value, where), self._is_result(value)
+        is_dict, is_message = isinstance(value, dict), _identified(value)[1] is not None
+        result = is_message and _get(value, "tool_call_id") in self._calls
+        if is_message:
+            where = where._replace(kept=not result, tasks=result)
+        elif isinstance(value, Send | Interrupt):
+            where = where._replace(tasks=True)
         inputs = where.inputs and not isinstance(value, BaseMessage)
         changed = {}
-        for name, part in parts:
+        for name, part in value.items() if is_dict else _attributes(value).items():
             if result and name in _RESULT:
                 continue
-            within = inner._replace(texts=inputs and (texts or name in self.channels))
-            new = self.without(part, within)
-            if isinstance(value, dict) and type(name) is str and not inner.kept:
-                new = GONE if name in self.calls or self._quotes(name, inner) else new
+            texts = inputs and ((where.texts and not is_dict) or name in self.channels)
+            new = self.without(part, where._replace(texts=texts))
+            if is_dict and type(name) is str and not where.kept:
+                new = GONE if name in self._calls or self._quotes(name, where) else new
             if new is not part:
                 changed[name] = new
         if result and _get(value, "name"):
             changed["name"] = None
         return changed
-
-    def _within(self, value: Any, where: Where) -> Where:
-        """The context of the parts of a value."""
-        if _identified(value) is not None:
-            result = self._is_result(value)
-            return where._replace(kept=not result, tasks=result)
-        if isinstance(value, Send | Interrupt):
-            return where._replace(tasks=True)
-        return where
 
     def _elements(self, value: Any, where: Where) -> Any:
         news = [self.without(part, where) for part in value]
@@ -235,22 +189,19 @@ class Remover:
             make: Any = type(value)
             return make(*(None if new is GONE else new for new in news))
         kept = [new for new in news if new is not GONE]
-        if isinstance(value, deque):
-            return deque(kept, value.maxlen)
-        return type(value)(kept)
+        return deque(kept, value.maxlen) if isinstance(value, deque) else type(value)(kept)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: Any) -> Mapping[str, Any]:
+    """The attributes of an object, in its `__dict__` and its slots."""
+    if isinstance(value, type | Enum):
+        return {}
     if isinstance(value, BaseModel):
-        yield from {**value.__dict__, **(value.__pydantic_extra__ or {})}.items()
-        return
-    names = dict.fromkeys(getattr(value, "__dict__", ()))
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        names |= dict.fromkeys((slots,) if isinstance(slots, str) else slots)
-    for name in names:
-        if not name.startswith("__") and hasattr(value, name):
-            yield name, getattr(value, name)
+        return {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    state: Any = object.__getstate__(value)
+    if isinstance(state, tuple):
+        state = {**(state[0] or {}), **state[1]}
+    return state or {}
 
 
 def _get(value: Any, name: str) -> str:
@@ -259,28 +210,23 @@ def _get(value: Any, name: str) -> str:
     return found if type(found) is str else ""
 
 
-def _identified(value: Any) -> tuple[str | None, Any] | None:
-    """The id of what may be a message, and what it is made of; None: it is none."""
+def _identified(value: Any) -> tuple[str | None, Any]:
+    """The id of what may be a message, and what it is made of; `(None, None)`: it is none."""
     if isinstance(value, BaseMessage):
         return value.id, value
-    if isinstance(value, dict):
-        return _identified_dict(value)
     if isinstance(value, tuple | list) and len(value) == 2 and all(type(v) is str for v in value):
         return None, value
-    return None
-
-
-def _identified_dict(value: dict[Any, Any]) -> tuple[str | None, Any] | None:
+    if not isinstance(value, dict):
+        return None, None
+    fields = made_of = value
     if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):  # langchain's `dumpd`
-        fields, made_of = value["kwargs"], value
+        fields = value["kwargs"]
     elif "type" in value and isinstance(value.get("data"), dict):  # its `message_to_dict`
         fields = value["data"]
         made_of = {**fields, "type": value["type"]}
-    elif "role" in value or "type" in value:
-        fields = made_of = value
-    else:
-        return None
-    return (_get(fields, "id") or None, made_of) if "content" in fields else None
+    elif not value.keys() & {"role", "type"}:
+        return None, None
+    return (_get(fields, "id") or None, made_of) if "content" in fields else (None, None)
 
 
 def _message(value: Any) -> BaseMessage | None:
@@ -308,38 +254,30 @@ def _deed(call: Any) -> str:
     return repr((call["name"], call["args"]))
 
 
-def _contents(message: BaseMessage) -> set[str]:
-    """The long texts of a message: its content, or that of its text blocks."""
-    blocks = [message.content] if isinstance(message.content, str) else message.content
-    texts = {b if isinstance(b, str) else _get(b, key) for b in blocks for key in _TEXT_KEYS}
-    return {text for text in texts if len(text) >= LONG}
+def _tells(message: BaseMessage) -> tuple[set[str], ...]:
+    """What tells of a message: the ids of its calls, these without ids, its texts, its traces.
 
-
-def _traces(message: BaseMessage) -> set[str]:
-    """Long texts by which what describes a task tells of a message, as they are or printed."""
+    Its texts are its content, or that of its text blocks; its traces are what tells of it in what
+    describes a task, as it is or printed. Short ones are left out.
+    """
     calls = _calls(message)
-    texts = {*_contents(message), *_strings([call["args"] for call in calls])}
-    texts |= {call["id"] for call in calls if call["id"]} | {message.id or ""}
-    texts |= {repr(text)[1:-1] for text in texts} | {json.dumps(text)[1:-1] for text in texts}
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    texts = _long({b if isinstance(b, str) else _get(b, k) for b in blocks for k in _TEXT_KEYS})
+    ids = {call["id"] for call in calls if call["id"]}
+    traces = {*texts, *_strings([call["args"] for call in calls]), *ids, message.id or ""}
+    traces |= {repr(text)[1:-1] for text in traces} | {json.dumps(text)[1:-1] for text in traces}
     for call in calls:
-        texts |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
-    return {text for text in texts if len(text) >= LONG}
+        traces |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
+    return ids, set(map(_deed, calls)), texts, _long(traces)
 
 
-def _telling(message: BaseMessage) -> str | None:
-    """A text that is in every form in which a message without an id may be stored."""
-    if not message.content:
-        calls = _calls(message)
-        return calls[0]["name"] if calls else ""  # an empty one is not looked for
-    return max(_strings(message.content), key=len, default="") or None
+def _long(texts: set[str]) -> set[str]:
+    return {text for text in texts if len(text) >= _LONG}
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, list):
-        for part in value:
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)

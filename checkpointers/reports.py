@@ -1,10 +1,11 @@
-"""The reports of checkpointers: threads, checkpoints, history, prunes, erasures, imports."""
+"""What checkpointers report, and the rule of retention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
+from operator import add
 from typing import Any
 
 
@@ -13,8 +14,7 @@ class HistoryItem:
     """An item that was stored on the way to a checkpoint.
 
     Attributes:
-        value: The item as it was stored: a message, or an element of a list or `(key, value)`
-            of a dict.
+        value: The message, the element of a list or `(key, value)` of a dict.
         seen: Whether it is still part of the channel's value at that checkpoint.
         position: Its place in the channel's log; grows with time, never reused.
         branch: Whether it is only on a branch that does not lead to the head.
@@ -31,15 +31,14 @@ class ThreadInfo:
     """One thread, as `threads()` returns it.
 
     Attributes:
-        thread_id: As given in the config.
         checkpoints: How many checkpoints it has, over all its namespaces.
         items: How many items its log holds (messages and other elements), each counted once.
         size_bytes: Bytes of its checkpoints, items and pending writes, without index overhead.
         created_at: When its first checkpoint or write came (UTC).
         updated_at: When its last one came (UTC), to a tenth of a second.
         namespaces: Its checkpoint namespaces; `""` is the root graph.
-        active_at: When its conversation was last active (UTC): the `ts` of its head, which an
-            import of an old conversation gives the conversation's own time.
+        active_at: When its conversation was last active (UTC): the `ts` of its head, which for an
+            imported thread is the conversation's own time.
     """
 
     thread_id: str
@@ -57,7 +56,6 @@ class ThreadHead:
     """The head of a thread: the checkpoint from which the next run of the root graph starts.
 
     Attributes:
-        thread_id: As given in the config.
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
         metadata: As put; langgraph copies what a run's `configurable` says to it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
@@ -74,13 +72,10 @@ class CheckpointInfo:
     """A checkpoint without its values.
 
     Attributes:
-        checkpoint_id: Its id.
         parent_id: The id of the checkpoint it was made from, if any. The parent may be pruned.
-        checkpoint_ns: Its namespace.
         order: Its place in the order in which the thread's checkpoints were put.
         is_head: Whether a run that names no `checkpoint_id` starts from it.
         is_branch: Whether it does not lead to the head of its namespace.
-        metadata: As put.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
     """
@@ -101,7 +96,6 @@ class PruneReport:
     """What a prune, retention run or delete removed, or would remove.
 
     Attributes:
-        checkpoints: How many.
         items: How many items of logs (messages and other elements).
         threads: How many threads lost a checkpoint, or are gone.
         size_bytes: Bytes of all that and of pending writes, without index overhead.
@@ -114,12 +108,7 @@ class PruneReport:
 
     def __add__(self, other: PruneReport) -> PruneReport:
         """Both together."""
-        return PruneReport(
-            self.checkpoints + other.checkpoints,
-            self.items + other.items,
-            self.threads + other.threads,
-            self.size_bytes + other.size_bytes,
-        )
+        return PruneReport(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +121,8 @@ class ErasureReport:
             held one.
         hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with the
             database's key if it has one.
-        cancelled: The tasks that quoted a message and will not run, sorted: the node's name, `:`
-            and the task's id if it has stored something, before them the namespace of its subgraph
-            and `|` if it is not the root's.
+        cancelled: The tasks that quoted a message and will not run, sorted, as
+            `namespace|node:task_id`; the root's have no namespace, those that stored nothing no id.
         scrubbed: Whether the bytes of the file and its WAL hold none of them. False while another
             process still reads the previous state; then call `erase` again, or reopen the file.
     """

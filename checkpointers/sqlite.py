@@ -7,22 +7,18 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
-from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure import settings
-from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.extensions import Allowlist
-from perdure.checkpointers.objects import name_of
-from perdure.checkpointers.schema import SQLITE
-from perdure.errors import ConfigurationError, CorruptRecord
-from perdure.storage.encryption import Clear, Place, Seal, agree_on_key, seal_for
+from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
+from perdure.storage.database import Migration
+from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.storage.sqlite_connection import Synchronous
+from perdure.storage.sqlite_connection import DURABLE, Synchronous
 
 _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
+_SCHEMA: Final = Migration("checkpointers", (_SQL["schema_1"], _SQL["schema_2"]))
 
 
 class SQLiteCheckpointer(Checkpointer):
@@ -44,8 +40,8 @@ class SQLiteCheckpointer(Checkpointer):
             others raise `ForbiddenType` at put and at read. By default pydantic models,
             dataclasses, enums and named tuples are rebuilt if the process has imported their
             class, without running its code, and otherwise come back as a dict of their fields.
-        synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
-            survives a crash of the process.
+        synchronous: `"full"`, the default: an acknowledged write survives a power cut.
+            `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created.
         timeout_s: How long to wait for another process that is writing.
         cache_bytes: About how much memory decoded messages may take.
@@ -63,36 +59,24 @@ class SQLiteCheckpointer(Checkpointer):
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
         strict: bool = False,
-        synchronous: Synchronous = "full",
+        synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = 30.0,
         cache_bytes: int = 128 << 20,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
-        seal = seal_for(key)
-        names = [name_of(t) if isinstance(t, type) else t for t in allow]
-        if not strict:
-            names.append(Allowlist.LOADED)
-        serde = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
-        if isinstance(serde, EncryptedSerializer):
-            if not isinstance(seal, Clear):
-                raise ConfigurationError(
-                    "both a key and an EncryptedSerializer are given; take one of them: key= (or "
-                    "PERDURE_KEY) also binds each row to its place"
-                )
-            # its ciphertext differs each time; what is compared is the plain text within
-            seal, serde = LangGraphCipher(serde.cipher), serde.serde
+        serde, seal = serde_and_seal(key, serde, allow, strict)
         text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else path
         database = SQLiteDatabase(
             path,
-            SQLITE,
+            _SCHEMA,
             begin=lambda: agree_on_key(seal, text, read_only=read_only),
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,
             factory=factory,
         )
-        super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, _SQL, serde, seal, cache_bytes)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
@@ -121,33 +105,3 @@ class SQLiteCheckpointer(Checkpointer):
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open by the name that langgraph's savers use; see `open`."""
         return cls.open(conn_string, **options)
-
-
-class LangGraphCipher(Seal):
-    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
-
-    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
-    """
-
-    def __init__(self, cipher: CipherProtocol) -> None:
-        self._cipher = cipher
-        # such a cipher offers no key to derive from: equal contents must not be told apart by
-        # hash, so each process hashes with a key of its own and finds only what it stored itself
-        self.hash_key = os.urandom(32)
-
-    def seal(self, data: bytes, place: Place) -> bytes:
-        """The cipher's name, its length before it, then the ciphertext."""
-        name, sealed = self._cipher.encrypt(data)
-        text = name.encode()
-        return bytes((len(text),)) + text + sealed
-
-    def open(self, data: bytes, place: Place) -> bytes:
-        """See `Seal.open`."""
-        try:
-            end = 1 + data[0]
-            return self._cipher.decrypt(data[1:end].decode(), data[end:])
-        except Exception as exc:
-            raise CorruptRecord(
-                f"the row {place!r} does not decrypt ({exc}): it was "
-                "damaged, or written with another key"
-            ) from exc

@@ -1,13 +1,12 @@
-"""Copies of threads that share nothing with their source."""
+"""Copies of threads, which share nothing with their source."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import ALIASES, DICT_HERE, ITEM, LIST_HERE, MAP
+from perdure.checkpointers.manifest import ALIASES, DICT_HERE, ITEM, LIST, LIST_HERE, MAP
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
     content_hash,
@@ -21,7 +20,8 @@ from perdure.checkpointers.records import (
     span,
     tags_of,
 )
-from perdure.errors import InvalidConfig, UnknownCheckpoint, UnknownThread
+from perdure.checkpointers.threads import missing
+from perdure.errors import InvalidConfig
 from perdure.storage.flow import ALL, Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF
@@ -37,60 +37,52 @@ def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) 
     """
     rows = yield reader.sql("one_thread", source)
     if not rows:
-        raise UnknownThread(f"there is no thread {source!r} to copy")
+        raise missing(Address(source, "", None))
     if (yield reader.sql("one_thread", target)):
         raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
     last = _LOW
     if checkpoint_id is not None:
-        found = yield from reader.find(Address(source, "", checkpoint_id))
+        at = Address(source, "", checkpoint_id)
+        found = yield from reader.find(at)
         if found is None:
-            raise UnknownCheckpoint(f"thread {source!r} has no checkpoint {checkpoint_id!r}")
+            raise missing(at)
         last = found.snapshot.key & _LOW
     thread, _, created_at, *_ = rows[0]
     ((_, seq, _),) = yield reader.sql("find_thread", source)
     ((new,),) = yield reader.sql("new_thread", target, created_at, time.time())
     yield reader.sql("advance", seq, new)
-    copier = _Copier(reader, source, target, new, {})
+    copier = _Copier(reader, source, target, new)
     yield from copier.copy_logs(thread)
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
         yield from copier.copy_namespace(ns, namespace, head, last)
     return int(new)
 
 
-@dataclass(frozen=True, slots=True)
 class _Copier:
-    """The flows that copy the parts of one thread.
+    """The flows that copy the parts of one thread into the new one with the key `new`."""
 
-    Attributes:
-        new: The key of the new thread.
-        logs: Which log became which.
-    """
-
-    reader: Reader
-    source: str
-    target: str
-    new: int
-    logs: dict[int, int]
+    def __init__(self, reader: Reader, source: str, target: str, new: int) -> None:
+        self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
+        self.source, self.target, self.new = source, target, new
+        self.logs: dict[int, int] = {}  # which became which
 
     def copy_logs(self, thread: int) -> Flow[None]:
-        sql, seal = self.reader.sql, self.reader.seal
-        for log, name, *ends in (yield sql("thread_logs", thread)):
-            ((key,),) = yield sql("new_log", self.new, name)
+        for log, name, *ends in (yield self.sql("thread_logs", thread)):
+            ((key,),) = yield self.sql("new_log", self.new, name)
             self.logs[log] = key
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.source, name, log, start, start + PAGE)
                     copies = []
                     for at, stored in (yield from page):
-                        hashed = content_hash(seal, key, stored) if at < ALIASES else 0
-                        body = seal.seal(stored, item_place(self.target, name, at))
+                        hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
+                        body = self.seal.seal(stored, item_place(self.target, name, at))
                         copies.append((place(key, at), hashed, body))
-                    yield Statement(sql["add_item"], copies, many=True)
+                    yield Statement(self.sql["add_item"], copies, many=True)
 
     def copy_namespace(self, ns: str, source: int, head: int, last: int) -> Flow[None]:
         """Copy what was put in a namespace up to a place; of the root, what leads there."""
-        sql = self.reader.sql
-        rows = yield sql("checkpoints_page", *span(source), ALL)
+        rows = yield self.sql("checkpoints_page", *span(source), ALL)
         yield from self.reader.check_complete(len(rows), *span(source))
         if last != _LOW:
             rows = [row for row in rows if row[0] & _LOW <= last]
@@ -98,46 +90,40 @@ class _Copier:
             head = max((row[0] & _LOW for row in rows), default=0)
         if not rows:
             return
-        ((namespace,),) = yield sql("new_namespace", self.new, ns)
-        yield sql("pin", head, namespace)
+        ((namespace,),) = yield self.sql("new_namespace", self.new, ns)
+        yield self.sql("pin", head, namespace)
         for row in rows:
             yield from self._copy_checkpoint(ns, namespace, row)
         uids = {row[1] for row in rows}
-        for row in (yield sql("namespace_writes", source)):
+        for row in (yield self.sql("namespace_writes", source)):
             if row[0] in uids:
-                writes = open_writes(self.reader.seal, self.source, ns, row)
-                writes = [[i, channel, self._moved(ref)] for i, channel, ref in writes]
-                body = seal_writes(self.reader.seal, self.target, ns, row, writes)
-                yield sql("put_writes", namespace, *row[:3], body)
+                writes = open_writes(self.seal, self.source, ns, row)
+                moved = [[i, channel, self._moved(ref)] for i, channel, ref in writes]
+                body = seal_writes(self.seal, self.target, ns, row, moved)
+                yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _copy_checkpoint(self, ns: str, namespace: int, row: Row) -> Flow[None]:
-        sql, seal = self.reader.sql, self.reader.seal
         snapshot = self.reader.open_row(self.source, ns, row)
         snapshot.refs = {c: self._moved(ref) for c, ref in snapshot.refs.items()}
-        said = {
-            c: [self.logs[log], self._moved_ranges(numbers)]
-            for c, (log, numbers) in snapshot.said.items()
-        }
-        new = place(namespace, row[0] & _LOW), *row[1:5]
-        body = seal_checkpoint(seal, self.target, ns, new, snapshot, said)
-        yield sql("add_checkpoint", new[0], namespace, *new[1:], body)
-        for number in tags_of(seal, self.reader.metadata(snapshot)):
-            yield sql("add_tag", number, new[0])
+        said = {c: self._moved([LIST, *written])[1:] for c, written in snapshot.said.items()}
+        key = place(namespace, row[0] & _LOW)
+        body = seal_checkpoint(self.seal, self.target, ns, (key, *row[1:5]), snapshot, said)
+        yield self.sql("add_checkpoint", key, namespace, *row[1:5], body)
+        for number in tags_of(self.seal, self.reader.metadata(snapshot)):
+            yield self.sql("add_tag", number, key)
 
     def _moved(self, ref: Any) -> Any:
         """A reference, in the logs of the other thread."""
         if isinstance(ref, bytes):
             return ref
-        if ref[0] == MAP:
-            return [MAP, {key: self._moved(inner) for key, inner in ref[1].items()}]
-        if ref[0] in (LIST_HERE, DICT_HERE):
-            parts = [e if isinstance(e, bytes) else [self.logs[e[0]], *e[1:]] for e in ref[1]]
-            return [ref[0], parts]
-        where = ref[2] if ref[0] == ITEM else self._moved_ranges(ref[2])
-        return [ref[0], self.logs[ref[1]], where]
-
-    def _moved_ranges(self, numbers: Any) -> Any:
-        if numbers and not isinstance(numbers[0], int):
-            (blocks, *places), *rest = numbers
-            return [[self.logs[blocks], *places], *rest]
-        return numbers
+        kind, *rest = ref
+        if kind == MAP:
+            return [MAP, {key: self._moved(inner) for key, inner in rest[0].items()}]
+        if kind in (LIST_HERE, DICT_HERE):
+            parts = [e if isinstance(e, bytes) else [self.logs[e[0]], *e[1:]] for e in rest[0]]
+            return [kind, parts]
+        log, numbers = rest
+        if kind != ITEM and numbers and not isinstance(numbers[0], int):  # see `Reader.ranges`
+            (blocks, *places), *others = numbers
+            numbers = [[self.logs[blocks], *places], *others]
+        return [kind, self.logs[log], numbers]

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from operator import index
 from typing import Any, Final
 
-from perdure.checkpointers.address import Address, check_text, check_thread_id, optional_text
-from perdure.checkpointers.cache import ChannelLog, Snapshot
-from perdure.checkpointers.listing import Pages
+from perdure.checkpointers.address import (
+    Address,
+    check_moment,
+    check_text,
+    check_thread_id,
+    optional_text,
+)
+from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
-    Range,
     Ranges,
-    contains,
     count,
-    covered,
+    joined,
     positions,
 )
 from perdure.checkpointers.reader import Found, Reader, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import ALL, Flow, Row, rows_of
+from perdure.storage.flow import ALL, Flow, Row
 
 _SOON: Final = float("inf")
-_PAGE: Final = 512  # items
 
 
 class Threads:
@@ -38,56 +41,51 @@ class Threads:
 
     # -- what was said
 
-    def history(self, at: Address, channel: str, part: tuple[int, int] | None) -> Pages:
+    def history(
+        self, at: Address, channel: str, ends: tuple[int, int] | None
+    ) -> Flow[Callable[[], list[HistoryItem]]]:
         """Everything said on the way to a checkpoint; see `Checkpointer.history`.
 
-        Yields flows, and between them functions that decode a page of items, to be called where
-        that may take its time: each returns a list of `HistoryItem`.
+        Returns what decodes it, to be called where that may take its time.
         """
-        channel, part = check_text("channel", channel), None if part is None else _pair(part)
-        found: Found | None = yield self.reader.find(at)
+        channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
+        found = yield from self.reader.find(at)
         if found is None:
-            if at.checkpoint_id is None:
-                raise no_thread(at.thread_id, at.checkpoint_ns)
-            raise UnknownCheckpoint(
-                f"thread {at.thread_id!r} has no checkpoint {at.checkpoint_id!r}"
-            )
+            raise missing(at)
         snapshot = found.snapshot
-        key, ranges = snapshot.said.get(channel, (0, []))
-        branches: Ranges = []
+        key, said = snapshot.said.get(channel, (0, []))
+        branches: list[int] = []
         if at.checkpoint_id is None:
-            branches = yield self._on_branches(at, found, channel)
-        runs = _interleaved(ranges, branches)
-        if part is not None:
-            runs = _ends(runs, *part)
-        if not runs:
-            return
+            branches = yield from self._on_branches(at, found, channel)
+        places = _interleaved(positions(said), branches)
+        if ends is not None and sum(ends) < len(places):
+            places = places[: ends[0]] + places[len(places) - ends[1] :]
+        if not places:
+            return list
         if not key:
-            ((key,),) = yield rows_of(self.sql["log_of"], found.namespace, channel)
+            ((key,),) = yield self.sql("log_of", found.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
-        seen = covered((p, p + 1) for p in (yield self._origins(at, found, *held)))
+        seen = {*(yield from self._origins(at, found, *held))}
+        ranges = joined((place, place + 1) for place, _ in places)
+        log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
+        full = log.full(ranges)
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
-            pairs = type(self.reader.items.codec.decode(ref)) is dict  # an empty one
+            pairs = type(self.reader.codec.decode(ref)) is dict  # an empty one
         else:
             pairs = ref is not None and ref[0] == DICT
-        for (start, stop), branch in runs:
-            for first in range(start, stop, _PAGE):
-                page = [(first, min(stop, first + _PAGE))]
-                log = yield self.reader.load(at.thread_id, found.thread, key, page)
-                yield partial(self._history_page, log, page, None if branch else seen, pairs)
+        found_at = [(log.origin(place), branch) for place, branch in places]
 
-    def _history_page(
-        self, log: ChannelLog, page: Ranges, seen: Ranges | None, pairs: bool
-    ) -> list[HistoryItem]:
-        """Decode items. `seen` is what the channel holds; None: they were said on a branch."""
-        values = self.reader.items.values(log.full(page))
-        if pairs:
-            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
-        return [
-            HistoryItem(value, contains(seen or [], origin), origin, seen is None)
-            for value, origin in zip(values, map(log.origin, positions(page)), strict=True)
-        ]
+        def decoded() -> list[HistoryItem]:
+            values = self.reader.codec.values(full)
+            if pairs:
+                values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
+            return [
+                HistoryItem(value, not branch and origin in seen, origin, branch)
+                for value, (origin, branch) in zip(values, found_at, strict=True)
+            ]
+
+        return decoded
 
     def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
         """The first positions of the items of ranges."""
@@ -96,7 +94,7 @@ class Threads:
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
         return [*map(log.origin, positions(ranges))]
 
-    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[Ranges]:
+    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[list[int]]:
         """The items that are on branches only."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
         trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
@@ -106,13 +104,12 @@ class Threads:
         for tip in tips:
             (row,) = yield self.sql("checkpoint_at", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
-            out.update((yield from self._said(at, found, snapshot, channel)))
+            said = snapshot.said.get(channel, (0, []))
+            out.update((yield from self._origins(at, found, *said)))
         if out:
-            out.difference_update((yield from self._said(at, found, found.snapshot, channel)))
-        return covered((position, position + 1) for position in out)
-
-    def _said(self, at: Address, found: Found, snapshot: Snapshot, channel: str) -> Flow[list[int]]:
-        return (yield from self._origins(at, found, *snapshot.said.get(channel, (0, []))))
+            said = found.snapshot.said.get(channel, (0, []))
+            out.difference_update((yield from self._origins(at, found, *said)))
+        return sorted(out)
 
     # -- threads
 
@@ -130,33 +127,34 @@ class Threads:
     ) -> Flow[list[ThreadHead]]:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         out = []
-        for thread, thread_id, _, updated_at, _ in (
-            yield from self._rows(limit, after, prefix, active_since)
-        ):
-            heads = yield self.sql("thread_namespaces", thread)
-            keys = [place(namespace, head) for namespace, ns, head in heads if ns == ""]
-            row = (yield self.sql("checkpoint_at", keys[0])) if keys else []
-            uid, metadata = None, {}
-            if row:
-                found = self.reader.open_row(thread_id, "", row[0])
-                uid, metadata = found.uid, self.reader.metadata(found)
+        for row in (yield from self._rows(limit, after, prefix, active_since)):
+            _, thread_id, _, updated_at, _ = row
+            _, head = yield from self._head(row)
+            uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
             out.append(ThreadHead(thread_id, uid, metadata, _time(thread_id, updated_at)))
         return out
+
+    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
+        """The namespaces of a thread, and the head of its root."""
+        namespaces = yield self.sql("thread_namespaces", row[0])
+        head = None
+        for key in [place(namespace, at) for namespace, ns, at in namespaces if ns == ""]:
+            for found in (yield self.sql("checkpoint_at", key)):
+                head = self.reader.open_row(row[1], "", found)
+        return tuple(ns for _, ns, _ in namespaces), head
 
     def _rows(
         self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[Row]]:
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        if active_since is not None and active_since.tzinfo is None:
-            raise ConfigurationError(
-                f"active_since is {active_since!r}; expected a datetime with a time zone"
-            )
+        since = -_SOON
+        if active_since is not None:
+            since = check_moment("active_since", active_since).timestamp() - 1e-6
         prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
             thread, _, _, updated_at, _ = yield from self._row(after)
             last = (updated_at, thread)
-        since = -_SOON if active_since is None else active_since.timestamp() - 1e-6
         rows = yield self.sql("list_threads", *last, prefix.encode(), limit, since)
         return list(rows)
 
@@ -174,29 +172,19 @@ class Threads:
         rows = yield self.sql("one_thread", thread_id)
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
-            raise no_thread(thread_id)
+            raise missing(Address(thread_id, "", None))
         return rows[0]  # type: ignore[no-any-return]
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
         thread, thread_id, created_at, updated_at, indexed = row
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
-        namespaces = yield self.sql("thread_namespaces", thread)
-        active_at = updated_at
-        for key in [place(namespace, head) for namespace, ns, head in namespaces if ns == ""]:
-            for row in (yield self.sql("checkpoint_at", key)):
-                head = self.reader.open_row(thread_id, "", row)
-                active_at = self.reader.active_at(head, updated_at)
+        namespaces, head = yield from self._head(row)
+        active_at = self.reader.active_at(head, updated_at) if head else updated_at
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
+        times = [_time(thread_id, at) for at in (created_at, updated_at, active_at)]
         return ThreadInfo(
-            thread_id,
-            checkpoints,
-            items,
-            size,
-            _time(thread_id, created_at),
-            _time(thread_id, updated_at),
-            tuple(ns for _, ns, _ in namespaces),
-            _time(thread_id, active_at),
+            thread_id, checkpoints, items, size, times[0], times[1], namespaces, times[2]
         )
 
     def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
@@ -229,7 +217,7 @@ class Threads:
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
-        fields: dict[str, Any] = self.reader.items.codec.decode(snapshot.fields[0])
+        fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.uid,
@@ -244,30 +232,15 @@ class Threads:
         )
 
 
-def _interleaved(said: Ranges, branches: Ranges) -> list[tuple[Range, bool]]:
-    """The items up to the head and those on branches, in order."""
-    out: list[tuple[Range, bool]] = []
-    left = list(reversed(branches))
-    for each in said:
-        while left and left[-1] < each and each[0] < ALIASES:
+def _interleaved(said: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
+    """The items up to the head and, marked, those on branches, in order."""
+    out: list[tuple[int, bool]] = []
+    left = branches[::-1]
+    for position in said:
+        while left and left[-1] < position < ALIASES:
             out.append((left.pop(), True))
-        out.append((each, False))
-    return out + [(each, True) for each in reversed(left)]
-
-
-def _ends(runs: list[tuple[Range, bool]], first: int, last: int) -> list[tuple[Range, bool]]:
-    """Only so many items from the beginning, and from the end."""
-    total, passed = count([each for each, _ in runs]), 0
-    if first + last >= total:
-        return runs
-    out = []
-    for (start, stop), branch in runs:
-        for part in ((start, start + first - passed), (start + total - last - passed, stop)):
-            part = max(part[0], start), min(part[1], stop)
-            if part[0] < part[1]:
-                out.append((part, branch))
-        passed += stop - start
-    return out
+        out.append((position, False))
+    return out + [(position, True) for position in reversed(left)]
 
 
 def _time(thread_id: str, at: float) -> datetime:
@@ -277,20 +250,23 @@ def _time(thread_id: str, at: float) -> datetime:
         raise CorruptRecord(f"the thread {thread_id!r} has {at!r} for a time") from exc
 
 
-def _pair(part: Any) -> tuple[int, int]:
-    try:
-        first, last = map(index, part)
-    except (TypeError, ValueError):
-        first = last = -1
-    if first < 0 or last < 0:
-        raise ConfigurationError(
-            f"ends is {part!r:.80}; expected how many items from the beginning and how many from "
-            "the end, like (0, 50)"
-        )
-    return first, last
+def _pair(ends: Any) -> tuple[int, int]:
+    with suppress(TypeError, ValueError):
+        first, last = map(index, ends)
+        if first >= 0 and last >= 0:
+            return first, last
+    raise ConfigurationError(
+        f"ends is {ends!r:.80}; expected how many items from the beginning and how many from "
+        "the end, like (0, 50)"
+    )
 
 
-def no_thread(thread_id: str, ns: str = "") -> UnknownThread:
-    """The error for a thread that is not there."""
-    within = f" with the namespace {ns!r}" if ns else ""
-    return UnknownThread(f"there is no thread {thread_id!r}{within}; threads() lists them")
+def missing(at: Address) -> UnknownThread | UnknownCheckpoint:
+    """The error for a thread, a namespace or a checkpoint that is not there."""
+    within = f" with the namespace {at.checkpoint_ns!r}" if at.checkpoint_ns else ""
+    if at.checkpoint_id is None:
+        return UnknownThread(f"there is no thread {at.thread_id!r}{within}; threads() lists them")
+    return UnknownCheckpoint(
+        f"thread {at.thread_id!r}{within} has no checkpoint {at.checkpoint_id!r}; checkpoints() "
+        "lists them"
+    )

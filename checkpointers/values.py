@@ -1,42 +1,26 @@
-"""Values that are not plain data, as msgpack and back.
+"""Values as msgpack and back: plain data, and extensions for everything else.
 
-Only the types listed in `KNOWN`, and those that an allowlist names, are ever called; plain data
-classes are taken apart and put together by `objects`.
+The extensions are langgraph's (`langgraph.checkpoint.serde.jsonplus`): each holds `[module, name,
+payload, ...]`. Names are qualified, models are stored by attribute, not by `model_dump()`, and a
+tuple, a bytearray or a key of a dict within a plain data class stays what it is. Only the types in
+`KNOWN`, and those that an allowlist names, are ever called; see `objects` for the others.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import importlib
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, Final
 
 import ormsgpack
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
 
-from perdure.checkpointers.extensions import (
-    ARRAY,
-    KEYWORDS,
-    KNOWN,
-    METHOD,
-    MODEL,
-    PAIRS,
-    POSITIONAL,
-    SEND,
-    SINGLE,
-    SNAPSHOT,
-    STRICT_SERDE,
-    TUPLE,
-    Allowlist,
-    DetachedFields,
-    Name,
-    TooDeep,
-    TypeNotAllowed,
-)
 from perdure.checkpointers.objects import (
     attributes_of,
     find_class,
@@ -45,32 +29,199 @@ from perdure.checkpointers.objects import (
     private_of,
     rebuilt,
 )
-from perdure.checkpointers.packing import PACK, UNPACK
 
 _log = logging.getLogger("perdure")
 
-# lone surrogates raise, and what derives from a builtin is shown to `Encoder`
+Name = tuple[str, str]  # of a class: its module and qualified name
+
+# langgraph's options, but that it replaces lone surrogates and takes subclasses for their base
+PACK: Final = (
+    ormsgpack.OPT_NON_STR_KEYS
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
+_UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
 _MAX_LEVELS: Final = 254  # ormsgpack's own limit for lists and dicts within each other
-_MAX_OBJECTS: Final = 100  # each takes a share of the thread's stack
+_MAX_OBJECTS: Final = 100  # within each other; each takes a share of the thread's stack
+_TOO_DEEP: Final = (
+    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects than {_MAX_OBJECTS}"
+)
 _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
+
+# langgraph's extension codes
+_SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
+# ours: an array that is to be a tuple, and the pairs of a dict with keys that msgpack has not
+_TUPLE, _PAIRS = 64, 65
+
+# the types that langgraph's serializer rebuilds in strict mode, by calling them, and pydantic's own
+_KNOWN_NAMES: Final = {
+    "datetime": "datetime date time timedelta timezone",
+    "uuid": "UUID",
+    "decimal": "Decimal",
+    "builtins": "set frozenset bytearray",
+    "collections": "deque",
+    "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+    "pathlib": "Path PosixPath WindowsPath",
+    "pathlib._local": "Path PosixPath WindowsPath",
+    "zoneinfo": "ZoneInfo",
+    "re": "compile Pattern",
+    "pydantic.types": "SecretStr SecretBytes",
+    "pydantic.networks": "AnyUrl AnyHttpUrl HttpUrl FileUrl",
+    "langchain_core.messages.base": "BaseMessage BaseMessageChunk",
+    "langchain_core.messages.human": "HumanMessage HumanMessageChunk",
+    "langchain_core.messages.ai": "AIMessage AIMessageChunk",
+    "langchain_core.messages.system": "SystemMessage SystemMessageChunk",
+    "langchain_core.messages.chat": "ChatMessage ChatMessageChunk",
+    "langchain_core.messages.tool": "ToolMessage ToolMessageChunk",
+    "langchain_core.messages.function": "FunctionMessage FunctionMessageChunk",
+    "langchain_core.messages.modifier": "RemoveMessage",
+    "langchain_core.documents.base": "Document",
+    "langgraph.types": "Send TimeoutPolicy Interrupt Command StateSnapshot PregelTask Overwrite",
+    "langgraph.store.base": "Item GetOp",
+}
+KNOWN: Final = frozenset(
+    (module, name) for module, names in _KNOWN_NAMES.items() for name in names.split()
+)
+_SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
+# langgraph's serializer, for values that hold no others
+_LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 
-class _Course:
-    """One course through objects within each other."""
+
+# -- plain data
+
+
+def pack(value: Any) -> bytes:
+    """Plain data as bytes; a TypeError says that something in it is not plain data."""
+    return ormsgpack.packb(value, option=PACK)
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Plain data from bytes; a ValueError says that they are no msgpack, or hold an extension."""
+    return ormsgpack.unpackb(data, option=_UNPACK)
+
+
+def unpack_all(parts: Sequence[bytes]) -> list[Any]:
+    """The value of each of these bytes, as `unpack`, but at once."""
+    n = len(parts)  # for the header of an array: https://msgpack.org
+    if n < 16:
+        header = bytes((0x90 | n,))
+    else:
+        header = b"\xdc" + n.to_bytes(2) if n < 1 << 16 else b"\xdd" + n.to_bytes(4)
+    values: list[Any] = unpack(header + b"".join(parts))
+    return values
+
+
+# -- which classes may be rebuilt
+
+
+class TypeNotAllowed(TypeError):
+    """A class that may not be rebuilt under the allowlist in force."""
+
+    def __init__(self, name: Name) -> None:
+        super().__init__(f"{name[0]}.{name[1]} is not on the allowlist")
+        self.name = name
+
+
+class Allowlist:
+    """Which classes may be rebuilt, as the `allowed_msgpack_modules` of a serializer say.
+
+    With `LOADED` among them, or `True` in their place, these are the plain data classes that the
+    process has imported, and all classes named. Without they are those named: the strict rule.
+    """
+
+    LOADED: Final = ("perdure", "any plain data class that is loaded")
+
+    def __init__(self, serde: JsonPlusSerializer) -> None:
+        def has(name: Name) -> bool:
+            return serde.with_msgpack_allowlist([name]) is serde  # adding it changes nothing
+
+        everything = has(("", ""))
+        self.strict = not everything and not has(self.LOADED)
+        self.names = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
+
+    def check(self, name: Name) -> None:
+        """Raise `TypeNotAllowed` for a plain data class; others must be in `names`."""
+        if self.strict and not self.names(name):
+            raise TypeNotAllowed(name)
+
+
+class DetachedFields(dict[str, Any]):
+    """The fields of an object whose class this process has not got.
+
+    Stored again, it is an object of that class, with the fields it has by then.
+
+    Attributes:
+        origin: The extension code, the class and what follows the payload.
+        whole: Whether the dict is the payload; else the payload is its `value`.
+    """
+
+    __slots__ = ("origin", "whole")
+
+    origin: tuple[int, Name, list[Any]]
+    whole: bool
+
+    # by identity, so that one that stood in a set or was a key stands there again
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+# -- values that are not plain data
+
+
+class Converter:
+    """Converts one value, with all that it holds, to msgpack or back."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self._allowlist = allowlist
         self._depth = 0
         self._error: Exception | None = None  # the innermost; ormsgpack would tell only its class
 
+    def pack(self, value: Any) -> bytes:
+        """A value as msgpack.
+
+        Raises:
+            TypeNotAllowed: A class in it is not on the allowlist.
+            RecursionError: It is nested too deep.
+            TypeError: It, or a part of it, cannot be stored.
+        """
+        try:
+            return self._pack(value)
+        except Exception as exc:
+            error = self._error or exc
+            if isinstance(error, RecursionError) or str(error) == "Recursion limit reached":
+                error = RecursionError(_TOO_DEEP)
+            raise error from None
+
+    def unpack(self, data: bytes | memoryview) -> Any:
+        """The value of what `pack`, or langgraph's serializer, gave.
+
+        Raises:
+            TypeNotAllowed: A class in it is not on the allowlist, under the strict rule.
+            ValueError: It is nothing that they gave.
+        """
+        try:
+            return self._unpack(data)
+        except Exception as exc:
+            raise self._error or exc from None
+
+    def _pack(self, value: Any, option: int = PACK) -> bytes:
+        return ormsgpack.packb(value, functools.partial(self._deeper, self._extension), option)
+
+    def _unpack(self, data: bytes | memoryview) -> Any:
+        hook = functools.partial(self._deeper, self._value)
+        return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
+
     def _deeper(self, step: Callable[..., Any], *args: Any) -> Any:
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
-                raise TooDeep(f"objects are nested deeper than {_MAX_OBJECTS} levels")
+                raise RecursionError(_TOO_DEEP)
             return step(*args)
         except Exception as exc:
             self._error = self._error or exc
@@ -78,131 +229,158 @@ class _Course:
         finally:
             self._depth -= 1
 
+    # -- to msgpack
 
-class Encoder(_Course):
-    """Encodes one value that is not plain data all through."""
+    def _extension(self, value: Any) -> Any:
+        cls: type = type(value)
+        name = (cls.__module__, cls.__qualname__)
+        if cls is tuple:
+            return self._exact(_TUPLE, list(value))
+        if cls is DetachedFields:
+            return self._detached(value)
+        if name in KNOWN:
+            return self._known(value, name)
+        if name == _DELTA_SNAPSHOT:
+            return ormsgpack.Ext(_SNAPSHOT, self._pack(value.value))
+        if isinstance(value, BaseException):
+            raise TypeError("an exception would come back as text; store str(error) or its parts")
+        if kind_of(cls) is not None:
+            return self._object(value)
+        for builtin, plain in _BUILTINS.items():
+            if isinstance(value, builtin):
+                return plain(value)
+        return self._other(value, name)
 
-    def pack(self, value: Any) -> bytes:
-        """A value as msgpack.
-
-        Raises:
-            TypeNotAllowed: A class in it is not on the allowlist.
-            TooDeep: It is nested too deep.
-            TypeError: It, or a part of it, cannot be stored.
-        """
-        try:
-            return self._pack(value, PACK)
-        except Exception as exc:
-            error = self._error or exc
-            if isinstance(error, RecursionError) or str(error) == "Recursion limit reached":
-                error = TooDeep(f"lists and dicts are nested deeper than {_MAX_LEVELS} levels")
-            raise error from None
-
-    def _pack(self, value: Any, option: int) -> bytes:
-        step = partial(self._deeper, self._reduced)
-        return ormsgpack.packb(value, default=step, option=option)
-
-    def _extension(self, code: int, parts: list[Any], *, exact: bool) -> ormsgpack.Ext:
-        if not exact:
-            return ormsgpack.Ext(code, self._pack(parts, PACK))
+    def _exact(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
+        """An extension in which nothing is made plainer without a word."""
         return ormsgpack.Ext(code, self._pack(self._exactly(parts), _EXACT))
 
     def _exactly(self, value: Any) -> Any:
-        """A value in which nothing is left that msgpack would make plainer without a word."""
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._exactly, value))
         if type(value) is bytearray:
-            parts = ["builtins", "bytearray", bytes(value)]
-            return self._extension(SINGLE, parts, exact=False)
+            return ormsgpack.Ext(_SINGLE, pack(["builtins", "bytearray", bytes(value)]))
         if type(value) is not dict:
             return value
         if all(map(_is_plain_key, value)):
             return {key: self._exactly(part) for key, part in value.items()}
-        return self._extension(PAIRS, [[*pair] for pair in value.items()], exact=True)
-
-    def _reduced(self, value: Any) -> Any:
-        cls: type = type(value)
-        if cls is tuple:
-            return self._extension(TUPLE, list(value), exact=True)
-        name = (cls.__module__, cls.__qualname__)
-        if name in KNOWN:
-            return self._known(value, name)
-        if name == _DELTA_SNAPSHOT:
-            return ormsgpack.Ext(SNAPSHOT, self._pack(value.value, PACK))
-        if isinstance(value, BaseException):
-            raise TypeError("an exception would come back as text; store str(error) or its parts")
-        if cls is DetachedFields:
-            return self._detached(value)
-        if (kind := kind_of(cls)) is not None:
-            return self._object(value, kind)
-        for builtin, exactly in _BUILTINS.items():
-            if isinstance(value, builtin):
-                return exactly(value)
-        if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
-            return _array(numpy, value)
-        return self._other(value, name)
+        return self._exact(_PAIRS, [[*pair] for pair in value.items()])
 
     def _known(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """As langgraph encodes it, but with what it holds encoded by this encoder."""
+        """As langgraph encodes it, but with what it holds encoded here."""
+        cls: Any = type(value)
+        code, rest = _KEYWORDS, []
+        payload: Any
         if isinstance(value, set | frozenset):
-            return self._extension(SINGLE, [*name, list(value)], exact=True)
-        if name == ("collections", "deque"):
-            return self._extension(SINGLE, [*name, list(value)], exact=False)
-        if name == SEND:
-            args = [value.node, value.arg]
+            return self._exact(_SINGLE, [*name, list(value)])
+        if isinstance(value, deque):
+            code, payload = _SINGLE, list(value)
+        elif name == _SEND:
+            code, payload = _POSITIONAL, [value.node, value.arg]
             if (timeout := getattr(value, "timeout", None)) is not None:
-                args.append(timeout)
-            return self._extension(POSITIONAL, [*name, args], exact=False)
-        if isinstance(value, BaseModel):
-            parts = [*name, value.model_dump(), "model_validate_json"]
-            return self._extension(MODEL, parts, exact=False)
-        if dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        elif isinstance(value, tuple):
-            fields = attributes_of(value)
+                payload.append(timeout)
+        elif isinstance(value, BaseModel):
+            code, payload, rest = _MODEL, value.model_dump(), ["model_validate_json"]
+        elif kind_of(cls) is not None:
+            payload = attributes_of(value)
         elif name[0] == "pydantic.networks":
-            return self._extension(SINGLE, [*name, str(value)], exact=False)
+            code, payload = _SINGLE, str(value)
         elif name == _ITEM:
-            fields = {slot: getattr(value, slot) for slot in type(value).__slots__}
+            payload = {slot: getattr(value, slot) for slot in cls.__slots__}
         else:
             return _by_langgraph(value)
-        return self._extension(KEYWORDS, [*name, fields], exact=False)
+        return ormsgpack.Ext(code, self._pack([*name, payload, *rest]))
 
-    def _object(self, value: Any, kind: str) -> ormsgpack.Ext:
-        name = name_of(type(value))
-        if self._allowlist.strict and not self._allowlist.names(*name):
-            raise TypeNotAllowed(name)
-        fields = attributes_of(value)
+    def _object(self, value: Any) -> ormsgpack.Ext:
+        cls: Any = type(value)
+        name, kind, fields = name_of(cls), kind_of(cls), attributes_of(value)
+        self._allowlist.check(name)
         if kind == "enum":
-            return self._extension(SINGLE, [*name, fields["value"]], exact=True)
+            return self._exact(_SINGLE, [*name, fields["value"]])
         if kind == "model":
             given = sorted(value.__pydantic_fields_set__)
-            parts = [*name, fields, None, private_of(value) or None, given]
-            return self._extension(MODEL, parts, exact=True)
-        return self._extension(KEYWORDS, [*name, fields], exact=True)
+            return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, given])
+        return self._exact(_KEYWORDS, [*name, fields])
 
     def _detached(self, value: DetachedFields) -> ormsgpack.Ext:
-        code, module, name, rest = value.origin
-        if self._allowlist.strict and not self._allowlist.names(module, name):
-            raise TypeNotAllowed((module, name))
+        code, name, rest = value.origin
+        self._allowlist.check(name)
         payload = dict(value) if value.whole else value.get("value")
-        return self._extension(code, [module, name, payload, *rest], exact=True)
+        return self._exact(code, [*name, payload, *rest])
 
     def _other(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """A class that only langgraph's serializer knows how to take apart, and that is trusted."""
+        """What only langgraph's serializer knows how to take apart: arrays, and trusted classes."""
+        if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
+            dtype = value.dtype
+            if (
+                type(value) is numpy.ndarray
+                and not dtype.hasobject
+                and numpy.dtype(dtype.str) == dtype
+            ):
+                return _by_langgraph(value)
+            raise TypeError(
+                f"a {type(value).__name__} of {dtype} would not come back as it is; store a "
+                "numpy.ndarray of numbers, booleans or text, or a list"
+            )
         made = _by_langgraph(value)
-        if not self._allowlist.names(*name):
+        if not self._allowlist.names(name):
             raise TypeNotAllowed(name)
         return made
+
+    # -- from msgpack
+
+    def _value(self, code: int, data: bytes) -> Any:
+        if code == _TUPLE:
+            return tuple(self._unpack(data))
+        if code == _PAIRS:
+            return dict(self._unpack(data))
+        if code == _SNAPSHOT:
+            return _from_langgraph(code, pack(None))._replace(value=self._unpack(data))
+        if code == _ARRAY:
+            array = _from_langgraph(code, data)
+            if array is None:
+                raise ValueError("an array needs numpy to be read, or is damaged")
+            return array
+        module, name, payload, *rest = self._unpack(data)
+        if code > _MODEL or type(module) is not str or type(name) is not str:
+            raise ValueError(f"it holds an unknown extension type, {code}")
+        if (module, name) in KNOWN:
+            try:
+                return _called(getattr(importlib.import_module(module), name), code, payload, rest)
+            except Exception as exc:  # then langgraph's serializer gives the payload, too
+                _note_detached((module, name), f"it cannot be rebuilt: {exc}")
+                return payload
+        return self._rebuilt((code, (module, name), rest), payload)
+
+    def _rebuilt(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
+        """An object of a class that is not known: rebuilt if its class is here, else detached."""
+        code, name, rest = origin
+        self._allowlist.check(name)
+        named = self._allowlist.names(name)
+        cls = find_class(*name, load=named)
+        kind = kind_of(cls) if cls is not None else None
+        why = "this process has not imported it"
+        try:
+            if kind is not None:
+                exact = len(rest) == 3  # what langgraph writes of a model has one part more
+                private, given = rest[1:] if exact else (None, None)
+                dumped = kind == "model" and not exact
+                return rebuilt(cls, payload, private, given, dumped=dumped)
+            if cls is not None and named:
+                return _called(cls, code, payload, rest)
+            if cls is not None:
+                why = "it is no pydantic model, dataclass, enum or named tuple"
+        except Exception as exc:
+            why = f"it cannot be rebuilt: {exc}"
+        _note_detached(name, why)
+        whole = type(payload) is dict and kind != "enum"
+        found = DetachedFields(payload if whole else {"value": payload})
+        found.origin, found.whole = origin, whole
+        return found
 
 
 def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
-
-
-def _by_langgraph(value: Any) -> ormsgpack.Ext:
-    packed = STRICT_SERDE.dumps_typed(value)[1]
-    return ormsgpack.unpackb(packed, ext_hook=ormsgpack.Ext)  # type: ignore[no-any-return]
 
 
 # what msgpack has a form for, from a class that derives from it, as langgraph's serializer does
@@ -214,109 +392,28 @@ _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
-def _array(numpy: Any, value: Any) -> ormsgpack.Ext:
-    if (
-        type(value) is not numpy.ndarray
-        or value.dtype.hasobject
-        or numpy.dtype(value.dtype.str) != value.dtype
-    ):
-        raise TypeError(
-            f"a {type(value).__name__} of {value.dtype} would not come back as it is; store a "
-            "numpy.ndarray of numbers, booleans or text, or a list"
-        )
-    return _by_langgraph(value)
-
-
-class Decoder(_Course):
-    """Decodes one value."""
-
-    def unpack(self, data: bytes | memoryview) -> Any:
-        """The value of what `Encoder.pack`, or langgraph's serializer, gave.
-
-        Raises:
-            TypeNotAllowed: A class in it is not on the allowlist, under the strict rule.
-            ValueError: It is nothing that they gave.
-        """
-        try:
-            return self._unpack(data)
-        except Exception as exc:
-            raise self._error or exc from None
-
-    def _unpack(self, data: bytes | memoryview) -> Any:
-        step = partial(self._deeper, self._value)
-        return ormsgpack.unpackb(data, ext_hook=step, option=UNPACK)
-
-    def _value(self, code: int, data: bytes) -> Any:
-        if code == TUPLE:
-            return tuple(self._unpack(data))
-        if code == PAIRS:
-            return dict(self._unpack(data))
-        if code == SNAPSHOT:
-            return _from_langgraph(code, ormsgpack.packb(None))._replace(value=self._unpack(data))
-        if code == ARRAY:
-            array = _from_langgraph(code, data)
-            if array is None:
-                raise ValueError("an array needs numpy to be read, or is damaged")
-            return array
-        module, name, payload, *rest = self._unpack(data)
-        if code > MODEL or type(module) is not str or type(name) is not str:
-            raise ValueError(f"it holds an unknown extension type, {code}")
-        if (module, name) in KNOWN:
-            return _known_value(code, module, name, payload, rest)
-        return self._object((code, module, name, rest), payload)
-
-    def _object(self, origin: tuple[int, str, str, list[Any]], payload: Any) -> Any:
-        code, module, name, rest = origin
-        named = self._allowlist.names(module, name)
-        if self._allowlist.strict and not named:
-            raise TypeNotAllowed((module, name))
-        cls = find_class(module, name, load=named)
-        kind = kind_of(cls) if cls is not None else None
-        why = "this process has not imported it"
-        try:
-            if cls is not None and kind is not None:
-                exact = len(rest) == 3  # what langgraph writes of a model has one part more
-                private, given = rest[1:] if exact else (None, None)
-                dumped = kind == "model" and not exact
-                return rebuilt(cls, payload, private, given, dumped=dumped)
-            if cls is not None and named:
-                return _called(cls, code, payload, rest)
-            if cls is not None:
-                why = "it is no pydantic model, dataclass, enum or named tuple"
-        except Exception as exc:
-            why = f"it cannot be rebuilt: {exc}"
-        _note_detached(module, name, why)
-        whole = type(payload) is dict and kind != "enum"
-        found = DetachedFields(payload if whole else {"value": payload})
-        found.origin, found.whole = origin, whole
-        return found
+def _by_langgraph(value: Any) -> ormsgpack.Ext:
+    packed = _LANGGRAPH.dumps_typed(value)[1]
+    return ormsgpack.unpackb(packed, ext_hook=ormsgpack.Ext)  # type: ignore[no-any-return]
 
 
 def _from_langgraph(code: int, data: bytes) -> Any:
-    return STRICT_SERDE.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
-
-
-def _known_value(code: int, module: str, name: str, payload: Any, rest: list[Any]) -> Any:
-    try:
-        return _called(getattr(importlib.import_module(module), name), code, payload, rest)
-    except Exception as exc:  # then langgraph's serializer gives the payload, too
-        _note_detached(module, name, f"it cannot be rebuilt: {exc}")
-        return payload
+    return _LANGGRAPH.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
 
 
 def _called(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
     """The object that a trusted class makes of a payload."""
-    if code == SINGLE:
+    if code == _SINGLE:
         return cls(payload)
-    if code == POSITIONAL:
-        if len(payload) == 3 and name_of(cls) == SEND:
+    if code == _POSITIONAL:
+        if len(payload) == 3 and name_of(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
         return cls(*payload)
-    if code == METHOD:
+    if code == _METHOD:
         if rest != ["fromisoformat"]:
             raise ValueError(f"the method {rest!r} is not allowed")
         return cls.fromisoformat(payload)
-    if code != MODEL:
+    if code != _MODEL:
         return cls(**payload)
     try:
         return cls(**payload)
@@ -324,20 +421,17 @@ def _called(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
         return cls.model_construct(**payload)
 
 
-_noted: set[Name] = set()  # logged already
+_noted: set[Name] = set()
 _MAX_NOTED: Final = 1000
 
 
-def _note_detached(module: str, name: str, why: str) -> None:
-    if (module, name) in _noted or len(_noted) >= _MAX_NOTED:
+def _note_detached(name: Name, why: str) -> None:
+    """Log, once a class, that an object of it is given as a dict."""
+    if name in _noted or len(_noted) >= _MAX_NOTED:
         return
-    _noted.add((module, name))
+    _noted.add(name)
     _log.warning(
         "a stored value is a %s.%s, and %s; its fields are given as a dict (import the class "
         "before reading, or open the checkpointer with allow=[(%r, %r)]). Logged once",
-        module,
-        name,
-        why,
-        module,
-        name,
+        *(*name, why, *name),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write
+from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write, keep
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
     DICT,
@@ -37,6 +37,9 @@ from perdure.storage.flow import Flow, Last, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
+_BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
+_MESSAGES: Final = {bytes((code,)) for code in CLASSES}
+_HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
 
 
@@ -46,42 +49,52 @@ class Stale(Exception):
 
 @dataclass(slots=True)
 class Written:
-    """The state that a flow found and wrote; the cache takes it after the commit."""
+    """The state that a flow found and wrote; the cache takes it after the commit.
 
+    Attributes:
+        at: The thread and namespace.
+        known: What is kept of the thread, if it is true still.
+        head: Of the namespace: key, began and packed id.
+        existing: The key of the checkpoint, if it was put before.
+        branch: Whether it is a branch that nobody asked for.
+        writes: Of a task, by its checkpoint and id.
+    """
+
+    at: Address
     now: float
-    thread_id: str
-    ns: str
+    known: Thread | None
     key: int
     seq: int
     generation: int
     updated_at: float
     namespace: int
     pinned: int
-    known: Thread | None
-    head: tuple[int | None, int | None, bytes | str | None]  # key, began, packed id
-    existing: int | None = None
+    head: tuple[int | None, int | None, bytes | str | None]
+    existing: int | None
     snapshot: Snapshot | None = None
-    branch_of: str | None = None
+    branch: bool = False
     appender: Appender | None = None
-    writes: tuple[str, str, Pending] | None = None  # of a task, by its checkpoint and id
+    writes: tuple[str, str, Pending] | None = None
 
     def take_over(self, cache: Cache) -> None:
         """Keep what was written, and say if it is a branch nobody asked for."""
-        thread = cache.thread(self.thread_id, self.key, self.generation)
+        ns = self.at.checkpoint_ns
+        thread = cache.thread(self.at.thread_id, self.key, self.generation)
         state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
-        thread.remember_state(self.ns, (*state, *self.head, None))
+        keep(thread.states, ns, (*state, *self.head, None))
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
-            thread.remember(self.ns, self.snapshot)
-            thread.pending.pop((self.ns, self.snapshot.parent or ""), None)
+            keep(thread.recent, (ns, self.snapshot.uid), self.snapshot)
+            thread.pending.pop((ns, self.snapshot.parent or ""), None)
         if self.writes is not None:
-            thread.remember_writes(self.ns, *self.writes)
-        if self.branch_of is not None:
+            uid, task, pending = self.writes
+            keep(thread.pending, (ns, uid), {**thread.pending.get((ns, uid), {}), task: pending})
+        if self.branch and self.snapshot is not None:
             _log.info(
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
-                self.thread_id,
-                self.branch_of,
+                self.at.thread_id,
+                self.snapshot.uid,
             )
 
 
@@ -89,7 +102,7 @@ class Writer:
     """The flows that write."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.cache, self.items = reader, reader.cache, reader.items
+        self.reader, self.cache = reader, reader.cache
         self.sql, self.seal = reader.sql, reader.seal
 
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
@@ -98,14 +111,14 @@ class Writer:
         What is known of the thread is taken for what the first statement will answer, and the
         flow is run so far here, in the caller's thread: then the thread that commits has next to
         nothing to do in Python but to see that the answer is that one. If it is not, the flow
-        begins anew.
+        begins anew (docs/decisions/0013).
         """
 
         def make() -> Flow[Written]:
             return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
 
-        thread = self.cache.peek(plan.thread_id)
-        state = thread.states.get(plan.ns) if thread is not None else None
+        thread = self.cache.peek(plan.at.thread_id)
+        state = thread.states.get(plan.at.checkpoint_ns) if thread is not None else None
         if state is None:
             return make
         ahead: list[Flow[Written]] = [make()]
@@ -135,20 +148,16 @@ class Writer:
     # -- a checkpoint
 
     def put(self, plan: PlannedPut) -> Flow[Written]:
-        """Store a checkpoint; the head moves to it unless a run that began later has it.
-
-        Raises:
-            Stale: Something the plan rests on was deleted.
-        """
-        out = yield from self._begin(plan, plan.uid)
-        parent = yield from self._parent(out, plan.parent)
-        at = plan.uid, 0, plan.parent, 0
-        snapshot = Snapshot(*at, plan.fields, plan.versions, plan.seen, {}, step=plan.step)
+        """Store a checkpoint; the head moves to it unless a run that began later has it."""
+        out = yield from self._begin(plan, plan.snapshot.uid)
+        uid = plan.at.checkpoint_id
+        parent = None if uid is None else (yield from self._parent(out, uid))
+        snapshot = out.snapshot = replace(plan.snapshot, refs={}, ranges={}, said={})
         appender = out.appender = Appender(
-            self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
+            self.sql, self.seal, plan.at.thread_id, out.key, out.seq, out.known
         )
         yield from appender.prepare(plan.nodes)
-        self._fill(snapshot, plan, parent, appender)
+        _fill(snapshot, plan, parent, appender)
         statements = appender.statements()
         if out.existing is None:
             statements += self._added(out, plan, snapshot, parent)
@@ -157,34 +166,22 @@ class Writer:
         tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if out.known is not None and plan.parent is not None:
-            statements += self._refer_writes(out, plan.parent, snapshot)
+        if out.known is not None and uid is not None:
+            pending = out.known.pending.get((plan.at.checkpoint_ns, uid), {})
+            for task, (path, writes, body) in pending.items():
+                referring = [_referring(appender, snapshot, write) for write in writes]
+                if referring != writes:
+                    row = pack_id(uid), pack_id(task), path
+                    sealed = seal_writes(self.seal, *plan.at[:2], row, referring)
+                    statements.append(
+                        self.sql("refer_writes", sealed, out.namespace, *row[:2], body)
+                    )
         yield Last(statements)
-        out.snapshot = snapshot
         return out
-
-    def _fill(
-        self, snapshot: Snapshot, plan: PlannedPut, parent: Snapshot | None, appender: Appender
-    ) -> None:
-        """Give a checkpoint its channels: what was planned, and what is as in the parent."""
-        if parent is not None:
-            snapshot.said.update(parent.said)
-        for channel, node in plan.nodes.items():
-            if node is not None:
-                snapshot.refs[channel] = appender.resolve(channel, node, snapshot, parent)
-            elif parent is None or not parent.holds(channel, plan.versions[channel]):
-                raise Stale
-            else:
-                snapshot.take(channel, parent)
-        if parent is not None:
-            for channel, version in plan.versions.items():
-                # a graph that does not know a channel carries its version on, not its value
-                if channel not in snapshot.refs and parent.holds(channel, version):
-                    snapshot.take(channel, parent)
 
     def _begin(self, plan: PlannedPut | PlannedWrites, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
-        now, thread_id, ns = time.time(), plan.thread_id, plan.ns
+        now, thread_id, ns = time.time(), plan.at.thread_id, plan.at.checkpoint_ns
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows = yield state
         if not rows:
@@ -199,18 +196,17 @@ class Writer:
         known = self.cache.peek(thread_id)
         if known is not None and (known.key, known.generation) != (key, generation):
             known = None
-        at = key, seq, generation, updated_at, namespace, pinned
-        return Written(now, thread_id, ns, *at, known, tuple(head), existing)
+        found = key, seq, generation, updated_at, namespace, pinned, tuple(head), existing
+        return Written(plan.at, now, known, *found)
 
-    def _parent(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
+    def _parent(self, out: Written, uid: str) -> Flow[Snapshot | None]:
         """The parent: kept, or read."""
-        if uid is None:
-            return None
-        found = out.known.recent.get((out.ns, uid)) if out.known is not None else None
+        at = out.at
+        found = out.known.recent.get((at.checkpoint_ns, uid)) if out.known is not None else None
         if found is None:
-            found = yield from self.reader.snapshot(out.thread_id, out.ns, out.namespace, uid)
+            found = yield from self.reader.snapshot(*at[:2], out.namespace, uid)
             if out.known is None:
-                out.known = self.cache.peek(out.thread_id)
+                out.known = self.cache.peek(at.thread_id)
         return found
 
     def _added(
@@ -225,11 +221,11 @@ class Writer:
         key, uid, *at, body = self._row(out, snapshot)
         statements = [self.sql("add_checkpoint", key, out.namespace, uid, *at, body)]
         pinned = out.pinned
-        if self._takes_head(out, snapshot):
+        if _takes_head(out, snapshot):
             out.head = snapshot.key, snapshot.began, uid
             out.pinned = 0
         elif not pinned and out.head[0] is not None:  # else it is where it was
-            out.branch_of = plan.uid
+            out.branch = True
             out.pinned = out.head[0] & _LOW
         if out.pinned != pinned:
             statements.append(self.sql("pin", out.pinned, out.namespace))
@@ -249,23 +245,17 @@ class Writer:
         It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
         whole run at once), or goes on from a checkpoint read by its id that is not the head.
         """
-        if plan.begins or (plan.deliberate and out.head[0] != parent.key):
+        if plan.metadata.get("source") in _BEGINNINGS:
             return True
-        before = self.reader.step(parent)
-        return plan.step is not None and before is not None and plan.step != before + 1
-
-    def _takes_head(self, out: Written, snapshot: Snapshot) -> bool:
-        """Whether a new checkpoint becomes the head: the later beginning has it."""
-        key, began, packed = out.head
-        uid = unpack_id(packed)
-        if key is None or snapshot.parent == uid or snapshot.began == out.seq:
+        if plan.deliberate and out.head[0] != parent.key:
             return True
-        return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
+        step, before = plan.snapshot.step, self.reader.step(parent)
+        return step is not None and before is not None and step != before + 1
 
     def _replaced(self, out: Written, snapshot: Snapshot) -> Flow[list[Statement]]:
         """The same checkpoint, put once more, in the place it has."""
         (row,) = yield self.sql("checkpoint_at", out.existing)
-        before = self.reader.open_row(out.thread_id, out.ns, row)
+        before = self.reader.open_row(*out.at[:2], row)
         snapshot.key, snapshot.began = before.key, before.began
         key, _, parent, _, _, body = self._row(out, snapshot)
         out.generation += 1
@@ -281,7 +271,7 @@ class Writer:
         """`(id, uid, parent, began, put_at, body)`."""
         uid, parent = pack_id(snapshot.uid), pack_id(snapshot.parent)
         row, said = (snapshot.key, uid, parent, snapshot.began, out.now), written_said(snapshot)
-        return *row, seal_checkpoint(self.seal, out.thread_id, out.ns, row, snapshot, said)
+        return *row, seal_checkpoint(self.seal, *out.at[:2], row, snapshot, said)
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
@@ -294,64 +284,54 @@ class Writer:
     # -- pending writes
 
     def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
-        """Store what a task wrote, for its checkpoint, which may not be there yet.
-
-        Raises:
-            Stale: Something the plan rests on was deleted.
-        """
+        """Store what a task wrote, for its checkpoint, which may not be there yet."""
         out = yield from self._begin(plan, None)
-        row = (pack_id(plan.uid), pack_id(plan.task), plan.path)
-        of = self.seal, plan.thread_id, plan.ns
-        writes, body = plan.writes, seal_writes(*of, row, plan.writes)
-        added, *_ = yield [
-            self.sql("add_writes", out.namespace, *row, body),
-            *self._touched(out),
-        ]
+        row = (pack_id(plan.at.checkpoint_id or ""), pack_id(plan.task), plan.path)
+        writes, body = plan.writes, seal_writes(self.seal, *plan.at[:2], row, plan.writes)
+        add = self.sql("add_writes", out.namespace, *row, body)
+        added, *_ = yield [add, *self._touched(out)]
         if not added:
             ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
-            merged = {write[0]: write for write in open_writes(*of, (*row[:2], path, stored))}
+            before = open_writes(self.seal, *plan.at[:2], (*row[:2], path, stored))
+            merged = {write[0]: write for write in before}
             for write in plan.writes:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             writes = [merged[i] for i in sorted(merged)]
-            body = seal_writes(*of, row, writes)
+            body = seal_writes(self.seal, *plan.at[:2], row, writes)
             yield self.sql("put_writes", out.namespace, *row, body)
         if not added or any(map(_may_be_in_a_log, writes)):
-            out.writes = plan.uid, plan.task, (plan.path, writes, body)
+            out.writes = plan.at.checkpoint_id or "", plan.task, (plan.path, writes, body)
         return out
 
-    def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
-        """Let the writes that led to a checkpoint point into the log where it holds them."""
-        assert out.known is not None
-        assert out.appender is not None
-        statements = []
-        for task, (path, writes, body) in out.known.pending.get((out.ns, uid), {}).items():
-            referring = [self._referring(out.appender, snapshot, write) for write in writes]
-            if all(new is write for new, write in zip(referring, writes, strict=True)):
-                continue
-            row = pack_id(uid), pack_id(task), path
-            sealed = seal_writes(self.seal, out.thread_id, out.ns, row, referring)
-            statements.append(self.sql("refer_writes", sealed, out.namespace, *row[:2], body))
-        return statements
 
-    def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:
-        index, channel, ref = write
-        held = snapshot.ranges.get(channel)
-        if held is None:
-            return write
-        if isinstance(ref, bytes):
-            position = appender.placed.get((channel, ref))
-            return write if position is None else [index, channel, [ITEM, held[0], position]]
-        ranges = []
-        for element in ref[1] if ref[0] in _HERE else [b""]:
-            if not isinstance(element, bytes):
-                ranges.append((element[1], element[1] + element[2]))
-                continue
-            position = appender.placed.get((channel, element))
-            if position is None:
-                return write
-            ranges.append((position, position + 1))
-        return [index, channel, [_HERE[ref[0]], held[0], flat(joined(ranges))]]
+def _fill(
+    snapshot: Snapshot, plan: PlannedPut, parent: Snapshot | None, appender: Appender
+) -> None:
+    """Give a checkpoint its channels: what was planned, and what is as in the parent."""
+    if parent is not None:
+        snapshot.said.update(parent.said)
+    for channel, node in plan.nodes.items():
+        if node is not None:
+            snapshot.refs[channel] = appender.resolve(channel, node, snapshot, parent)
+        elif parent is None or not parent.holds(channel, snapshot.versions[channel]):
+            raise Stale
+        else:
+            snapshot.take(channel, parent)
+    if parent is not None:
+        for channel, version in snapshot.versions.items():
+            # a graph that does not know a channel carries its version on, not its value
+            if channel not in snapshot.refs and parent.holds(channel, version):
+                snapshot.take(channel, parent)
+
+
+def _takes_head(out: Written, snapshot: Snapshot) -> bool:
+    """Whether a new checkpoint becomes the head: the later beginning has it (0005)."""
+    key, began, packed = out.head
+    uid = unpack_id(packed)
+    if key is None or snapshot.parent == uid or snapshot.began == out.seq:
+        return True
+    return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
 
 
 def _may_be_in_a_log(write: Write) -> bool:
@@ -360,5 +340,22 @@ def _may_be_in_a_log(write: Write) -> bool:
     return ref[:1] in _MESSAGES if isinstance(ref, bytes) else ref[0] in _HERE
 
 
-_MESSAGES: Final = {bytes((code,)) for code in CLASSES}
-_HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
+def _referring(appender: Appender, snapshot: Snapshot, write: Write) -> Write:
+    """A write that led to a checkpoint, pointing into the log where that holds all of it."""
+    index, channel, ref = write
+    held = snapshot.ranges.get(channel)
+    if held is None:
+        return write
+    if isinstance(ref, bytes):
+        position = appender.placed.get((channel, ref))
+        return write if position is None else [index, channel, [ITEM, held[0], position]]
+    ranges = []
+    for element in ref[1] if ref[0] in _HERE else [b""]:
+        if not isinstance(element, bytes):
+            ranges.append((element[1], element[1] + element[2]))
+            continue
+        position = appender.placed.get((channel, element))
+        if position is None:
+            return write
+        ranges.append((position, position + 1))
+    return [index, channel, [_HERE[ref[0]], held[0], flat(joined(ranges))]]

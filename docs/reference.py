@@ -12,12 +12,14 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "reference.md"
 PACKAGES = ("checkpointers", "stores", "memory", "memory.adapters", "graphs", "errors")
 WIDTH = 96
+_NOTE = re.compile(r"(?m)^    ([a-z]\w*): [^#\n]+  # (.+)$")
 HEAD = """# Reference
 
 The public names of perdure, from their docstrings; `python docs/reference.py` writes this page.
@@ -70,6 +72,7 @@ def _entry(name: str, value: Any, apart: list[Any]) -> Iterator[str]:
     elif fields:
         yield _fenced(name, fields, "")
     yield _markdown(value.__doc__)
+    yield _notes(bases)
     if apart:
         yield f"It also has the methods of {', '.join(f'`{base.__name__}`' for base in apart)}."
     methods = dict(_methods(value, apart))
@@ -109,6 +112,14 @@ def _fields(cls: Any) -> Iterator[str]:
         if isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):
             default = f" = {ast.unparse(node.value)}" if node.value else ""
             yield f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}{default}"
+
+
+def _notes(bases: list[Any]) -> str:
+    """The comments beside the fields of data classes."""
+    sources = (inspect.getsource(base) for base in reversed(bases) if is_dataclass(base))
+    found = [pair for source in sources for pair in _NOTE.findall(source)]
+    listed = "\n".join(f"- `{name}`: {note[0].upper()}{note[1:]}." for name, note in found)
+    return f"**Attributes**\n\n{listed}" if found else ""
 
 
 def _signature(name: str, function: Any) -> str:

@@ -18,6 +18,7 @@ from perdure.memory.records import FACT, Memory, Outcome
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.memory.writer import Given, MemoryWriter, check_schema, provenance_of
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, Receipt
 from perdure.stores.namespaces import check_key
 
@@ -146,7 +147,7 @@ class Collection:
         self,
         query: str,
         *,
-        limit: int = 10,
+        limit: int = SEARCH_LIMIT,
         filter: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
@@ -158,7 +159,7 @@ class Collection:
         self,
         *,
         kind: str | None = None,
-        limit: int = 100,
+        limit: int = LIST_LIMIT,
         offset: int = 0,
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
@@ -247,7 +248,7 @@ def _forget(
 def _memories(
     *,
     kind: str | None = None,
-    limit: int = 100,
+    limit: int = LIST_LIMIT,
     offset: int = 0,
     as_of: datetime | None = None,
     store: BaseStore | None = None,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -24,6 +22,7 @@ from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, 
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
 from perdure.memory.quotation import middle_out
+from perdure.storage.threads import Threads, awaited_for, waited_for
 
 T = TypeVar("T")
 Request = Sequence[BaseMessage]
@@ -216,40 +215,28 @@ class ModelCall:
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, so that it can time out."""
-        answered: Future[Any] = Future()
-
-        def call() -> None:
-            try:
-                answered.set_result(self._quiet().invoke(list(request), self.config))
-            except BaseException as exc:
-                answered.set_exception(exc)
-
-        # a daemon: a call that never ends must not keep the process from ending
+        threads = Threads(1, "perdure-model", lasting=False)
         run = contextvars.copy_context().run
-        threading.Thread(target=run, args=(call,), daemon=True).start()
+        call = partial(run, self._quiet().invoke, list(request), self.config)
         try:
-            return answered.result(self.timeout_s)
+            return waited_for(threads.submit(call, awaited=False), self.timeout_s)
         except GraphBubbleUp:
             raise  # a signal, such as an interrupt, and no failure of the model
         except Exception as exc:
-            return exc if answered.done() else self._too_late()
+            return exc
 
     async def _aanswer(self, request: Request) -> Any:
-        limit = asyncio.timeout(self.timeout_s)
+        call = self._quiet().ainvoke(list(request), self.config)
         try:
-            async with limit:
-                return await self._quiet().ainvoke(list(request), self.config)
+            return await awaited_for(call, self.timeout_s)
         except GraphBubbleUp:
             raise
         except Exception as exc:
-            return self._too_late() if limit.expired() else exc
+            return exc
 
     def _quiet(self) -> Runnable[Any, Any]:
         # the answer is not the user's: `stream_mode="messages"` leaves it out
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
-
-    def _too_late(self) -> TimeoutError:
-        return TimeoutError(f"no answer within {self.timeout_s} s")
 
 
 def model_call(model: Any) -> ModelCall:

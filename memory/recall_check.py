@@ -15,6 +15,7 @@ from perdure.memory.effects import run
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import adapter_of
+from perdure.settings import SEARCH_LIMIT
 
 Expected = str | Sequence[str]
 """The key of a memory, or a text that one contains; or a list of these."""
@@ -55,7 +56,7 @@ def check_recall(
     store: BaseStore | None = None,
     config: RunnableConfig | None = None,
     namespace: Labels = NAMESPACE,
-    limit: int = 10,
+    limit: int = SEARCH_LIMIT,
 ) -> RecallReport:
     """Ask questions, and report at which rank each recalls the expected memories.
 

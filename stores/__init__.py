@@ -16,9 +16,9 @@ from perdure.stores.base import (
 )
 from perdure.stores.embedders import Embedder, embedder_from
 from perdure.stores.models import Model
+from perdure.stores.ranking import Weights
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.store import ScopedStore
-from perdure.stores.weighting import Weights
 
 __all__ = [
     "Embedder",

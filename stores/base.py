@@ -19,33 +19,20 @@ Progress = Callable[[int, int | None], None]  # how many are done, of how many i
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an item comes from. All fields are optional; filters may use them.
-
-    Attributes:
-        thread_id: The thread that it comes from.
-        checkpoint_id: The checkpoint of that thread.
-        message_ids: The messages that it rests on.
-        actor: The speaker.
-        trust: A class of your own, say `"user"`, `"tool"` or `"web"`.
-        position: Its place in the order of the thread.
-        at: When it was said; with a time zone.
-    """
+    """Where an item comes from. All fields are optional; filters may use them."""
 
     thread_id: str | None = None
-    checkpoint_id: str | None = None
-    message_ids: tuple[str, ...] = ()
-    actor: str | None = None
-    trust: str | None = None
-    position: int | None = None
-    at: datetime | None = None
+    checkpoint_id: str | None = None  # a checkpoint of that thread
+    message_ids: tuple[str, ...] = ()  # the messages that it rests on
+    actor: str | None = None  # the speaker
+    trust: str | None = None  # a class of your own, say `"user"`, `"tool"` or `"web"`
+    position: int | None = None  # its place in the order of the thread
+    at: datetime | None = None  # when it was said; with a time zone
 
 
 @dataclass(frozen=True, slots=True)
 class PutItem:
-    """An operation of a batch: langgraph's `PutOp` with all that `put` takes.
-
-    A batch is written as one: all of its items are stored, or none.
-    """
+    """An operation of a batch: langgraph's `PutOp` with all that `put` takes."""
 
     namespace: Namespace
     key: str
@@ -87,16 +74,11 @@ class StoredItem(Item):
         provenance: Provenance | None = None,
     ) -> None:
         super().__init__(
-            value=value,
-            key=key,
-            namespace=namespace,
-            created_at=created_at,
-            updated_at=valid_from,
+            value=value, key=key, namespace=namespace, created_at=created_at, updated_at=valid_from
         )
-        self.version = version
+        self.version, self.provenance = version, provenance
         self.valid_from, self.valid_to = valid_from, valid_to
         self.expires_at = expires_at
-        self.provenance = provenance
 
 
 class FoundItem(SearchItem):
@@ -117,14 +99,8 @@ class FoundItem(SearchItem):
         score: float | None = None,
         parts: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(
-            namespace=item.namespace,
-            key=item.key,
-            value=item.value,
-            created_at=item.created_at,
-            updated_at=item.updated_at,
-            score=score,
-        )
+        place = item.namespace, item.key, item.value
+        super().__init__(*place, item.created_at, item.updated_at, score)
         self.version, self.provenance = item.version, item.provenance
         self.valid_from, self.valid_to = item.valid_from, item.valid_to
         self.expires_at = item.expires_at
@@ -133,36 +109,24 @@ class FoundItem(SearchItem):
 
 @dataclass(frozen=True, slots=True)
 class VersionRetention:
-    """Which closed versions to keep; the present version of a key always stays.
+    """Which closed versions to keep: those that either rule keeps.
 
-    A version stays if any rule given keeps it.
-
-    Attributes:
-        last: How many of the newest closed versions of each key stay.
-        days: Closed versions that were valid within so many days stay.
+    The present version of a key always stays.
     """
 
-    last: int | None = None
-    days: float | None = None
+    last: int | None = None  # the newest so many closed versions of each key stay
+    days: float | None = None  # those that were valid within so many days stay
 
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """What of a key `sweep_ttl` and then `retain` would remove.
-
-    Attributes:
-        namespace: Of the key.
-        key: The key.
-        expired: Whether its present item is expired, and would become a closed version.
-        versions: How many closed versions would go, that of an expired item among them.
-        size_bytes: Bytes of their values and provenance.
-    """
+    """What of a key `sweep_ttl` and then `retain` would remove."""
 
     namespace: Namespace
     key: str
-    expired: bool
-    versions: int
-    size_bytes: int
+    expired: bool  # whether the item is, and would become a closed version
+    versions: int  # closed versions that would go, that of an expired item among them
+    size_bytes: int  # bytes of their values and provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +134,16 @@ class QueryPlan:
     """How the database would answer a search."""
 
     indexes: tuple[str, ...]  # of paths; empty: it reads every item under the prefix
-    steps: tuple[str, ...]  # SQLite's own account, a line each
+    steps: tuple[str, ...]  # the database's own account, a line each
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """The place of an item in the answers to a query.
-
-    Attributes:
-        reason: In words.
-        rank: Its place, from 1; None: it is not among the answers at all.
-        parts: The parts whose sum is its score, by name.
-    """
+    """The place of an item in the answers to a query."""
 
     reason: str
-    rank: int | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
+    rank: int | None = None  # its place, from 1; None: it is not among the answers at all
+    parts: Mapping[str, float] = field(default_factory=dict)  # what its score is the sum of
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,46 +160,35 @@ class Pending:
 class Receipt:
     """The result of `forget`; with `dry_run`, what it would remove.
 
-    Attributes:
-        items: Present items.
-        versions: Closed versions of them and of deleted items.
-        messages: Messages of threads, by provenance, and their copies in checkpoints.
-        keys: `(namespace, key)` of each item.
-        hashes: BLAKE2b-128 of each removed value's JSON, in hexadecimal. It can prove that a text
-            was among them, and does not reveal it.
-        threads: The threads that messages were removed from.
-        at: When (UTC).
-        clean: Whether the bytes of the file and its WAL hold none of it; False while another
-            process still reads an older snapshot, or for a dry run. Quotations elsewhere, such as
-            answers in threads, are not covered.
-        cancelled: Tasks that quoted a removed message and had not run: `thread_id: node:task_id`.
-        size_bytes: Bytes of the values and provenance of the items and versions.
+    It is `clean` if the bytes of the file and its WAL hold none of it: not for a dry run, and not
+    while another process reads an older snapshot. Quotations elsewhere, such as answers in threads,
+    are not covered. A hash can prove that a text was erased, and does not reveal it.
     """
 
-    items: int
-    versions: int
-    messages: int
-    keys: tuple[tuple[Namespace, str], ...]
-    hashes: tuple[str, ...]
-    threads: tuple[str, ...]
-    at: datetime
+    items: int  # present items
+    versions: int  # closed versions, of them and of deleted items
+    messages: int  # messages of threads, by provenance, and their copies in checkpoints
+    keys: tuple[tuple[Namespace, str], ...]  # namespace and key of each item
+    hashes: tuple[str, ...]  # BLAKE2b-128 of each removed value's JSON, in hexadecimal
+    threads: tuple[str, ...]  # the threads that messages were removed from
+    at: datetime  # when (UTC)
     clean: bool
-    cancelled: tuple[str, ...] = ()
-    size_bytes: int = 0
+    cancelled: tuple[str, ...] = ()  # tasks that quoted a message: `thread_id: node:task_id`
+    size_bytes: int = 0  # bytes of the values and provenance of the items and versions
 
     def __add__(self, other: Receipt) -> Receipt:
         """The sum of two receipts; clean if both are."""
         return Receipt(
-            items=self.items + other.items,
-            versions=self.versions + other.versions,
-            messages=self.messages + other.messages,
-            keys=(*self.keys, *other.keys),
-            hashes=tuple(sorted({*self.hashes, *other.hashes})),
-            threads=tuple(dict.fromkeys((*self.threads, *other.threads))),
-            at=max(self.at, other.at),
-            clean=self.clean and other.clean,
-            cancelled=(*self.cancelled, *other.cancelled),
-            size_bytes=self.size_bytes + other.size_bytes,
+            self.items + other.items,
+            self.versions + other.versions,
+            self.messages + other.messages,
+            (*self.keys, *other.keys),
+            tuple(sorted({*self.hashes, *other.hashes})),
+            tuple(dict.fromkeys((*self.threads, *other.threads))),
+            max(self.at, other.at),
+            self.clean and other.clean,
+            (*self.cancelled, *other.cancelled),
+            self.size_bytes + other.size_bytes,
         )
 
 
@@ -249,42 +196,27 @@ class Receipt:
 class StoreStats:
     """Counts and sizes of a store.
 
-    Attributes:
-        namespaces: How many namespaces hold something.
-        items: Present items, including expired ones that were not yet swept.
-        versions: Closed versions.
-        pending: Items without vectors of the file's model: those of `pending_embeddings()`, and
-            those of another model, to which `reembed()` has not come.
-        value_bytes: JSON of the present items.
-        indexes: Paths with an index.
-        database: Sizes of the file and SQLite's version.
+    `pending` counts the items without vectors of the file's model: those of `pending_embeddings()`,
+    and those of another model, to which `reembed()` has not come.
     """
 
-    namespaces: int
-    items: int
-    versions: int
+    namespaces: int  # namespaces that hold something
+    items: int  # present items, including expired ones that were not yet swept
+    versions: int  # closed versions
     pending: int
-    value_bytes: int
-    indexes: tuple[str, ...]
-    database: Mapping[str, Any] = field(repr=False)
+    value_bytes: int  # JSON of the present items
+    indexes: tuple[str, ...]  # paths that have one
+    database: Mapping[str, Any] = field(repr=False)  # sizes of the file, the driver's version
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The counts of an import.
+    """The counts of an import."""
 
-    Attributes:
-        items: Present items.
-        versions: Closed versions.
-        skipped: Versions that exist already, or that are older than the existing one.
-        unsuitable: Items that cannot be stored here, and were passed over for
-            `on_unsuitable="skip"`.
-    """
-
-    items: int = 0
-    versions: int = 0
-    skipped: int = 0
-    unsuitable: int = 0
+    items: int = 0  # present items
+    versions: int = 0  # closed versions
+    skipped: int = 0  # versions that exist already, or are older than the existing one
+    unsuitable: int = 0  # items passed over for `on_unsuitable="skip"`
 
     def __add__(self, other: TransferReport) -> TransferReport:
         return TransferReport(*map(operator.add, astuple(self), astuple(other)))

@@ -1,36 +1,39 @@
 """Embedders, made of an object, a function or a model's name.
 
-Answers are checked, work goes in batches, and each text is embedded only once.
+A blocking model is called in a daemon thread, whoever asks: a call that never returns can then be
+given up, and cannot keep the process from ending. An async model is awaited where it is asked for;
+for blocking callers it runs on an event loop in a thread of its own, always the same one, since the
+connections of async clients belong to a loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextvars
 import importlib.util
 import inspect
+import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
-from hashlib import blake2b
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import ensure_embeddings
-from numpy.typing import NDArray
 
-from perdure.errors import ConfigurationError, MissingDependency
+from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.storage.flow import arun, run
-from perdure.stores.model_calls import Call, ModelFunction, Threads, Vectors, vectors_of
-
-Vector = NDArray[np.float32]
-_Batches = Generator[list[str], Vectors, Vectors]
+from perdure.storage.threads import Threads, TimedOut, awaited_for, waited_for
+from perdure.stores.vectors import Floats, vectors_of
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
-CACHE_BYTES = 32 << 20
-_QUERY_CACHE_BYTES = 1 << 20
-_OVERHEAD_BYTES = 250  # of an entry beside its numbers: key, array object, links (measured)
+CACHED: Final = 4096  # vectors; of 1536 numbers 25 MB
+_MOST_THREADS: Final = 8
+_CHECKED_IN_LOOP: Final = 8  # answers; of 1536 numbers each 0.5 ms to check, more go to a thread
 
 
 @runtime_checkable
@@ -72,7 +75,6 @@ def embedder_from(
     *,
     batch_size: int = BATCH_SIZE,
     timeout_s: float | None = TIMEOUT_S,
-    cache_bytes: int = CACHE_BYTES,
 ) -> CheckedEmbedder:
     """Make an embedder of an object, a function or a model's name.
 
@@ -86,80 +88,34 @@ def embedder_from(
         batch_size: How many texts one call embeds.
         timeout_s: The time limit of one batch; None: no limit. An embedder that computes in this
             process (`in_process`) has none.
-        cache_bytes: Memory for vectors of texts that were embedded lately.
 
     Raises:
         ConfigurationError: An argument is none of these, or `dims` is not the embedder's own.
         MissingDependency: A string was given, and langchain or the provider is not installed.
     """
-    _check_options(dims, name, batch_size, timeout_s, cache_bytes)
-    if isinstance(spec, CheckedEmbedder) and name in (None, spec.name):
-        _check_dims(spec.dims, dims)
-        return spec
-    name = name or _name_of(spec)
+    _check_options(dims, name, batch_size, timeout_s)
+    checked = isinstance(spec, CheckedEmbedder) and name in (None, spec.name)
     model = _from_string(spec) if isinstance(spec, str) else spec
-    own_dims = getattr(model, "dims", None) if isinstance(model, Embedder) else None
-    _check_dims(own_dims, dims)
-    calls, acalls = _calls(model)
-    here = getattr(model, "in_process", False) is True
-    threads = Threads()
-    documents, queries = (
-        ModelFunction(
-            name, call, acall, threads, timeout_s=None if here else timeout_s, trusted=here
+    own_dims = model.dims if isinstance(model, Embedder) else None
+    if None not in (own_dims, dims) and own_dims != dims:
+        raise ConfigurationError(
+            f"dims={dims!r} is given for an embedder whose vectors have {own_dims}: leave it out"
         )
-        for call, acall in zip(calls, acalls, strict=True)
-    )
-    return CheckedEmbedder(
-        name,
-        dims or own_dims,
-        documents,
-        queries,
-        batch_size=batch_size,
-        cache_bytes=cache_bytes,
-        on_clear=getattr(model, "clear_cache", None),
-    )
+    if checked:
+        return spec  # type: ignore[return-value]
+    return CheckedEmbedder(model, dims or own_dims, name or _name_of(spec), batch_size, timeout_s)
 
 
-def _calls(model: Any) -> tuple[tuple[Call, Call], tuple[Call | None, Call | None]]:
-    """A model's functions for documents and for queries, then the async ones."""
-    if isinstance(model, Embeddings):
-        # the inherited async forms go to the event loop's own threads, where a call that hangs
-        # would keep the process from ending: ours are used instead
-        own = type(model).aembed_documents is not Embeddings.aembed_documents
-        own_query = type(model).aembed_query is not Embeddings.aembed_query
-        return (
-            (model.embed_documents, _of_one(model.embed_query)),
-            (
-                model.aembed_documents if own else None,
-                _aof_one(model.aembed_query) if own_query else None,
-            ),
-        )
-    if isinstance(model, Embedder):
-        query, aquery = getattr(model, "embed_query", None), getattr(model, "aembed_query", None)
-        if query is None:
-            return (model.embed, model.embed), (model.aembed, model.aembed)
-        return (model.embed, _of_one(query)), (model.aembed, _aof_one(aquery) if aquery else None)
-    if callable(model):
-        is_async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(
-            type(model).__call__
-        )
-        acall = model if is_async else None
-        return (model, model), (acall, acall)
-    raise ConfigurationError(
-        f"an embedder cannot be made of {model!r}: expected an Embedder, a langchain Embeddings, a "
-        "function from texts to vectors, or 'provider:model'"
-    )
-
-
-def _of_one(embed_query: Callable[[str], Any]) -> Call:
-    return lambda texts: [embed_query(texts[0])]
-
-
-def _aof_one(aembed_query: Callable[[str], Any]) -> Call:
-    async def call(texts: list[str]) -> list[Any]:
-        return [await aembed_query(texts[0])]
-
-    return call
+def _check_options(
+    dims: int | None, name: str | None, batch_size: int, timeout_s: float | None
+) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"name={name!r}: expected the model's name as text, or None")
+    for option, value in (("dims", dims), ("batch_size", batch_size)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigurationError(f"{option}={value!r}: expected a whole number from 1")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")
 
 
 def _from_string(spec: str) -> Embeddings:
@@ -184,68 +140,75 @@ def _name_of(spec: Any) -> str:
         return spec.name
     named = spec if hasattr(spec, "__qualname__") else type(spec)
     name = f"{named.__module__}.{named.__qualname__}"
-    for attribute in ("model", "model_name", "model_id"):
-        model = getattr(spec, attribute, None)
-        if isinstance(model, str):
-            return f"{name}:{model}"
-    return name
+    models = (getattr(spec, attribute, None) for attribute in ("model", "model_name", "model_id"))
+    model = next((model for model in models if isinstance(model, str)), None)
+    return name if model is None else f"{name}:{model}"
 
 
-def _check_dims(own: int | None, dims: int | None) -> None:
-    if own is not None and dims is not None and own != dims:
-        raise ConfigurationError(
-            f"dims={dims!r} is given for an embedder whose vectors have {own}: leave it out"
+class _Function(NamedTuple):
+    """A function of a model, from a list of texts to vectors, or from one text to its vector."""
+
+    call: Callable[[Any], Any]  # if it is async, or returns an awaitable, that is awaited
+    acall: Callable[[Any], Any] | None  # for callers that await; None: `call`, in a thread
+    of_one: bool = False
+
+
+def _functions(model: Any) -> tuple[_Function, _Function]:
+    """A model's functions for documents and for queries."""
+    if isinstance(model, Embeddings):
+        # the inherited async forms go to the event loop's own threads, where a call that hangs
+        # would keep the process from ending: ours are used instead
+        own = type(model).aembed_documents is not Embeddings.aembed_documents
+        own_query = type(model).aembed_query is not Embeddings.aembed_query
+        return (
+            _Function(model.embed_documents, model.aembed_documents if own else None),
+            _Function(model.embed_query, model.aembed_query if own_query else None, of_one=True),
         )
-
-
-def _check_options(
-    dims: int | None, name: str | None, batch_size: int, timeout_s: float | None, cache_bytes: int
-) -> None:
-    if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"name={name!r}: expected the model's name as text, or None")
-    for option, value, least in (
-        ("dims", dims, 1),
-        ("batch_size", batch_size, 1),
-        ("cache_bytes", cache_bytes, 0),
-    ):
-        if value is not None and (type(value) is not int or value < least):
-            raise ConfigurationError(f"{option}={value!r}: expected a whole number from {least}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")
+    if isinstance(model, Embedder):
+        documents = _Function(model.embed, model.aembed)
+        query = getattr(model, "embed_query", None)
+        if query is None:
+            return documents, documents
+        return documents, _Function(query, getattr(model, "aembed_query", None), of_one=True)
+    if callable(model):
+        is_async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(
+            type(model).__call__
+        )
+        function = _Function(model, model if is_async else None)
+        return function, function
+    raise ConfigurationError(
+        f"an embedder cannot be made of {model!r}: expected an Embedder, a langchain Embeddings, a "
+        "function from texts to vectors, or 'provider:model'"
+    )
 
 
 class CheckedEmbedder:
     """An embedder whose answers are vectors of length 1, or an error that says what they were.
 
-    Texts go to the model in batches, each text once; vectors are kept by the content of their text,
-    those of queries apart. Threads and event loops may share it. `embedder_from` makes one.
+    Texts go to the model in batches, each text once; the vectors used last are kept, those of
+    queries apart. Threads and event loops may share it. `embedder_from` makes one.
     """
 
     def __init__(
-        self,
-        name: str,
-        dims: int | None,
-        documents: ModelFunction,
-        queries: ModelFunction,
-        *,
-        batch_size: int = BATCH_SIZE,
-        cache_bytes: int = CACHE_BYTES,
-        on_clear: Callable[[], None] | None = None,
+        self, model: Any, dims: int | None, name: str, batch_size: int, timeout_s: float | None
     ) -> None:
         self.name = name
         self._dims = dims
-        self._dims_lock = threading.Lock()
-        self._functions = documents, queries
+        self._documents, self._queries = _functions(model)
         self._batch_size = batch_size
-        self._caches = VectorCache(cache_bytes), VectorCache(min(cache_bytes, _QUERY_CACHE_BYTES))
-        self._on_clear = on_clear
+        self._in_process = getattr(model, "in_process", False) is True
+        self._timeout_s = None if self._in_process else timeout_s
+        self._threads = Threads(_MOST_THREADS, "perdure-embed", lasting=False)
+        self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
+        self._lock = threading.Lock()  # of the dimensions and the cache
+        self._cache: dict[tuple[str, bool], Floats] = {}  # by text and `query`; oldest use first
 
     @property
     def dims(self) -> int | None:
         """The length of a vector; None: not known before the first."""
         return self._dims
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Floats:
         """The vectors of texts to be stored.
 
         Raises:
@@ -253,116 +216,139 @@ class CheckedEmbedder:
                 answered for the batches before is kept, so that another try is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
-        return self._run(texts, query=False)
+        return run(self._flow(texts, query=False), partial(self._call, self._documents))
 
-    async def aembed(self, texts: Sequence[str]) -> Vectors:
+    async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same from a coroutine."""
-        return await self._arun(texts, query=False)
+        return await arun(self._flow(texts, query=False), partial(self._acall, self._documents))
 
-    def embed_query(self, text: str) -> Vector:
+    def embed_query(self, text: str) -> Floats:
         """The vector of a query: float32[dims]; raises as `embed` does."""
-        vector: Vector = self._run([text], query=True)[0]
-        return vector
+        rows = run(self._flow([text], query=True), partial(self._call, self._queries))
+        return rows[0]  # type: ignore[no-any-return]
 
-    async def aembed_query(self, text: str) -> Vector:
+    async def aembed_query(self, text: str) -> Floats:
         """The same from a coroutine."""
-        vector: Vector = (await self._arun([text], query=True))[0]
-        return vector
+        rows = await arun(self._flow([text], query=True), partial(self._acall, self._queries))
+        return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
         """Drop every vector that is kept, as an erasure must: a vector tells of its text."""
-        for cache in self._caches:
-            cache.clear()
-        if self._on_clear is not None:
-            self._on_clear()
+        with self._lock:
+            self._cache.clear()
+        if self._clear_model is not None:
+            self._clear_model()
 
-    def _flow(self, texts: list[str], *, query: bool) -> _Batches:
+    def _flow(self, texts: Sequence[str], *, query: bool) -> Generator[list[str], Floats, Floats]:
         """Yields batches for the model, is sent their vectors, returns those of all texts."""
-        cache = self._caches[query]
-        keys = [digest(text) for text in texts]
-        known = cache.found(dict.fromkeys(keys))
-        missing = [
-            pair for pair in dict(zip(keys, texts, strict=True)).items() if pair[0] not in known
-        ]
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError(f"cannot embed {texts!r}: expected a list of strings")
+        if not texts:
+            return np.empty((0, self._dims or 0), np.float32)
+        known = self._cached(texts, query)
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
         for start in range(0, len(missing), self._batch_size):
             batch = missing[start : start + self._batch_size]
-            vectors = yield [text for _, text in batch]
-            pairs = [(key, vector) for (key, _), vector in zip(batch, vectors, strict=True)]
-            known.update(pairs)
-            cache.keep(pairs)
-        if not keys:
-            return np.empty((0, self._dims or 0), np.float32)
-        return np.stack([known[key] for key in keys])
+            vectors = dict(zip(batch, (yield batch), strict=True))
+            known |= vectors
+            self._keep(vectors, query)
+        return np.stack([known[text] for text in texts])
 
-    def _run(self, texts: Sequence[str], *, query: bool) -> Vectors:
-        call, flow = self._functions[query].call, self._flow(_listed(texts), query=query)
-        return run(flow, lambda batch: call(batch, partial(self._checked, len(batch))))
+    def _cached(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
+        with self._lock:
+            known = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
+            found = {text: vector for text, vector in known.items() if vector is not None}
+            self._cache |= {(text, query): vector for text, vector in found.items()}
+        return found
 
-    async def _arun(self, texts: Sequence[str], *, query: bool) -> Vectors:
-        call, flow = self._functions[query].acall, self._flow(_listed(texts), query=query)
-        return await arun(flow, lambda batch: call(batch, partial(self._checked, len(batch))))
+    def _keep(self, vectors: dict[str, Floats], query: bool) -> None:
+        """Keep copies, so that no row holds the array it is a part of."""
+        with self._lock:
+            self._cache |= {(text, query): vector.copy() for text, vector in vectors.items()}
+            while len(self._cache) > CACHED:
+                del self._cache[next(iter(self._cache))]
 
-    def _checked(self, count: int, answer: Any) -> Vectors:
-        if self._dims is not None:
-            return vectors_of(answer, count, self._dims, self.name)
-        with self._dims_lock:  # two threads may bring a first answer
-            vectors = vectors_of(answer, count, self._dims, self.name)
+    # -- calls of the model
+
+    def _call(self, function: _Function, texts: list[str]) -> Floats:
+        if self._in_process:
+            return self._answer(function, texts)
+        with self._errors():
+            return waited_for(self._begun(function, texts, awaited=False), self._timeout_s)
+
+    async def _acall(self, function: _Function, texts: list[str]) -> Floats:
+        with self._errors():
+            if function.acall is None:
+                begun = self._begun(function, texts, awaited=True)
+                return await awaited_for(begun, self._timeout_s)
+            given = texts[0] if function.of_one else texts
+            answer = await awaited_for(function.acall(given), self._timeout_s)
+            if len(texts) > _CHECKED_IN_LOOP:
+                return await asyncio.to_thread(self._checked, function, texts, answer)
+            return self._checked(function, texts, answer)
+
+    def _begun(self, function: _Function, texts: list[str], *, awaited: bool) -> Any:
+        work = partial(contextvars.copy_context().run, self._answer, function, texts)
+        return self._threads.submit(work, awaited=awaited)
+
+    def _answer(self, function: _Function, texts: list[str]) -> Floats:
+        given = texts[0] if function.of_one else texts
+        with self._errors():
+            try:
+                answer = function.call(given)
+            except NotImplementedError:  # how classes that are async only say so
+                if function.acall is None:
+                    raise
+                answer = function.acall(given)
+            if inspect.isawaitable(answer):
+                future = asyncio.run_coroutine_threadsafe(_awaited(answer), _own_loop())
+                answer = waited_for(future, self._timeout_s)
+            return self._checked(function, texts, answer)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except EmbeddingFailed:
+            raise
+        except TimedOut as exc:
+            raise EmbeddingFailed(
+                f"the embedder {self.name!r} did not answer within {self._timeout_s} s; give it "
+                "more with timeout_s, or fewer texts at once with batch_size"
+            ) from exc
+        except Exception as exc:
+            fault = f"{type(exc).__name__}: {exc}"
+            raise EmbeddingFailed(f"the embedder {self.name!r} raised {fault}") from exc
+
+    def _checked(self, function: _Function, texts: list[str], answer: Any) -> Floats:
+        with self._lock:  # two threads may bring a first answer
+            rows = [answer] if function.of_one else answer
+            vectors = vectors_of(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
         return vectors
 
 
-def _listed(texts: Sequence[str]) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in listed):
-        raise ConfigurationError(f"cannot embed {texts!r}: expected a list of strings")
-    return listed
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
-def digest(text: str) -> bytes:
-    """The key of a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+_loop_lock = threading.Lock()
 
 
-class VectorCache:
-    """Vectors by digest; threads may share it."""
+def _own_loop() -> asyncio.AbstractEventLoop:
+    """The event loop on which async models run for those who block; started when first needed."""
+    with _loop_lock:
+        return _loop_of(os.getpid())  # a forked process has another
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the cache, overhead included."""
-        return self._bytes
+@cache
+def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
 
-    def found(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:
-        """Those of some keys that are known; they count as used just now."""
-        known = {}
-        with self._lock:
-            for key in keys:
-                vector = self._vectors.get(key)
-                if vector is not None:
-                    self._vectors.move_to_end(key)
-                    known[key] = vector
-        return known
+    def serve() -> None:
+        loop.run_forever()
+        loop.close()
 
-    def keep(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
-        """Keep copies, so that no row holds the array it is a part of."""
-        with self._lock:
-            for key, vector in vectors:
-                size = vector.nbytes + _OVERHEAD_BYTES
-                if key in self._vectors or size > self._most:
-                    continue
-                self._vectors[key] = vector.copy()
-                self._bytes += size
-                while self._bytes > self._most:
-                    _, oldest = self._vectors.popitem(last=False)
-                    self._bytes -= oldest.nbytes + _OVERHEAD_BYTES
-
-    def clear(self) -> None:
-        """Drop all."""
-        with self._lock:
-            self._vectors.clear()
-            self._bytes = 0
+    threading.Thread(target=serve, name="perdure-embed-loop", daemon=True).start()
+    atexit.register(loop.call_soon_threadsafe, loop.stop)
+    return loop

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perdure.errors import ConfigurationError
-from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
-from perdure.stores.base import PROVENANCE, Namespace, Receipt
-from perdure.stores.filters import Filter, parse
+from perdure.stores.base import Namespace, Receipt
 from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.parts import Parts
-from perdure.stores.records import moment
+from perdure.stores.reading import Wanted, moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
 
@@ -38,182 +36,158 @@ class ErasesMessages(Protocol):
         """Take messages out of a thread for good; None: the whole thread."""
 
 
-@dataclass(slots=True)
-class _Gone:
-    """The number of erased messages, the cancelled tasks, and whether no bytes are left."""
-
-    messages: int = 0
-    cancelled: tuple[str, ...] = ()
-    clean: bool = True
-
-    def erase(
-        self, checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]
-    ) -> None:
-        """Take messages out of threads, and count them."""
-        if checkpointer is None:
-            return
-        for thread_id, ids in sorted(said.items()):
-            erased = checkpointer.erase(thread_id, ids)
-            self.messages += erased.items
-            self.cancelled += tuple(f"{thread_id}: {task}" for task in erased.cancelled)
-            self.clean = self.clean and erased.scrubbed
-
-
-@dataclass(slots=True)
-class _Doomed:
-    """All versions of the keys that are to go."""
-
-    root: int = 0  # bytes of a path that are not shown
-    present: list[Row] = field(default_factory=list)
-    closed: list[Row] = field(default_factory=list)
-    hashes: set[str] = field(default_factory=set)
-    # by thread, what they rest on
-    messages: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-    @property
-    def keys(self) -> tuple[tuple[Namespace, str], ...]:
-        """The keys, in order."""
-        found = {(row[1], row[2]) for row in (*self.present, *self.closed)}
-        return tuple((labels(path[self.root :]), key) for path, key in sorted(found))
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of values and provenance."""
-        rows = (*self.present, *self.closed)
-        return sum(
-            len(str(part).encode() if isinstance(part, str) else part)
-            for row in rows
-            for part in row[8:10]
-            if part is not None
-        )
-
-
-class Eraser:
-    """Erases items of a store."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def forget(
-        self,
-        prefix: Namespace | None,
-        key: str | None,
-        filter: Mapping[str, Any] | None,
-        provenance: Mapping[str, Any] | None,
-        query: str | None,
-        dry_run: bool,
-        checkpointer: ErasesMessages | None,
-        threads: Collection[str],
-    ) -> Receipt:
-        """See `Store.forget`."""
-        nothing = _names_nothing(prefix, key, filter=filter, provenance=provenance, query=query)
-        if nothing and not threads:
-            raise ConfigurationError(
-                "forget() was not told what; give a prefix (() for everything), filter=, "
-                "provenance=, query= or threads="
-            )
-        if threads and checkpointer is None:
-            raise ConfigurationError("forget(threads=...) needs checkpointer=")
-        parts = self._parts
-        if parts.root and checkpointer is not None:
-            raise ConfigurationError(
-                "a scoped store cannot erase threads, for its items may name any: call forget() of "
-                "the whole store, with the prefix"
-            )
-        choice = _Choice(
-            parts.path(() if prefix is None else prefix),
-            None if key is None else check_key(key),
-            parse(filter) if filter else None,
-            parse(provenance, PROVENANCE) if provenance else None,
-            _words(query),
-        )
-        doomed = _Doomed() if nothing else parts.database.read(self._doomed(choice))
-        if dry_run:
-            messages = sum(len(ids) for ids in doomed.messages.values())
-            return self._receipt(doomed, threads, _Gone(messages, clean=False))
-        # messages first: what is left of an item names what is left to do
-        said = {**doomed.messages, **dict.fromkeys(threads)}
-        gone = _Gone()
-        gone.erase(checkpointer, said)
-        if not nothing:
-            doomed = parts.database.write(lambda: self._erase(choice))
-            late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
-            gone.erase(checkpointer, {t: ids for t, ids in late.items() if ids})
-            # words and vectors leave this process now, others when they next search
-            parts.database.read(parts.searcher.indexes.purge())
-            gone.clean = parts.database.scrub() and gone.clean
-        return self._receipt(doomed, threads, gone)
-
-    def _receipt(self, doomed: _Doomed, threads: Collection[str], gone: _Gone) -> Receipt:
-        return Receipt(
-            items=len(doomed.present),
-            versions=len(doomed.closed),
-            messages=gone.messages,
-            keys=doomed.keys,
-            hashes=tuple(sorted(doomed.hashes)),
-            threads=tuple(sorted({*doomed.messages, *threads})),
-            at=moment(self._parts.now()),
-            clean=gone.clean,
-            cancelled=gone.cancelled,
-            size_bytes=doomed.size_bytes,
-        )
-
-    def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
-        records = self._parts.records
-        if choice.key is None:
-            rows = yield self._parts.sql("every_version", *span(choice.prefix))
-        else:
-            rows = yield self._parts.sql("versions_of", choice.prefix, choice.key)
-        values = {row[0]: records.value(row) for row in rows}
-        fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
-        chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
-        doomed = _Doomed(len(self._parts.root))
-        for row in rows:
-            if (row[1], row[2]) in chosen:
-                (doomed.present if row[6] is None else doomed.closed).append(row)
-                doomed.hashes.add(_digest(records.text_of(row)))
-                said = fields[row[0]]
-                if "thread_id" in said and "message_ids" in said:
-                    doomed.messages[said["thread_id"]].update(said["message_ids"])
-        return doomed
-
-    def _erase(self, choice: _Choice) -> Flow[_Doomed]:
-        doomed = yield from self._doomed(choice)
-        every = (*doomed.present, *doomed.closed)
-        ids = [(row[0],) for row in every]
-        paths = [(path,) for path in {row[1] for row in every}]
-        for statement in ("drop_index_at", "raise_changes_at"):
-            yield Statement(self._parts.sql[statement], paths, many=True)
-        for row in doomed.present:
-            yield self._parts.sql("shrink_namespace", row[0])
-        for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-            yield Statement(self._parts.sql[statement], ids, many=True)
-        emptied = yield self._parts.sql("drop_empty_namespaces", *span(choice.prefix))
-        if not ids and not emptied:
-            return doomed
-        yield self._parts.sql("drop_index_left")
-        yield from self._parts.writer.hush()
-        yield self._parts.sql("bump_setting", "erasures")
-        yield from scrub_wanted()
-        return doomed
-
-
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """The criteria of `forget`."""
 
-    prefix: bytes
+    wanted: Wanted
     key: str | None
-    filter: Filter | None
-    provenance: Filter | None
     words: frozenset[str]
 
     def meets(self, value: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        if self.filter is not None and not self.filter.matches(value):
+        by_value, by_provenance = self.wanted.filter, self.wanted.provenance
+        if by_value is not None and not by_value.matches(value):
             return False
-        if self.provenance is not None and not self.provenance.matches(provenance):
+        if by_provenance is not None and not by_provenance.matches(provenance):
             return False
         return not self.words or self.words <= set(tokens("\n".join(texts(value, [WHOLE]))))
+
+
+@dataclass(slots=True)
+class _Doomed:
+    """All versions of the keys that are to go, and by thread the messages that they rest on."""
+
+    rows: list[Row] = field(default_factory=list)
+    hashes: set[str] = field(default_factory=set)
+    messages: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def forget(
+    parts: Parts,
+    prefix: Namespace | None,
+    key: str | None,
+    filter: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any] | None,
+    query: str | None,
+    dry_run: bool,
+    checkpointer: ErasesMessages | None,
+    threads: Collection[str],
+) -> Receipt:
+    """See `Store.forget`."""
+    nothing = _names_nothing(prefix, key, filter=filter, provenance=provenance, query=query)
+    if nothing and not threads:
+        raise ConfigurationError(
+            "forget() was not told what; give a prefix (() for everything), filter=, "
+            "provenance=, query= or threads="
+        )
+    if threads and checkpointer is None:
+        raise ConfigurationError("forget(threads=...) needs checkpointer=")
+    if parts.root and checkpointer is not None:
+        raise ConfigurationError(
+            "a scoped store cannot erase threads, for its items may name any: call forget() of "
+            "the whole store, with the prefix"
+        )
+    choice = _Choice(
+        parts.wanted(() if prefix is None else prefix, filter, provenance),
+        None if key is None else check_key(key),
+        _words(query),
+    )
+    doomed = _Doomed() if nothing else parts.database.read(_doomed(parts, choice))
+    if dry_run:
+        messages = sum(map(len, doomed.messages.values()))
+        return _receipt(parts, doomed, threads, messages, clean=False)
+    # messages first: what is left of an item names what is left to do
+    first = {**doomed.messages, **dict.fromkeys(threads)}
+    erased = _erase_messages(checkpointer, first)
+    clean = True
+    if not nothing:
+        doomed = parts.database.write(lambda: _erase(parts, choice))
+        late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
+        erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
+        # words and vectors leave this process now, others when they next search
+        parts.database.read(parts.searcher.indexes.purge())
+        clean = parts.database.scrub()
+    return _receipt(
+        parts,
+        doomed,
+        threads,
+        sum(each.items for _, each in erased),
+        clean=clean and all(each.scrubbed for _, each in erased),
+        cancelled=tuple(f"{thread}: {task}" for thread, each in erased for task in each.cancelled),
+    )
+
+
+def _erase_messages(
+    checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
+) -> list[tuple[str, _Erased]]:
+    if checkpointer is None:
+        return []
+    return [(thread, checkpointer.erase(thread, ids)) for thread, ids in sorted(messages.items())]
+
+
+def _receipt(
+    parts: Parts,
+    doomed: _Doomed,
+    threads: Collection[str],
+    messages: int,
+    *,
+    clean: bool,
+    cancelled: tuple[str, ...] = (),
+) -> Receipt:
+    closed = sum(row[6] is not None for row in doomed.rows)
+    keys = sorted({(row[1], row[2]) for row in doomed.rows})
+    stored = (part for row in doomed.rows for part in row[8:10] if part is not None)
+    return Receipt(
+        items=len(doomed.rows) - closed,
+        versions=closed,
+        messages=messages,
+        keys=tuple((labels(path[len(parts.root) :]), key) for path, key in keys),
+        hashes=tuple(sorted(doomed.hashes)),
+        threads=tuple(sorted({*doomed.messages, *threads})),
+        at=moment(parts.now()),
+        clean=clean,
+        cancelled=cancelled,
+        size_bytes=sum(len(part.encode() if isinstance(part, str) else part) for part in stored),
+    )
+
+
+def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
+    prefix, records = choice.wanted.prefix, parts.records
+    if choice.key is None:
+        rows = yield parts.sql("every_version", *span(prefix))
+    else:
+        rows = yield parts.sql("history", prefix, choice.key)
+    values = {row[0]: records.value(row) for row in rows}
+    fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
+    chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
+    doomed = _Doomed([row for row in rows if (row[1], row[2]) in chosen])
+    for row in doomed.rows:
+        text = records.text_of(row)
+        doomed.hashes.add(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+        said = fields[row[0]]
+        if "thread_id" in said and "message_ids" in said:
+            doomed.messages[said["thread_id"]].update(said["message_ids"])
+    return doomed
+
+
+def _erase(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
+    sql = parts.sql
+    doomed = yield from _doomed(parts, choice)
+    ids = [(row[0],) for row in doomed.rows]
+    paths = [(path,) for path in {row[1] for row in doomed.rows}]
+    for statement in ("drop_index_at", "raise_changes_at"):
+        yield Statement(sql[statement], paths, many=True)
+    present = [(row[0],) for row in doomed.rows if row[6] is None]
+    yield Statement(sql["shrink_namespace"], present, many=True)
+    for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
+        yield Statement(sql[statement], ids, many=True)
+    emptied = yield sql("drop_empty_namespaces", *span(choice.wanted.prefix))
+    if ids or emptied:
+        yield sql("drop_index_left")
+        yield from parts.writer.hush()
+        yield sql("bump_setting", "erasures")
+        yield from parts.database.scrub_wanted()
+    return doomed
 
 
 def _names_nothing(
@@ -244,7 +218,3 @@ def _words(query: str | None) -> frozenset[str]:
     if not words:
         raise ConfigurationError(f"query is {query!r}, which has no words to look for")
     return words
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

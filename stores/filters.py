@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from functools import partial
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidFilter
 from perdure.stores.options import meant
@@ -48,7 +49,8 @@ ORDER = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": op
 OPERATORS = ("$eq", "$ne", *ORDER, "$in", "$nin", "$exists", "$contains", *_LOGICAL)
 """All operators."""
 
-_ARRAYS = (list, tuple)
+_NESTED = (Mapping, list, tuple)
+_NO_MEMBERS = (bool, dict, list)  # True is no 1 here, and sets cannot hold the others
 _LABEL = r"[^.\[\]]+"
 _INDEX = r"\[(?:-?[0-9]{1,9}|\*)\]"  # SQLite counts positions in 32 bits
 _PATH = re.compile(rf"{_LABEL}(?:{_INDEX})*(?:\.{_LABEL}(?:{_INDEX})*)*")
@@ -73,8 +75,7 @@ _Where: TypeAlias = tuple[str | int, ...]
 # -- what a filter is made of
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(NamedTuple):
     """A value against an operand.
 
     Besides the operators that `Not` leaves: `object`, whether it is one, and `array`, whether it is
@@ -85,30 +86,26 @@ class Compare:
     operand: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """What a key reaches in an object, or a position in an array, meets a condition."""
 
     key: str | int
     condition: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(NamedTuple):
     """All parts hold, asked in order; with no parts, always."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Some:
+class Some(NamedTuple):
     """At least one part holds."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(NamedTuple):
     """The part does not hold."""
 
     part: Node
@@ -117,16 +114,12 @@ class Not:
 Node: TypeAlias = Compare | Field | Every | Some | Not
 
 
-@dataclass(slots=True, eq=False)
-class Filter:
-    """A parsed filter. `parse` makes it; threads may share it."""
+class Filter(NamedTuple):
+    """A parsed filter, its test of a document, and its conditions in SQL, once these are made."""
 
     node: Node
-    matches: _Test = field(init=False)
-    cache: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.matches = _compiled(self.node)
+    matches: _Test
+    conditions: dict[Any, Any]
 
 
 # -- parsing
@@ -146,135 +139,119 @@ def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None)
     """
     if filter is not None and not isinstance(filter, Mapping):
         raise _wrong((), "a mapping of fields to conditions", filter)
-    return Filter(_Parser(fields).document(filter or {}, ()))
+    node = _document(_copied(filter or {}, (), count()), (), fields)
+    return Filter(node, _compiled(node), {})
 
 
-class _Parser:
-    """One parse: it counts the operands on the way."""
-
-    def __init__(self, fields: Sequence[str] | None) -> None:
-        self._fields = fields
-        self._operands = 0
-
-    def document(self, filter: Any, where: _Where) -> Node:
-        """A mapping of fields, and of logical operators beside them."""
-        parts: list[Node] = []
-        for key, value in self._entries(filter, where):
-            inside = (*where, key)
-            if key in _LOGICAL:
-                parts.append(self._logical(key, value, inside, self.document))
-            elif key in OPERATORS:
-                advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
-                raise _wrong(inside, "a field, $and, $or or $not", key, advice)
-            elif key.startswith("$"):
-                raise _unknown(where, "operator", key, OPERATORS)
-            elif self._fields is not None and steps_of(key)[0] not in self._fields:
-                raise _unknown(where, "field", key, self._fields)
-            else:
-                parts.append(self._field(key, value, where))
-        return _every(parts)
-
-    def condition(self, value: Any, where: _Where) -> Node:
-        """The condition on one value: operators, entries of an object, elements, or equality."""
-        if isinstance(value, _ARRAYS):
-            self._descend(value, where)
-            elements = [Field(i, self.condition(v, (*where, i))) for i, v in enumerate(value)]
-            return Every((Compare("array", len(value)), *elements))
-        if not isinstance(value, Mapping):
-            return Compare("$eq", self._scalar(value, where))
-        entries = self._entries(value, where)
-        operators = [key for key, _ in entries if key.startswith("$")]
-        if not operators:
-            fields = [self._field(key, part, where) for key, part in entries]
-            return Every((Compare("object", None), *fields))
-        if len(operators) < len(entries):
-            name = next(key for key, _ in entries if not key.startswith("$"))
-            advice = f"beside {operators[0]}, field {name!r} needs a filter of its own under $and"
-            raise _wrong(where, "operators only or fields only", value, advice)
-        return _every([self._operator(key, operand, where) for key, operand in entries])
-
-    def _field(self, key: str, value: Any, where: _Where) -> Field:
-        inside = (*where, key)
-        steps = len(steps_of(key))
-        if steps > MAX_STEPS:
-            raise _wrong(inside, f"a path of at most {MAX_STEPS} steps", steps)
-        return Field(key, self.condition(value, inside))
-
-    def _operator(self, name: str, operand: Any, where: _Where) -> Node:
-        inside = (*where, name)
-        if name in _LOGICAL:
-            return self._logical(name, operand, inside, self.condition)
-        if name not in OPERATORS:
-            raise _unknown(where, "operator", name, OPERATORS)
-        if name in ("$in", "$nin") and not isinstance(operand, _ARRAYS):
-            raise _wrong(inside, "a list of values", operand)
-        if name == "$exists" and not isinstance(operand, bool):
-            raise _wrong(inside, "True or False", operand)
-        if name in ORDER and (
-            isinstance(operand, bool) or not isinstance(operand, int | float | str)
-        ):
-            raise _wrong(inside, "a number or a string", operand)
-        value = self._json(operand, inside)
-        if name in ("$ne", "$nin"):
-            return Not(Compare("$eq" if name == "$ne" else "$in", value))
-        return Compare(name, value)
-
-    def _logical(
-        self, name: str, operand: Any, where: _Where, inner: Callable[[Any, _Where], Node]
-    ) -> Node:
-        if name == "$not":
-            if not isinstance(operand, Mapping):
-                raise _wrong(where, "a filter", operand)
-            return Not(inner(operand, where))
-        if not isinstance(operand, _ARRAYS) or not operand:
-            raise _wrong(where, "a non-empty list of filters", operand)
-        for number, part in enumerate(operand):
-            if not isinstance(part, Mapping):
-                raise _wrong((*where, number), "a filter", part)
-        parts = tuple(inner(part, (*where, number)) for number, part in enumerate(operand))
-        return Every(parts) if name == "$and" else Some(parts)
-
-    # -- values
-
-    def _entries(self, mapping: Mapping[Any, Any], where: _Where) -> list[tuple[str, Any]]:
-        self._descend(mapping, where)
-        for key in mapping:
+def _copied(value: Any, where: _Where, counter: Iterator[int]) -> Any:
+    """A part of a filter as plain JSON: of an enumeration's member, what it stands for."""
+    nested = isinstance(value, _NESTED)
+    if nested and len(where) > MAX_DEPTH:
+        raise InvalidFilter(f"filter: more than {MAX_DEPTH} levels of nesting; flatten it")
+    if (not nested or not value) and next(counter) == MAX_OPERANDS:
+        raise InvalidFilter(
+            f"{_named(where)}: more than {MAX_OPERANDS} values in one filter; split the search"
+        )
+    if isinstance(value, Mapping):
+        for key in value:
             if not isinstance(key, str):
                 raise _wrong(where, "keys that are strings", key)
-        return [(str.__str__(key), value) for key, value in mapping.items()]
+        entries = [(str.__str__(key), part) for key, part in value.items()]
+        return {key: _copied(part, (*where, key), counter) for key, part in entries}
+    if nested:
+        return [_copied(part, (*where, number), counter) for number, part in enumerate(value)]
+    return _scalar(value, where)
 
-    def _json(self, value: Any, where: _Where) -> Any:
-        if isinstance(value, _ARRAYS):
-            self._descend(value, where)
-            return [self._json(part, (*where, number)) for number, part in enumerate(value)]
-        if isinstance(value, Mapping):
-            entries = self._entries(value, where)
-            return {key: self._json(part, (*where, key)) for key, part in entries}
-        return self._scalar(value, where)
 
-    def _scalar(self, value: Any, where: _Where) -> str | int | float | None:
-        """The value in JSON's own type: of an enumeration's member, what it stands for."""
-        self._count(where)
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, int | float):
-            return int(value) if isinstance(value, int) else float(value)
-        raise _wrong(where, "JSON (dates as ISO strings)", value)
+def _scalar(value: Any, where: _Where) -> str | int | float | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise _wrong(where, "JSON (dates as ISO strings)", value)
 
-    def _descend(self, value: Collection[Any], where: _Where) -> None:
-        if len(where) > MAX_DEPTH:
-            raise InvalidFilter(f"filter: more than {MAX_DEPTH} levels of nesting; flatten it")
-        if not value:
-            self._count(where)
 
-    def _count(self, where: _Where) -> None:
-        self._operands += 1
-        if self._operands > MAX_OPERANDS:
-            raise InvalidFilter(
-                f"{_named(where)}: more than {MAX_OPERANDS} values in one filter; split the search"
-            )
+def _document(filter: dict[str, Any], where: _Where, fields: Sequence[str] | None = None) -> Node:
+    """A mapping of fields, and of logical operators beside them."""
+    parts: list[Node] = []
+    for key, value in filter.items():
+        inside = (*where, key)
+        if key in _LOGICAL:
+            parts.append(_logical(key, value, inside, partial(_document, fields=fields)))
+        elif key in OPERATORS:
+            advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
+            raise _wrong(inside, "a field, $and, $or or $not", key, advice)
+        elif key.startswith("$"):
+            raise _unknown(where, "operator", key, OPERATORS)
+        elif fields is not None and steps_of(key)[0] not in fields:
+            raise _unknown(where, "field", key, fields)
+        else:
+            parts.append(_field(key, value, where))
+    return _every(parts)
+
+
+def _condition(value: Any, where: _Where) -> Node:
+    """The condition on one value: operators, entries of an object, elements, or equality."""
+    if isinstance(value, list):
+        elements = [Field(i, _condition(part, (*where, i))) for i, part in enumerate(value)]
+        return Every((Compare("array", len(value)), *elements))
+    if not isinstance(value, dict):
+        return Compare("$eq", value)
+    operators = [key for key in value if key.startswith("$")]
+    if not operators:
+        fields = [_field(key, part, where) for key, part in value.items()]
+        return Every((Compare("object", None), *fields))
+    if len(operators) < len(value):
+        name = next(key for key in value if not key.startswith("$"))
+        advice = f"beside {operators[0]}, field {name!r} needs a filter of its own under $and"
+        raise _wrong(where, "operators only or fields only", value, advice)
+    return _every([_operator(key, operand, where) for key, operand in value.items()])
+
+
+def _field(key: str, value: Any, where: _Where) -> Field:
+    inside = (*where, key)
+    steps = len(steps_of(key))
+    if steps > MAX_STEPS:
+        raise _wrong(inside, f"a path of at most {MAX_STEPS} steps", steps)
+    return Field(key, _condition(value, inside))
+
+
+def _operator(name: str, operand: Any, where: _Where) -> Node:
+    inside = (*where, name)
+    if name in _LOGICAL:
+        return _logical(name, operand, inside, _condition)
+    if name not in OPERATORS:
+        raise _unknown(where, "operator", name, OPERATORS)
+    if name in ("$in", "$nin") and not isinstance(operand, list):
+        raise _wrong(inside, "a list of values", operand)
+    if name == "$exists" and not isinstance(operand, bool):
+        raise _wrong(inside, "True or False", operand)
+    if name in ORDER and (isinstance(operand, bool) or not isinstance(operand, int | float | str)):
+        raise _wrong(inside, "a number or a string", operand)
+    if name in ("$ne", "$nin"):
+        return Not(Compare("$eq" if name == "$ne" else "$in", operand))
+    return Compare(name, operand)
+
+
+def _logical(
+    name: str, operand: Any, where: _Where, inner: Callable[[dict[str, Any], _Where], Node]
+) -> Node:
+    if name == "$not":
+        if not isinstance(operand, dict):
+            raise _wrong(where, "a filter", operand)
+        return Not(inner(operand, where))
+    if not isinstance(operand, list) or not operand:
+        raise _wrong(where, "a non-empty list of filters", operand)
+    parts = []
+    for number, part in enumerate(operand):
+        if not isinstance(part, dict):
+            raise _wrong((*where, number), "a filter", part)
+        parts.append(inner(part, (*where, number)))
+    return Every(tuple(parts)) if name == "$and" else Some(tuple(parts))
 
 
 def _every(parts: Sequence[Node]) -> Node:
@@ -330,7 +307,7 @@ def _all(tests: Sequence[_Test]) -> _Test:
                 return False
         return True
 
-    return tests[0] if len(tests) == 1 else every
+    return every
 
 
 def steps_of(key: str) -> tuple[Step, ...]:
@@ -354,36 +331,31 @@ def _at(key: str | int, test: _Test) -> _Test:
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
-    steps = steps_of(key)
-    if steps == (key,):
-        return lambda document: test(document.get(key, _MISSING))
-    walk = _walk(steps, test)
+    walk = _walk(steps_of(key), test)
     return lambda document: test(document[key]) if key in document else walk(document)
 
 
 def _walk(steps: tuple[Step, ...], test: _Test) -> _Test:
+    """A test of a value, from a test of what steps reach from it."""
     if EACH in steps:
         at = steps.index(EACH)
         inner = _walk(steps[at + 1 :], test)
         steps = steps[:at]
 
-        def some(value: Any) -> bool:
-            if isinstance(value, _ARRAYS) and value:
-                return any(map(inner, value))
-            return inner(_MISSING)
-
-        test = some
+        def test(value: Any) -> bool:
+            found = value if isinstance(value, list) and value else (_MISSING,)
+            return any(map(inner, found))
 
     def walked(value: Any) -> bool:
         for step in steps:
             if isinstance(step, str):
                 value = value.get(step, _MISSING) if isinstance(value, dict) else _MISSING
             elif isinstance(step, int):
-                inside = isinstance(value, _ARRAYS) and -len(value) <= step < len(value)
+                inside = isinstance(value, list) and -len(value) <= step < len(value)
                 value = value[step] if inside else _MISSING
         return test(value)
 
-    return walked if steps else test
+    return walked
 
 
 def _comparison(name: str, operand: Any) -> _Test:
@@ -391,19 +363,18 @@ def _comparison(name: str, operand: Any) -> _Test:
         case "object":
             return lambda value: isinstance(value, dict)
         case "array":
-            return lambda value: isinstance(value, _ARRAYS) and len(value) == operand
+            return lambda value: isinstance(value, list) and len(value) == operand
         case "$eq":
-            return _equal(operand)
+            return lambda value: _same(value, operand)
         case "$in":
             return _among(operand)
         case "$exists":
             return lambda value: (value is not _MISSING) is operand
         case "$contains":
-            equal = _equal(operand)
             return lambda value: (
                 isinstance(operand, str) and operand in value
                 if isinstance(value, str)
-                else isinstance(value, _ARRAYS) and any(map(equal, value))
+                else isinstance(value, list) and any(_same(one, operand) for one in value)
             )
     holds = ORDER[name]
     if isinstance(operand, str):
@@ -411,14 +382,6 @@ def _comparison(name: str, operand: Any) -> _Test:
     return lambda value: (
         isinstance(value, (int, float)) and not isinstance(value, bool) and holds(value, operand)
     )
-
-
-def _equal(operand: Any) -> _Test:
-    if operand is None or isinstance(operand, bool):
-        return lambda value: value is operand
-    if isinstance(operand, (dict, *_ARRAYS)) or operand in (0, 1):  # as which Python has booleans
-        return lambda value: _same(value, operand)
-    return lambda value: bool(value == operand)
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -431,19 +394,17 @@ def _same(left: Any, right: Any) -> bool:
             and left.keys() == right.keys()
             and all(_same(left[key], value) for key, value in right.items())
         )
-    if isinstance(right, _ARRAYS):
-        return (
-            isinstance(left, _ARRAYS) and len(left) == len(right) and all(map(_same, left, right))
-        )
+    if isinstance(right, list):
+        return isinstance(left, list) and len(left) == len(right) and all(map(_same, left, right))
     return bool(left == right)
 
 
 def _among(operands: Sequence[Any]) -> _Test:
-    special = [value for value in operands if isinstance(value, (bool, dict, *_ARRAYS))]
-    plain = frozenset(value for value in operands if not isinstance(value, (bool, dict, *_ARRAYS)))
+    special = [value for value in operands if isinstance(value, _NO_MEMBERS)]
+    plain = frozenset(value for value in operands if not isinstance(value, _NO_MEMBERS))
 
     def among(value: Any) -> bool:  # 1 and 1.0 are one member: Python hashes by exact value
-        if isinstance(value, (bool, dict, *_ARRAYS)):
+        if isinstance(value, _NO_MEMBERS):
             return any(_same(value, one) for one in special)
         return value in plain
 

@@ -1,4 +1,4 @@
-"""The in-memory index of one namespace: its items, words and vectors in arrays.
+"""The in-memory index of one namespace: its items, words and vectors in arrays; its stored form.
 
 Rows are appended as items are put. Their words go to a short list that is searched from end to end;
 when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.
@@ -7,37 +7,28 @@ A search works on a `View`, which stays as it is while the index changes.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.stores.index_view import Ints, Postings, Vectors, View, Vocabulary, places
+from perdure.stores.index_view import ROW, Ints, Postings, Vectors, View, places
 from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix
 
 FOREVER: Final = (1 << 63) - 1  # when what does not expire expires
-ROW: Final = np.dtype(
-    [
-        ("id", "<i8"),
-        ("expires", "<i8"),  # microseconds since 1970
-        ("position", "<f8"),
-        ("at", "<f8"),  # seconds since 1970; NaN: unknown
-        ("thread", "<i4"),  # -1: none; so for `actor`
-        ("actor", "<i4"),
-        ("length", "<i4"),  # words
-        ("asks", "?"),
-        ("alive", "?"),
-    ],
-    align=True,
-)
 _SHORT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
 _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
+_FORM: Final = 1  # version of the stored form
+_ALIGNED: Final = 8  # bytes
+_LENGTH: Final = 8  # bytes of the length of the head
 
 
 class Entry(NamedTuple):
@@ -54,30 +45,12 @@ class Entry(NamedTuple):
     expires: int  # microseconds since 1970
 
 
-class Growing:
-    """An array that grows at its end; a part that was handed out before stays as it is."""
+class Covered(NamedTuple):
+    """The content of an index."""
 
-    def __init__(self, values: NDArray[Any]) -> None:
-        self._buffer = values
-        self._size = len(values)
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """Its content."""
-        return self._buffer[: self._size]
-
-    def extend(self, values: Any) -> None:
-        """Add values at the end."""
-        end = self._size + len(values)
-        if end > len(self._buffer):
-            buffer = np.empty(max(end, self._size * 3 // 2, 16), self._buffer.dtype)
-            buffer[: self._size] = self.values
-            self._buffer = buffer
-        self._buffer[self._size : end] = values
-        self._size = end
+    newest: int  # the highest id that was looked at
+    items: int  # that were present, those that search does not find included
+    embedded: int  # how often items of the store had got their vectors later
 
 
 class Index:
@@ -86,40 +59,19 @@ class Index:
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model
         self._approximate_above = approximate_above
-        self.vocabulary = Vocabulary()
-        self.threads: dict[str, int] = _numbers(())
-        self.actors: dict[str, int] = _numbers(())
-        self.rows = Growing(np.empty(0, ROW))
+        self.vocabulary = _numbers()
+        self.threads = _numbers()
+        self.actors = _numbers()
+        self.rows = np.empty(0, ROW)
         self.postings = Postings(
             np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
         )
         self.vectors: Vectors | None = None
         self._no_recent()
 
-    @classmethod
-    def of(
-        cls,
-        model: Model | None,
-        approximate_above: int,
-        *,
-        rows: NDArray[Any],
-        words: Iterable[str],
-        threads: Iterable[str],
-        actors: Iterable[str],
-        postings: Postings,
-        vectors: tuple[Matrix, NDArray[np.int32]] | None,
-    ) -> Index:
-        """An index of what a compact one held."""
-        out = cls(model, approximate_above)
-        out.rows = Growing(rows)
-        out.vocabulary = Vocabulary(words)
-        out.threads, out.actors = _numbers(threads), _numbers(actors)
-        out.postings = postings
-        out.vectors = None if vectors is None else out._sketched(Vectors(*vectors))
-        return out
-
     def _no_recent(self) -> None:
-        self._recent = tuple(Growing(np.empty(0, kind)) for kind in (np.int32, np.int32, np.uint8))
+        none = np.empty(0, np.int32)
+        self._recent = (none, none, np.empty(0, np.uint8))  # words, rows, counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: View | None = None
@@ -128,12 +80,12 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Its size in memory, about."""
-        arrays = [self.rows.values, *self.postings, *(part.values for part in self._recent)]
-        total = sum(array.nbytes for array in arrays) + 2 * self.rows.values.nbytes
-        total += sum(map(len, self._recent_vectors))
+        total = 3 * self.rows.nbytes + sum(map(len, self._recent_vectors))
+        total += sum(array.nbytes for array in (*self.postings, *self._recent))
         if self.vectors is not None:
             total += self.vectors.matrix.nbytes + self.vectors.owner.nbytes
-        return total + self.vocabulary.nbytes + _PER_NAME * (len(self.threads) + len(self.actors))
+        names = len(self.vocabulary) + len(self.threads) + len(self.actors)
+        return total + _PER_NAME * names
 
     # -- changing
 
@@ -142,45 +94,46 @@ class Index:
         if not entries:
             return
         first = len(self.rows)
-        self.rows.extend(
-            np.array(
-                [
-                    (
-                        entry.id,
-                        entry.expires,
-                        entry.position,
-                        entry.at,
-                        -1 if entry.thread is None else self.threads[entry.thread],
-                        -1 if entry.actor is None else self.actors[entry.actor],
-                        len(entry.words),
-                        entry.asks,
-                        True,
-                    )
-                    for entry in entries
-                ],
-                ROW,
+        added = [
+            (
+                entry.id,
+                entry.expires,
+                entry.position,
+                entry.at,
+                -1 if entry.thread is None else self.threads[entry.thread],
+                -1 if entry.actor is None else self.actors[entry.actor],
+                len(entry.words),
+                entry.asks,
+                True,
             )
-        )
-        numbers = self.vocabulary.numbers
+            for entry in entries
+        ]
+        self.rows = np.concatenate([self.rows, np.array(added, ROW)])
+        numbers = self.vocabulary
         words = np.array([numbers[word] for entry in entries for word in entry.words], np.int64)
         of = np.repeat(np.arange(first, len(self.rows)), [len(e.words) for e in entries])
-        pairs = np.sort((words << _ROW_BITS) | of)
-        firsts = np.flatnonzero(np.diff(pairs, prepend=-1))
-        counts = np.diff(firsts, append=len(pairs))
-        pairs = pairs[firsts]
-        self._recent[0].extend(pairs >> _ROW_BITS)
-        self._recent[1].extend(pairs & ((1 << _ROW_BITS) - 1))
-        self._recent[2].extend(np.minimum(counts, _MOST_COUNTED))
+        pairs, counts = np.unique((words << _ROW_BITS) | of, return_counts=True)
+        counts = np.minimum(counts, _MOST_COUNTED)
+        recent = self._recent
+        self._recent = (
+            np.concatenate([recent[0], (pairs >> _ROW_BITS).astype(np.int32)]),
+            np.concatenate([recent[1], (pairs & ((1 << _ROW_BITS) - 1)).astype(np.int32)]),
+            np.concatenate([recent[2], counts.astype(np.uint8)]),
+        )
         for row, entry in enumerate(entries, first):
             self._give(row, entry.vectors)
         self._changed()
 
     def fill(self, vectors: Mapping[int, bytes]) -> None:
         """Take in the vectors of items, by id, that had none."""
-        rows = self.rows.values
-        for row in np.flatnonzero(np.isin(rows["id"], list(vectors))).tolist():
-            self._give(row, vectors[int(rows["id"][row])])
+        for row, number in self._rows_of(vectors):
+            self._give(row, vectors[number])
         self._changed()
+
+    def _rows_of(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
+        """The rows of some ids that are here, with the id."""
+        rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
+        return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
     def _give(self, row: int, vectors: bytes) -> None:
         if self.model is not None and vectors:
@@ -189,8 +142,7 @@ class Index:
 
     def keep(self, present: Ints) -> None:
         """Let go of the items that are not among some."""
-        rows = self.rows.values
-        rows["alive"] &= np.isin(rows["id"], present)
+        self.rows["alive"] &= np.isin(self.rows["id"], present)
         self._changed()
 
     def _changed(self) -> None:
@@ -198,7 +150,7 @@ class Index:
         words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_in = len(self.postings.rows)
         embedded = 0 if self.vectors is None else len(self.vectors.owner)
-        dead = len(self.rows) - np.count_nonzero(self.rows.values["alive"])
+        dead = len(self.rows) - np.count_nonzero(self.rows["alive"])
         if (
             words > max(_SHORT, sorted_in // _SHARE)
             or vectors > max(_SHORT // 64, embedded // _SHARE)
@@ -208,11 +160,11 @@ class Index:
 
     def compact(self) -> None:
         """Sort all words into the postings; drop rows that died, and words that no row has."""
-        rows = self.rows.values
+        rows = self.rows
         order = _ordered(rows, np.flatnonzero(rows["alive"]))
         place = places(order, len(rows))
         vectors = self._joined_vectors(place)
-        words, of, counts = (part.values for part in self._recent)
+        words, of, counts = self._recent
         starts, sorted_rows, sorted_counts = self.postings
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         of = place[np.concatenate([sorted_rows, of])]
@@ -228,8 +180,8 @@ class Index:
         starts = np.searchsorted(key, numbers)
         used = np.flatnonzero(np.diff(starts))
         if len(used) < len(self.vocabulary):
-            known = list(self.vocabulary.numbers)
-            self.vocabulary = Vocabulary([known[number] for number in used.tolist()])
+            known = list(self.vocabulary)
+            self.vocabulary = _numbers(known[number] for number in used.tolist())
         counts = (key & _MOST_COUNTED).astype(np.uint8)
         key >>= _COUNT_BITS
         key &= (1 << _ROW_BITS) - 1
@@ -238,7 +190,7 @@ class Index:
         rows = rows[order]
         self.threads = _renumbered(rows, "thread", self.threads)
         self.actors = _renumbered(rows, "actor", self.actors)
-        self.rows = Growing(rows)
+        self.rows = rows
         self.vectors = vectors
         self._no_recent()
 
@@ -251,12 +203,11 @@ class Index:
         owner = place[np.concatenate([part.owner for part in parts])]
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
-        return self._sketched(Vectors(matrix.taken(order), owner[order])) if len(order) else None
+        return self.sketched(matrix.taken(order), owner[order]) if len(order) else None
 
-    def _sketched(self, vectors: Vectors) -> Vectors:
-        if len(vectors.matrix) <= self._approximate_above:
-            return vectors
-        return Vectors(vectors.matrix.sketched(), vectors.owner)
+    def sketched(self, matrix: Matrix, owner: NDArray[np.int32]) -> Vectors:
+        """Vectors, ready for approximate scores if there are many."""
+        return Vectors(matrix.sketched() if len(owner) > self._approximate_above else matrix, owner)
 
     def _parts(self) -> tuple[Vectors, ...]:
         parts = [] if self.vectors is None else [self.vectors]
@@ -267,43 +218,38 @@ class Index:
 
     # -- time
 
-    def is_settled(self, now: int) -> bool:
+    def due(self, since: int, now: int) -> list[int]:
+        """The items that expire within a span, as far as is known here."""
+        if self._holds(now):
+            return []
+        rows = self.rows
+        hit = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
+        return list(rows["id"][hit].tolist())
+
+    def _holds(self, now: int) -> bool:
         """Whether nothing seems to have expired since the last view."""
         return self._view is not None and self._valid[0] <= now < self._valid[1]
 
-    def due(self, since: int, now: int) -> list[int]:
-        """The items that expire within a span, as far as is known here."""
-        rows = self.rows.values
-        hit = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
-        found: list[int] = rows["id"][hit].tolist()
-        return found
-
     def prolong(self, expiries: Mapping[int, int]) -> None:
         """Note when items expire, by id, that were read meanwhile."""
-        rows = self.rows.values
-        for row in np.flatnonzero(np.isin(rows["id"], list(expiries))):
-            rows["expires"][row] = expiries[int(rows["id"][row])]
+        for row, number in self._rows_of(expiries):
+            self.rows["expires"][row] = expiries[number]
         self._view = None
 
     # -- looking
 
     def bare(self) -> list[int]:
         """The items without vectors."""
-        rows = self.rows.values
-        bare = rows["alive"].copy()
-        for part in self._parts():
-            bare[part.owner] = False
-        found: list[int] = rows["id"][bare].tolist()
-        return found
+        bare = self.rows["alive"].copy()
+        for _, owner in self._parts():
+            bare[owner] = False
+        return list(self.rows["id"][bare].tolist())
 
     def view(self, now: int) -> View:
         """The items that are alive at a moment, in microseconds."""
-        if self._view is None or not self.is_settled(now):
-            self._view = self._made(now)
-        return self._view
-
-    def _made(self, now: int) -> View:
-        rows, parts = self.rows.values, self._parts()
+        if self._view is not None and self._holds(now):
+            return self._view
+        rows, parts = self.rows, self._parts()
         inside = rows["length"] > 0
         if not inside.all():  # what has neither words nor vectors is never found
             for part in parts:
@@ -315,19 +261,18 @@ class Index:
             ends.min(where=ends > now, initial=FOREVER),
         )
         order = _ordered(rows, np.flatnonzero(inside & (ends > now)))
-        return View(
+        self._view = View(
             order,
-            places(order, len(rows)),
             self.vocabulary,
             list(self.actors),
             len(self.threads),
-            self.model,
             self.nbytes,
             rows,
             self.postings,
-            tuple(part.values for part in self._recent),  # type: ignore[arg-type]
+            self._recent,
             parts,
         )
+        return self._view
 
 
 def _ordered(rows: NDArray[Any], some: Ints) -> Ints:
@@ -338,11 +283,10 @@ def _ordered(rows: NDArray[Any], some: Ints) -> Ints:
     return some[np.lexsort((rows["id"][some], rows["position"][some], thread))]
 
 
-def _numbers(names: Iterable[str]) -> dict[str, int]:
+def _numbers(names: Iterable[str] = ()) -> dict[str, int]:
     """A dict that gives each new key the next number."""
     out: dict[str, int] = defaultdict(lambda: len(out))
-    for number, name in enumerate(names):
-        out[name] = number
+    out.update(zip(names, count()))
     return out
 
 
@@ -353,3 +297,66 @@ def _renumbered(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> di
     rows[column] = numbers - none
     known = list(names)
     return _numbers(known[number] for number in used[none:].tolist())
+
+
+# -- the stored form: a head in JSON, then arrays
+
+
+def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
+    """The stored form of an index, which is compacted first."""
+    index.compact()
+    vectors = index.vectors
+    arrays: list[NDArray[Any]] = [index.rows, *index.postings]
+    if vectors is not None:
+        arrays += [vectors.owner, vectors.matrix.rows]
+        arrays += [] if vectors.matrix.scale is None else [vectors.matrix.scale]
+    words = "\n".join(index.vocabulary).encode()
+    head = {
+        "version": _FORM,
+        "made": made,
+        "covered": covered,
+        "model": None if index.model is None else index.model.number,
+        "arrays": [(array.dtype.str, array.shape) for array in arrays[1:]],
+        "rows": len(index.rows),
+        "words": len(words),
+        "threads": list(index.threads),
+        "actors": list(index.actors),
+    }
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    parts = [len(text).to_bytes(_LENGTH, "little"), text]
+    for array in arrays:
+        body = array.tobytes()
+        parts += [body, b"\0" * (-len(body) % _ALIGNED)]
+    return b"".join([*parts, words])
+
+
+def unpacked(
+    body: bytes, model: Model | None, approximate_above: int, made: Sequence[Any]
+) -> tuple[Index, Covered] | None:
+    """The index of a stored form, without vectors if they are of another model.
+
+    Returns:
+        None: Its words or vectors were made in another way.
+    """
+    begin = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
+    head = json.loads(body[_LENGTH:begin])
+    if head["version"] != _FORM or head["made"] != list(made):
+        return None
+    arrays = []
+    for kind, shape in [(ROW, (head["rows"],)), *head["arrays"]]:
+        count = int(np.prod(shape))
+        arrays.append(np.frombuffer(body, kind, count, begin).reshape(shape))
+        size = arrays[-1].nbytes
+        begin += size + -size % _ALIGNED
+    rows, starts, of, counts, *rest = arrays
+    words = body[begin : begin + head["words"]].decode()
+    index = Index(model, approximate_above)
+    index.rows = rows.copy()
+    index.postings = Postings(starts, of, counts)
+    index.vocabulary = _numbers(words.split("\n") if words else ())
+    index.threads, index.actors = _numbers(head["threads"]), _numbers(head["actors"])
+    if rest and model is not None and head["model"] == model.number:
+        owner, numbers, *scale = rest
+        index.vectors = index.sketched(Matrix(numbers, *scale), owner)
+    return index, Covered(*head["covered"])

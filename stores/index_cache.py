@@ -14,8 +14,9 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -24,21 +25,18 @@ import numpy as np
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place
 from perdure.storage.flow import Flow, NamedSQL, Row
-from perdure.stores.index import FOREVER, Entry, Index
-from perdure.stores.index_format import LARGEST, Covered, packed, unpacked
-from perdure.stores.index_view import View
+from perdure.stores.index import FOREVER, Covered, Entry, Index, packed, unpacked
+from perdure.stores.index_view import Scope, Sought, View, scope_of
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
-from perdure.stores.records import Records
-from perdure.stores.scopes import Part, Scope, Sought
+from perdure.stores.puts import Preparer
+from perdure.stores.reading import Records
 
 _LOG = logging.getLogger("perdure")
 
 _READ: Final = 1 << 12  # rows read at a time
+_LARGEST: Final = 1 << 29  # bytes of a compact form; SQLite's own limit is 10^9
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
-
-Analyse = Callable[[Mapping[str, Any], str | None], tuple[list[str], bool]]
-Derive = Callable[[Sequence[tuple[Mapping[str, Any], str | None]], Model | None], list[Any]]
 
 
 class Overtaken(Exception):
@@ -86,39 +84,23 @@ class _Held:
         self.expired_to = 0
 
 
+@dataclass(eq=False)
 class Indexes:
     """The indexes of a store's namespaces, for several threads at once."""
 
-    told_lacking = False  # whether it was said that items lack vectors
-
-    def __init__(
-        self,
-        sql: NamedSQL,
-        records: Records,
-        *,
-        budget: int,  # bytes of all indexes; the one searched last stays whatever it takes
-        approximate_above: int,
-        analyse: Analyse,  # the words of a value, and whether it is a question
-        derive: Derive,  # the vectors of values that have none stored
-        # how words and vectors are made in a file of a model
-        made: Callable[[Model | None], Sequence[Any]],
-        # writes a flow that nobody waits for; None: nothing is written
-        post: Callable[[Callable[[], Flow[object]]], None] | None,
-        erased: Callable[[], None],  # called on an erasure, here or by another process
-    ) -> None:
-        self._sql = sql
-        self._records = records
-        self._budget = budget
-        self._approximate_above = approximate_above
-        self._analyse = analyse
-        self._derive = derive
-        self._made = made
-        self._post = post
-        self._erased = erased
-        self._lock = threading.Lock()  # of what follows; nothing is read while it is held
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()
-        self._nbytes = 0
-        self._erasures = 0
+    sql: NamedSQL
+    records: Records
+    preparer: Preparer
+    budget: int  # bytes of all indexes; the one searched last stays whatever it takes
+    approximate_above: int
+    # writes a flow that nobody waits for; None: nothing is written
+    post: Callable[[Callable[[], Flow[object]]], None] | None
+    erased: Callable[[], None]  # called on an erasure, here or by another process
+    told_lacking: bool = False  # whether it was said that items lack vectors
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # nothing is read under it
+    _held: OrderedDict[bytes, _Held] = field(default_factory=OrderedDict)
+    _nbytes: int = 0
+    _erasures: int = 0
 
     # -- looking
 
@@ -130,56 +112,48 @@ class Indexes:
         Raises:
             Overtaken: Another thread has read a newer state.
         """
-        marks, rows = yield [
-            self._sql("marks"),
-            self._sql("namespaces_under", *span(prefix)),
-        ]
+        marks, rows = yield [self.sql("marks"), self.sql("namespaces_under", *span(prefix))]
         state = yield from self._entered(marks[0])
-        if sought.model is not None and state.model is not None and sought.model != state.model:
-            raise state.model.mismatch(sought.model)  # all vectors were made anew meanwhile
         chosen = None if ids is None else np.array(ids, np.int64)
-        parts: list[Part] = []
-        total = let_go = 0
-        for row in rows:
-            namespace = _Namespace(*row)
-            view = yield from self._view(namespace, state, now, admit=total <= self._budget)
-            total += view.nbytes
-            if chosen is not None:
-                view = view.narrowed(chosen)
-            if len(view.order):
-                parts.append(Part.of(view))
-            if total > self._budget and len(rows) > 1:
-                for part in parts[let_go:]:
-                    part.let_go(sought, self._approximate_above)
-                let_go = len(parts)
-                if sought.some and parts:
-                    break
-        return Scope(parts, state.model, self._approximate_above)
 
-    def past(self, rows: Sequence[Row]) -> Flow[Scope]:
+        def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
+            out = []
+            total = 0
+            for row in rows:
+                admit = total <= self.budget  # else it is read anew each time
+                view = yield from self._view(_Namespace(*row), state, now, admit=admit)
+                total += view.nbytes
+                if chosen is not None:
+                    view = view.narrowed(chosen)
+                if len(view.order):
+                    out.append(take(view))
+            return out
+
+        return (yield from scope_of(each, sought, state.model, self.approximate_above))
+
+    def past(self, rows: Sequence[Row], sought: Sought) -> Flow[Scope]:
         """A scope of some versions, present or closed, made for one search."""
-        state = yield from self._entered((yield self._sql("marks"))[0])
+        state = yield from self._entered((yield self.sql("marks"))[0])
         ids = json.dumps([row[0] for row in rows])
-        found = yield self._sql("index_of", state.number, ids)
+        found = yield self.sql("index_of", state.number, ids)
         searched = {number: (vectors, fields) for number, vectors, fields in found}
         rows = [
             (*row[:7], None, *row[8:10], *searched[row[0]]) for row in rows if row[0] in searched
         ]
-        entries: dict[bytes, list[Entry]] = {}
-        for row, entry in zip(rows, self._entries(rows, state.model), strict=True):
-            entries.setdefault(row[1], []).append(entry)
-        parts = []
-        for of in entries.values():
-            index = Index(state.model, self._approximate_above)
-            index.add(sorted(of))
-            view = index.view(0)
-            parts += [Part.of(view)] if len(view.order) else []
-        return Scope(parts, state.model, self._approximate_above)
+        index = Index(state.model, self.approximate_above)
+        index.add(sorted(self._entries(rows, state.model, apart=True)))
+        view = index.view(0)
+
+        def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
+            yield from ()
+            return [take(view)] if len(view.order) else []
+
+        return (yield from scope_of(each, sought, state.model, self.approximate_above))
 
     def purge(self) -> Flow[None]:
         """Let go of what was erased; a search does so too."""
         with suppress(Overtaken):  # by one that has let go of it
-            yield from self._entered((yield self._sql("marks"))[0])
+            yield from self._entered((yield self.sql("marks"))[0])
 
     # -- what is held
 
@@ -191,8 +165,8 @@ class Indexes:
                 raise Overtaken
             outdated = erasures > self._erasures
         if outdated:
-            self._erased()
-            rows = yield self._sql("namespaces_under", *span(b""))
+            self.erased()
+            rows = yield self.sql("namespaces_under", *span(b""))
             there = {namespace.path: namespace for namespace in map(_Namespace._make, rows)}
             with self._lock:
                 every = list(self._held.items())
@@ -213,7 +187,7 @@ class Indexes:
                 held.clear()
                 self._weigh(path, held, 0)
             elif held.changes != namespace.changes:
-                index = yield from self._whole(held, namespace, state)
+                index = yield from self._in_step(held, namespace, state)
                 index.compact()
                 held.fresh = namespace.items  # the compact form is gone
             held.erasures = state.erasures
@@ -239,7 +213,7 @@ class Indexes:
                 return
             self._nbytes += nbytes - held.nbytes
             held.nbytes = nbytes
-            while self._nbytes > self._budget and len(self._held) > 1:
+            while self._nbytes > self.budget and len(self._held) > 1:
                 _, dropped = self._held.popitem(last=False)
                 self._nbytes -= dropped.nbytes
 
@@ -252,7 +226,7 @@ class Indexes:
                 or held.covered.embedded > state.embedded
             ):
                 raise Overtaken
-            index = yield from self._whole(held, namespace, state)
+            index = yield from self._in_step(held, namespace, state)
             yield from self._expire(held, index, now)
             view = index.view(now)
         self._weigh(namespace.path, held, view.nbytes)
@@ -260,46 +234,54 @@ class Indexes:
 
     # -- keeping in step
 
-    def _whole(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
-        """See `_in_step`; if it fails, nothing of what was read is left to be read twice."""
+    def _in_step(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
+        """The index of a namespace as it is now; if that fails, what was read is dropped."""
         try:
-            return (yield from self._in_step(held, namespace, state))
+            if held.number != state.number:
+                held.clear()
+            if held.index is None:
+                held.index = yield from self._load(held, namespace, state)
+                held.number = state.number
+            if held.changes != namespace.changes:
+                yield from self._update(held, held.index, namespace, state)
+            return held.index
         except BaseException:
             held.clear()
             raise
 
-    def _in_step(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
-        """The index of a namespace as it is now."""
-        if held.number != state.number:
-            held.clear()
-        if held.index is None:
-            held.index = yield from self._load(held, namespace, state)
-            held.number = state.number
-        index = held.index
-        if held.changes == namespace.changes:
-            return index
+    def _update(
+        self, held: _Held, index: Index, namespace: _Namespace, state: _State
+    ) -> Flow[None]:
         newest, items, embedded = held.covered
-        newest, added = yield from self._read(held, index, namespace, newest, state)
+        added, complete = 0, False
+        while not complete:
+            rows = yield self.sql("index_since", state.number, namespace.ns, newest, _READ)
+            # of an item that is not searched only the id is there
+            entries = self._entries([row for row in rows if row[8] is not None], state.model)
+            index.add(entries)
+            held.fresh += len(entries)
+            added += len(rows)
+            newest = rows[-1][0] if rows else newest
+            complete = len(rows) < _READ
         if items + added != namespace.items:  # some are gone
-            rows = yield self._sql("present_ids", namespace.ns)
+            rows = yield self.sql("present_ids", namespace.ns)
             index.keep(np.array([number for (number,) in rows], np.int64))
         if state.model is not None and embedded != state.embedded:
             held.fresh += yield from self._fill(index, state.number)
         held.covered = Covered(newest, namespace.items, state.embedded)
         held.changes = namespace.changes
-        if self._post is not None and _is_worth_keeping(held.fresh, namespace.items):
+        if self.post is not None and _is_worth_keeping(held.fresh, namespace.items):
             self._keep(held, index, namespace, state)
-        return index
 
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
-        for (body,) in (yield self._sql("get_index", namespace.ns)):
+        for (body,) in (yield self.sql("get_index", namespace.ns)):
             try:
                 found = unpacked(
-                    self._records.seal.open(body, _place(namespace.path)),
+                    self.records.seal.open(body, _place(namespace.path)),
                     state.model,
-                    self._approximate_above,
-                    self._made(state.model),
+                    self.approximate_above,
+                    self.preparer.made(state.model),
                 )
             except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
                 of = labels(namespace.path)
@@ -308,24 +290,7 @@ class Indexes:
             if found is not None:
                 index, held.covered = found
                 return index
-        return Index(state.model, self._approximate_above)
-
-    def _read(
-        self, held: _Held, index: Index, namespace: _Namespace, newest: int, state: _State
-    ) -> Flow[tuple[int, int]]:
-        """Take in the items that are newer than one. Returns the newest, and their count."""
-        total = 0
-        while True:
-            bound = (state.number, namespace.ns, newest, _READ)
-            rows = yield self._sql("index_since", *bound)
-            # of an item that is not searched only the id is there
-            entries = self._entries([row for row in rows if row[8] is not None], state.model)
-            index.add(entries)
-            held.fresh += len(entries)
-            total += len(rows)
-            newest = rows[-1][0] if rows else newest
-            if len(rows) < _READ:
-                return newest, total
+        return Index(state.model, self.approximate_above)
 
     def _fill(self, index: Index, number: int) -> Flow[int]:
         """Take in the vectors of items that had none. Returns how many there are."""
@@ -333,77 +298,74 @@ class Indexes:
         total = 0
         for begin in range(0, len(bare), _READ):
             page = json.dumps(bare[begin : begin + _READ])
-            rows = yield self._sql("index_of", number, page)
+            rows = yield self.sql("index_of", number, page)
             found = {
-                row: self._records.vectors(vectors, row)
+                row: self.records.vectors(vectors, row)
                 for row, vectors, _ in rows
                 if vectors is not None
             }
-            if found:
-                index.fill(found)
-                total += len(found)
+            index.fill(found)
+            total += len(found)
         return total
 
     def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:
         """Ask when items expire whose time seems to be over: reading them may have prolonged it."""
-        if now < held.expired_to:  # the clock was put back
-            held.expired_to = now
-        elif not index.is_settled(now) and (due := index.due(held.expired_to, now)):
-            rows = yield self._sql("expiries", json.dumps(due))
-            index.prolong(dict(rows))
+        since = min(held.expired_to, now)  # the clock may have been put back
+        if due := index.due(since, now):
+            index.prolong(dict((yield self.sql("expiries", json.dumps(due)))))
         held.expired_to = now
 
-    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
-        """The search data of some versions; vectors that are not stored are made now."""
-        values = [self._records.value(row) for row in rows]
+    def _entries(
+        self, rows: Sequence[Row], model: Model | None, *, apart: bool = False
+    ) -> list[Entry]:
+        """The search data of some versions; vectors that are not stored are made now.
+
+        `apart`: they are of several namespaces, whose threads are not the same.
+        """
+        values = [self.records.value(row) for row in rows]
         bare = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
         ]
-        derived = iter(self._derive(bare, model))
-        return [
-            self._entry(
-                row,
-                value,
-                next(derived) if row[10] is None else self._records.vectors(row[10], row[0]),
+        derived = iter(self.preparer.derived(bare, model))
+        out = []
+        for row, value in zip(rows, values, strict=True):
+            number, path, key, version, _, _, _, expires, _, stored, vectors, fields = row
+            words, asks = self.preparer.analysed(value, fields)
+            said = self.records.provenance(stored, path, key, version)
+            position, at, thread = said.get("position"), said.get("at"), said.get("thread_id")
+            entry = Entry(
+                number,
+                words,
+                asks,
+                (next(derived) if vectors is None else self.records.vectors(vectors, number))
+                or b"",
+                f"{path.decode()}{thread}" if apart and thread is not None else thread,
+                float(number if position is None else position),
+                said.get("actor"),
+                math.nan if at is None else datetime.fromisoformat(at).timestamp(),
+                FOREVER if expires is None else expires,
             )
-            for row, value in zip(rows, values, strict=True)
-        ]
-
-    def _entry(self, row: Row, value: Mapping[str, Any], vectors: bytes | None) -> Entry:
-        number, path, key, version, _, _, _, expires, _, stored, _, fields = row
-        words, asks = self._analyse(value, fields)
-        said = self._records.provenance(stored, path, key, version)
-        position, at = said.get("position"), said.get("at")
-        return Entry(
-            number,
-            words,
-            asks,
-            vectors or b"",
-            said.get("thread_id"),
-            float(number if position is None else position),
-            said.get("actor"),
-            math.nan if at is None else datetime.fromisoformat(at).timestamp(),
-            FOREVER if expires is None else expires,
-        )
+            out.append(entry)
+        return out
 
     # -- the compact form
 
     def _keep(self, held: _Held, index: Index, namespace: _Namespace, state: _State) -> None:
         """Write the index to the file, unless something is erased before that."""
-        assert self._post is not None
-        body = packed(index, held.covered, self._made(state.model))
+        assert self.post is not None
+        body = packed(index, held.covered, self.preparer.made(state.model))
         held.fresh = 0
-        if len(body) > LARGEST:
+        if len(body) > _LARGEST:
             return
-        sealed = self._records.seal.seal(body, _place(namespace.path))
+        sealed = self.records.seal.seal(body, _place(namespace.path))
         bound = (held.covered.newest, state.closed, sealed)
         which = (namespace.ns, namespace.path, state.erasures)
 
         def write() -> Flow[None]:
-            yield self._sql("keep_index", *bound, *which)
-            yield self._sql("drop_words", namespace.ns)
+            yield self.sql("keep_index", *bound, *which)
+            yield self.sql("drop_words", namespace.ns)
 
-        self._post(write)
+        self.post(write)
 
 
 def _is_worth_keeping(fresh: int, items: int) -> bool:

@@ -1,29 +1,48 @@
-"""A view of the index of a namespace: rows, words and vectors at a moment."""
+"""What a search sees: the index of a namespace at a moment, and the rows of one or many.
+
+A `View` has the rows, words and vectors of a namespace. A `Scope` joins the rows of the selected
+views, with what the query needs of them, so that the views themselves may be dropped.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.stores.context import Arrangement, arrange
+from perdure.storage.flow import Flow
+from perdure.stores.expansion import nearest
 from perdure.stores.models import Model
-from perdure.stores.spelling import Trigrams
+from perdure.stores.ranking import Arrangement, arrange
+from perdure.stores.text import is_misspellable
 from perdure.stores.vectors import Floats, Matrix, second_look
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
 Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
-_PER_WORD, _PER_SPELLING = 120, 250  # bytes of a word in a dict, and of its trigrams, about
+_MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
+_CANDIDATES: Final = 8  # for one of them: some are only words of deleted items
 NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
+ROW: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("expires", "<i8"),  # microseconds since 1970
+        ("position", "<f8"),
+        ("at", "<f8"),  # seconds since 1970; NaN: unknown
+        ("thread", "<i4"),  # -1: none; so for `actor`
+        ("actor", "<i4"),
+        ("length", "<i4"),  # words
+        ("asks", "?"),
+        ("alive", "?"),
+    ],
+    align=True,
+)
 
 
 class Postings(NamedTuple):
@@ -34,74 +53,31 @@ class Postings(NamedTuple):
     counts: NDArray[np.uint8]  # how often each has the word
 
 
-@dataclass
-class Columns:
-    """The columns of each row; rows of a thread are adjacent, in its order."""
-
-    ids: Ints
-    thread: Ints  # its number; negative: none; so for `actor`
-    actor: Ints
-    at: NDArray[np.float64]  # seconds since 1970; NaN: unknown
-    lengths: Floats  # in words
-    asks: NDArray[np.bool_]  # whether it is a question
-
-    @cached_property
-    def arrangement(self) -> Arrangement | None:
-        """The neighbours of rows; None if no row belongs to a thread."""
-        if not (self.thread >= 0).any():
-            return None
-        return arrange(self.thread, self.lengths, self.asks, self.at)
-
-
-class Vocabulary:
-    """Words with their numbers, and the nearest to one that is not among them."""
-
-    def __init__(self, words: Iterable[str] = ()) -> None:
-        self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
-        self.numbers.update(zip(words, count(), strict=False))
-        self._spelling: Trigrams | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in memory, about."""
-        return len(self) * (_PER_WORD if self._spelling is None else _PER_WORD + _PER_SPELLING)
-
-    def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
-        """See `Trigrams.similar`; one word at most."""
-        with self._lock:
-            if self._spelling is None:
-                self._spelling = Trigrams()
-            if len(self._spelling) < len(self):
-                self._spelling.extend(list(self.numbers)[len(self._spelling) :])
-            return self._spelling.similar(word, limit=1, among=among)
-
-
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(NamedTuple):
     """Vectors and the row of each; the vectors of a row stand side by side."""
 
     matrix: Matrix
     owner: NDArray[np.int32]
 
-    def into(self, out: Floats, query: Floats, approximate_above: int) -> None:
-        """Write the best cosine of each row that has a vector."""
-        count = len(self.matrix)
-        if count > approximate_above and self.matrix.sketch is not None:
-            scores = self.matrix.estimates(query, 0, count, second_look(count))
-        else:
-            scores = self.matrix.scores(query, 0, count)
-        firsts, owners = self._firsts
-        out[owners] = scores if len(firsts) == count else np.maximum.reduceat(scores, firsts)
+
+@dataclass(frozen=True)
+class Candidates:
+    """The rows of a search; those of a thread are adjacent, in its order."""
+
+    rows: NDArray[Any]  # of `ROW`
 
     @cached_property
-    def _firsts(self) -> tuple[Ints, NDArray[np.int32]]:
-        """The first vector of each row that has one, and the row."""
-        firsts = np.flatnonzero(np.diff(self.owner, prepend=-1))
-        return firsts, self.owner[firsts]
+    def lengths(self) -> Floats:
+        """Words in each row."""
+        return np.asarray(self.rows["length"], np.float32)
+
+    @cached_property
+    def arrangement(self) -> Arrangement | None:
+        """The neighbours of rows; None if no row belongs to a thread."""
+        thread = np.asarray(self.rows["thread"], np.int64)
+        if not (thread >= 0).any():
+            return None
+        return arrange(thread, self.lengths, self.rows["asks"], self.rows["at"])
 
 
 @dataclass(frozen=True)
@@ -109,15 +85,13 @@ class View:
     """An index as it was at a moment, or some of its rows."""
 
     order: Ints  # the rows that are in, those of a thread side by side, in its order
-    place: NDArray[np.int32]  # of each row in `order`, or -1
-    vocabulary: Vocabulary
+    vocabulary: Mapping[str, int]  # numbers of words; may have got more
     actors: Sequence[str]  # by number
     threads: int  # how many have a number
-    model: Model | None
     nbytes: int  # what the index takes, about
     rows: NDArray[Any]
     postings: Postings
-    recent: tuple[Rows, Rows, NDArray[np.uint8]]
+    recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
     vectors: tuple[Vectors, ...]
 
     @cached_property
@@ -126,21 +100,17 @@ class View:
         return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
 
     @cached_property
-    def columns(self) -> Columns:
-        """The columns of each row."""
-        rows = self.rows if self._is_whole else self.rows[self.order]
-        return Columns(
-            ids=np.ascontiguousarray(rows["id"]),
-            thread=rows["thread"].astype(np.int64),
-            actor=rows["actor"].astype(np.int64),
-            at=np.ascontiguousarray(rows["at"]),
-            lengths=rows["length"].astype(np.float32),
-            asks=np.ascontiguousarray(rows["asks"]),
-        )
+    def _places(self) -> NDArray[np.int32]:
+        return places(self.order, len(self.rows))
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The rows that are in."""
+        return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
-        number = self.vocabulary.numbers.get(word)
+        number = self.vocabulary.get(word)
         if number is None:
             return NOWHERE
         rows: Rows = np.empty(0, np.int32)
@@ -155,31 +125,28 @@ class View:
             counts = np.concatenate([counts, often[hits]])
         if self._is_whole:
             return rows.astype(np.int64), counts.astype(np.float32)
-        places = self.place[rows]
-        inside = places >= 0
-        return places[inside].astype(np.int64), counts[inside].astype(np.float32)
+        at = self._places[rows]
+        inside = at >= 0
+        return at[inside].astype(np.int64), counts[inside].astype(np.float32)
 
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)
-        for vectors in self.vectors:
-            vectors.into(out, query, approximate_above)
+        for matrix, owner in self.vectors:
+            count = len(owner)
+            if count > approximate_above and matrix.sketch is not None:
+                scores = matrix.estimates(query, 0, count, second_look(count))
+            else:
+                scores = matrix.scores(query, 0, count)
+            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            if len(firsts) < count:
+                scores = np.maximum.reduceat(scores, firsts)
+            out[owner[firsts]] = scores
         return out if self._is_whole else out[self.order]
 
     def narrowed(self, ids: Ints) -> View:
         """The same with only the rows that have one of some ids."""
-        order = self.order[np.isin(self.columns.ids, ids)]
-        return replace(self, order=order, place=places(order, len(self.rows)))
-
-    def words(self) -> set[str]:
-        """The words that its rows have."""
-        starts, rows, _ = self.postings
-        words, of, _ = self.recent
-        used = np.zeros(len(self.vocabulary), bool)
-        used[np.repeat(np.arange(len(starts) - 1), np.diff(starts))[self.place[rows] >= 0]] = True
-        used[words[self.place[of] >= 0]] = True
-        every = list(self.vocabulary.numbers)
-        return {every[number] for number in np.flatnonzero(used)}
+        return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
 
 def places(order: Ints, count: int) -> NDArray[np.int32]:
@@ -187,3 +154,111 @@ def places(order: Ints, count: int) -> NDArray[np.int32]:
     place = np.full(count, -1, np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return place
+
+
+# -- the rows of a search
+
+# What a function takes of each namespace's view, in the same order each time
+Each = Callable[[Callable[[View], Any]], Flow[list[Any]]]
+
+
+class Sought(NamedTuple):
+    """The words and the vector of a query."""
+
+    words: Mapping[str, Sequence[str]]  # as the index has them, with their synonyms
+    vector: Floats | None = None
+    model: Model | None = None  # of the vector
+    corrected: bool = True  # whether a word that no row has stands for the nearest one
+
+
+@dataclass
+class Scope:
+    """The rows that a search ranks, with what its query needs of them."""
+
+    candidates: Candidates
+    actors: Sequence[str]  # by number
+    threads: int  # how many have a number
+    terms: dict[str, Found]  # of the words that some rows have
+    cosines: Floats | None  # NaN for a row without a vector; None: nothing to compare
+
+    def __len__(self) -> int:
+        return len(self.candidates.rows)
+
+    @property
+    def ids(self) -> Ints:
+        """The id of each row."""
+        return np.asarray(self.candidates.rows["id"])
+
+    def term(self, word: str) -> Found:
+        """The rows that have a word, each once, and how often."""
+        return self.terms.get(word, NOWHERE)
+
+
+def scope_of(
+    each: Each, sought: Sought, model: Model | None, approximate_above: int
+) -> Flow[Scope]:
+    """The rows of some views; all are looked at again if words of the query may be misspelt."""
+    words = {other for word, some in sought.words.items() for other in (word, *some)}
+
+    def part(view: View) -> Scope:
+        cosines = None
+        if sought.vector is not None and sought.model is not None and model is not None:
+            if sought.model != model:
+                raise model.mismatch(sought.model)
+            cosines = view.cosines(sought.vector, approximate_above)
+        found = ((word, view.term(word)) for word in words)
+        terms = {word: term for word, term in found if len(term[0])}
+        return Scope(view.candidates, view.actors, view.threads, terms, cosines)
+
+    scope = _joined((yield from each(part)))
+    unknown = _unknown(scope, sought) if len(scope) else []
+    if unknown:
+        known = set[str]().union(*(yield from each(_vocabulary)))
+        nearby = {word: nearest(word, known, _CANDIDATES) for word in unknown}
+        words.update(other for some in nearby.values() for other in some)
+        if any(nearby.values()):
+            scope = _joined((yield from each(part)))
+        for word, some in nearby.items():
+            scope.terms[word] = next((scope.terms[w] for w in some if w in scope.terms), NOWHERE)
+    return scope
+
+
+def _unknown(scope: Scope, sought: Sought) -> list[str]:
+    """The words of a query that may be misspelt: no row has them or a synonym."""
+    unknown = [
+        word
+        for word, others in sought.words.items()
+        if is_misspellable(word) and not any(other in scope.terms for other in (word, *others))
+    ]
+    return unknown[:_MOST_MISSPELT] if sought.corrected else []
+
+
+def _vocabulary(view: View) -> list[str]:
+    return list(view.vocabulary)
+
+
+def _joined(parts: Sequence[Scope]) -> Scope:
+    """The rows of several namespaces, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    every, cosines = [np.empty(0, ROW)], [np.empty(0, np.float32)]
+    numbers = dict[str, int]()
+    found = defaultdict[str, list[Found]](list)
+    first_row = first_thread = 0
+    for part in parts:
+        own = part.candidates.rows.copy()
+        own["thread"][own["thread"] >= 0] += first_thread
+        codes = [numbers.setdefault(name, len(numbers)) for name in part.actors]
+        own["actor"] = np.array([*codes, -1])[own["actor"]]
+        every.append(own)
+        cosines += [] if part.cosines is None else [part.cosines]
+        for word, (rows, counts) in part.terms.items():
+            found[word].append((rows + first_row, counts))
+        first_row += len(part)
+        first_thread += part.threads
+    terms = {
+        word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
+        for word, some in found.items()
+    }
+    together = np.concatenate(cosines) if len(cosines) > 1 else None
+    return Scope(Candidates(np.concatenate(every)), list(numbers), first_thread, terms, together)

@@ -18,7 +18,6 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import ConfigurationError
-from perdure.storage.flow import Flow, Row
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -34,11 +33,10 @@ from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
-from perdure.stores.reading import Wanted
-from perdure.stores.records import micros
+from perdure.stores.ranking import Weights
+from perdure.stores.reading import Wanted, micros
 from perdure.stores.runner import Effects, Read, Write, WritePuts
 from perdure.stores.searching import MODES, Query
-from perdure.stores.weighting import Weights
 
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 _HUGE: Final = sys.float_info.max
@@ -55,46 +53,39 @@ class Items:
 
     def batch(self, ops: Iterable[Op | PutItem]) -> Effects[list[Result]]:
         """Answers in order; what is read is read before anything is written, as in langgraph's."""
-        ops = list(ops)
         puts: dict[tuple[bytes, str], PutOp | PutItem] = {}
-        reads: list[tuple[int, Effects[Any]]] = []
-        for number, op in enumerate(ops):
-            if isinstance(op, PutOp | PutItem):
-                # the last counts
+        reads: list[Effects[Any] | None] = []
+        for op in ops:
+            if isinstance(op, PutOp | PutItem):  # of one key, the last counts
                 puts[self._parts.preparer.place(op.namespace, op.key)] = op
+                reads.append(None)
             else:
-                reads.append((number, self._read(op)))
-        prepared = [self._prepared(place, op) for place, op in puts.items()]
-        results: list[Result] = [None] * len(ops)
-        for number, effects in reads:
-            results[number] = yield from effects
+                reads.append(self._read(op))
+        prepared = []
+        for place, op in puts.items():
+            extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
+            prepared.append(self._put(place, op.value, op.index, op.ttl, *extra))
+        results: list[Result] = []
+        for effects in reads:
+            results.append(None if effects is None else (yield from effects))
         if prepared:
             yield from self._write(prepared)
         return results
 
-    def _prepared(self, place: tuple[bytes, str], op: PutOp | PutItem) -> Put:
-        extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
-        return self._parts.preparer.put(place, op.value, op.index, self._minutes(op.ttl), *extra)
-
     def _read(self, op: Op) -> Effects[Any]:
-        match op:
-            case GetOp():
-                return self.get(op.namespace, op.key, self._op_refreshes(op))
-            case SearchOp():
-                wanted = self._parts.wanted(op.namespace_prefix, op.filter)
-                refresh = self._op_refreshes(op)
-                return self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
-            case ListNamespacesOp():
-                return self.namespaces(op)
-            case _:
-                raise ConfigurationError(
-                    f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
-                    "ListNamespacesOp"
-                )
-
-    def _op_refreshes(self, op: GetOp | SearchOp) -> bool:
+        if isinstance(op, ListNamespacesOp):
+            return self.namespaces(op)
+        if not isinstance(op, GetOp | SearchOp):
+            raise ConfigurationError(
+                f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
+                "ListNamespacesOp"
+            )
         # true is also what an operation says by default
-        return op.refresh_ttl and self._parts.refreshes(None)
+        refresh = op.refresh_ttl and self._parts.refreshes(None)
+        if isinstance(op, GetOp):
+            return self.get(op.namespace, op.key, refresh)
+        wanted = self._parts.wanted(op.namespace_prefix, op.filter)
+        return self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
 
     # -- writing
 
@@ -109,21 +100,20 @@ class Items:
         provenance: Provenance | None = None,
     ) -> Effects[None]:
         """Put an item or, with a value of None, close the present version of a key."""
-        preparer = self._parts.preparer
-        place = preparer.place(namespace, key)
-        put = preparer.put(place, value, index, self._minutes(ttl), if_version, provenance)
-        yield from self._write([put])
+        place = self._parts.preparer.place(namespace, key)
+        yield from self._write([self._put(place, value, index, ttl, if_version, provenance)])
+
+    def _put(self, place: tuple[bytes, str], value: Any, index: Any, ttl: TTL, *extra: Any) -> Put:
+        minutes = (
+            (self._parts.ttl or {}).get("default_ttl") if isinstance(ttl, NotProvided) else ttl
+        )
+        return self._parts.preparer.put(place, value, index, minutes, *extra)
 
     def _write(self, puts: Sequence[Put]) -> Effects[None]:
         model = yield from self._missing.make(puts)
         yield WritePuts(puts, self._parts.now(), model)
         if model is not None:
             yield from self._missing.make_some(len(puts))
-
-    def _minutes(self, ttl: TTL) -> float | None:
-        if isinstance(ttl, NotProvided):
-            return (self._parts.ttl or {}).get("default_ttl")
-        return ttl
 
     # -- reading
 
@@ -137,51 +127,32 @@ class Items:
         row = yield Read(parts.reader.get(path, text, parts.now(), when), snapshot=False)
         if row is None:
             return None
+        item = parts.records.item(row)
         if refresh and when is None:
-            yield from self._touch([row])
-        return parts.records.item(row)
-
-    def _touch(self, rows: Sequence[Row]) -> Effects[None]:
-        """Let items that expire live on, now that they were read."""
-        mortal = [row[0] for row in rows if row[7] is not None]
-        if mortal and not self._parts.database.read_only:
-            yield Write(partial(self._parts.writer.touch, mortal, self._parts.now))
+            yield from self._touch([item])
+        return item
 
     def search(
-        self,
-        wanted: Wanted,
-        asked: Query | None,
-        limit: int,
-        offset: int,
-        refresh: bool,
+        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, refresh: bool
     ) -> Effects[list[FoundItem]]:
         """The best answers to a query, or a page of the selected items."""
         page = _page(limit, offset)
-        return self._found(wanted, asked, *page, refresh=refresh and wanted.as_of is None)
-
-    def _found(
-        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, *, refresh: bool
-    ) -> Effects[list[FoundItem]]:
+        found: list[FoundItem]
         if asked is None:
-            pairs = yield Read(self._parts.reader.search(wanted, limit, offset))
-            if refresh:
-                yield from self._touch([row for row, _ in pairs])
-            return [FoundItem(item) for _, item in pairs]
-        found: list[FoundItem] = yield from self._parts.searcher.search(
-            wanted, asked, limit, offset
-        )
-        keys = [(self._parts.path(item.namespace), item.key) for item in found if item.expires_at]
-        if refresh and keys:
-            yield from self._touch((yield Read(self._rows(keys))))
+            pairs = yield Read(self._parts.reader.search(wanted, *page))
+            found = [FoundItem(item) for _, item in pairs]
+        else:
+            found = yield from self._parts.searcher.search(wanted, asked, *page)
+        if refresh and wanted.as_of is None:
+            yield from self._touch(found)
         return found
 
-    def _rows(self, keys: Sequence[tuple[bytes, str]]) -> Flow[list[Row]]:
-        out = []
-        for path, key in keys:
-            row = yield from self._parts.reader.get(path, key, self._parts.now(), None)
-            if row is not None:
-                out.append(row)
-        return out
+    def _touch(self, found: Sequence[StoredItem | FoundItem]) -> Effects[None]:
+        """Let items that expire live on, now that they were read."""
+        parts = self._parts
+        keys = [(parts.path(item.namespace), item.key) for item in found if item.expires_at]
+        if keys and not parts.database.read_only:
+            yield Write(partial(parts.writer.touch, keys, parts.now))
 
     def namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> Effects[list[Namespace]]:
         """Namespaces that hold something."""
@@ -194,14 +165,14 @@ class Items:
         page = _page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
         parts = self._parts
-        return _one(
-            parts.reader.namespaces(parts.root, conditions, depth, *page, parts.now(), when)
-        )
+        flow = parts.reader.namespaces(parts.root, conditions, depth, *page, parts.now(), when)
+        return (yield Read(flow))  # type: ignore[no-any-return]
 
     def history(self, namespace: Any, key: Any) -> Effects[list[StoredItem]]:
         """Every version of a key."""
         parts = self._parts
-        return _one(parts.reader.history(parts.path(namespace), check_key(key), parts.now()))
+        flow = parts.reader.history(parts.path(namespace), check_key(key), parts.now())
+        return (yield Read(flow))  # type: ignore[no-any-return]
 
     def why_not(
         self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None
@@ -214,10 +185,6 @@ class Items:
             return WhyNot("it is not under the prefix")
         row = yield Read(self._parts.reader.get(path, text, wanted.now, wanted.as_of))
         return (yield from self._parts.searcher.why_not(wanted, asked, row))
-
-
-def _one(flow: Flow[Any]) -> Effects[Any]:
-    return (yield Read(flow))
 
 
 def query_of(

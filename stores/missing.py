@@ -35,16 +35,11 @@ class MissingEmbeddings:
     # -- of puts
 
     def make(self, puts: Sequence[Put]) -> Effects[Model | None]:
-        """Give puts their vectors. Returns the model of these.
-
-        If the embedder fails, the puts are marked as missing them.
-        """
+        """Give puts their vectors, or mark them as missing. Returns the vectors' model."""
         model = self._embeddings.model
-        if model is None:
-            return None
-        if self._embeddings.quick is not None:
+        if model is not None and self._embeddings.quick is not None:
             return model if any(put.text is not None and put.searched for put in puts) else None
-        if not any(put.pieces for put in puts):
+        if model is None or not any(put.pieces for put in puts):
             return None
         try:
             bodies, model = yield from self._embedded([put.pieces for put in puts])
@@ -63,13 +58,11 @@ class MissingEmbeddings:
             return
         limit = puts + 16
         rows = yield Read(self._pending(b"", 0, limit, _BY_THE_WAY))
+        self._some = len(rows) == limit
         try:
-            if rows:
-                yield from self._give_each(rows)
+            yield from self._give_each(rows)
         except EmbeddingFailed:
             self._some = True
-        else:
-            self._some = len(rows) == limit
 
     # -- that are missing
 
@@ -111,12 +104,15 @@ class MissingEmbeddings:
 
     def _give_each(self, rows: list[Row]) -> Effects[int]:
         """Give vectors to as many as get them: a group that fails is halved, down to one item."""
-        groups, done = [rows], 0
+        groups, done = [rows] if rows else [], 0
         failed: EmbeddingFailed | None = None
         while groups:
             group = groups.pop()
             try:
-                done += yield from self._give(group)
+                bodies, model = yield from self._embedded([self._pieces_of(row) for row in group])
+                given = [(row[0], body) for row, body in zip(group, bodies, strict=True)]
+                yield Write(partial(self._parts.writer.give_vectors, given, model))
+                done += len(group)
             except EmbeddingFailed as exc:
                 if len(group) > 1:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
@@ -128,12 +124,6 @@ class MissingEmbeddings:
         if failed is not None and not done:
             raise failed
         return done
-
-    def _give(self, rows: list[Row]) -> Effects[int]:
-        bodies, model = yield from self._embedded([self._pieces_of(row) for row in rows])
-        given = [(row[0], body) for row, body in zip(rows, bodies, strict=True)]
-        yield Write(partial(self._parts.writer.give_vectors, given, model))
-        return len(rows)
 
     def _embedded(
         self, groups: Sequence[Sequence[str]]
@@ -156,25 +146,30 @@ class MissingEmbeddings:
     def reembed(self, progress: Progress | None) -> Effects[int]:
         """Make all vectors anew. Returns how many items got new ones."""
         model = self._model()
-        if self._embeddings.quick is None:
-            probe = yield EmbedAll(["perdure"])
-            model = model.of(probe.shape[1])
+        if self._embeddings.quick is not None:
+            number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
+            return (yield from self._drop(number, progress))
+        probe = yield EmbedAll(["perdure"])
+        model = model.of(probe.shape[1])
         number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0
-        if self._embeddings.quick is not None:  # the search makes them
-            while rows := (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
-                done += len(rows)
-                if progress is not None:
-                    progress(done, done)
-            done += len((yield Write(partial(rows_of, self._sql["drop_all_pending"]))))
-            yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
-            return done
         of = (yield Read(rows_of(self._sql["to_embed_count"], number)))[0][0]
         while rows := (yield Read(rows_of(self._sql["to_embed"], since, number, BATCH))):
             since = rows[-1][0]
             done += yield from self._give_each(rows)
             if progress is not None:
                 progress(done, of)
+        return done
+
+    def _drop(self, number: int, progress: Progress | None) -> Effects[int]:
+        """Drop the vectors of models before one whose vectors the search makes."""
+        done = 0
+        while rows := (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
+            done += len(rows)
+            if progress is not None:
+                progress(done, done)
+        done += len((yield Write(partial(rows_of, self._sql["drop_all_pending"]))))
+        yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
         return done
 
     def _model(self) -> Model:

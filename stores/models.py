@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, get_args
+
+import numpy as np
 
 from perdure.errors import EmbedderMismatch
 from perdure.stores.chunking import chunks
 from perdure.stores.embedders import CheckedEmbedder
-from perdure.stores.settings import recorded
-from perdure.stores.vectors import Floats, Kind, stored, width
+from perdure.stores.options import recorded
+from perdure.stores.vectors import Floats, Kind, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,7 @@ class Model:
     name: str
     dims: int
     kind: Kind
-    number: int = 0
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Model):
-            return NotImplemented
-        return (self.name, self.dims, self.kind) == (other.name, other.dims, other.kind)
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.dims, self.kind))
+    number: int = field(default=0, compare=False)
 
     @classmethod
     def parsed(cls, text: str) -> Self:
@@ -48,9 +42,7 @@ class Model:
 
     def text(self) -> str:
         """The model as a setting."""
-        return json.dumps(
-            {"name": self.name, "dims": self.dims, "kind": self.kind, "number": self.number}
-        )
+        return json.dumps(asdict(self))
 
     def of(self, dims: int) -> Self:
         """The same, once it is known how long its vectors are."""
@@ -59,7 +51,7 @@ class Model:
     @property
     def width(self) -> int:
         """Bytes of a vector."""
-        return width(self.dims, self.kind)
+        return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def mismatch(self, given: Model) -> EmbedderMismatch:
         """The error for vectors of another model than the store's, or stored in another way."""
@@ -108,7 +100,7 @@ class Embeddings:
             self.model = replace(self.model, kind=found.kind)
 
     def pieces(self, texts: Sequence[str]) -> list[str]:
-        """The pieces of texts that are embedded, each by itself."""
+        """The chunks of texts that are embedded, each by itself."""
         return [piece for text in texts for piece in chunks(text)]
 
     def derives(self, file: Model) -> bool:

@@ -95,13 +95,6 @@ def joined(namespace: Iterable[str]) -> bytes:
     return "".join(f"{label}\0" for label in namespace).encode()
 
 
-def is_head(condition: MatchCondition, head: bytes) -> bool:
-    """Whether a condition asks no more than that paths begin with `head`."""
-    return condition.match_type == "prefix" and (
-        "*" not in condition.path and head.startswith(joined(condition.path))
-    )
-
-
 def span(prefix: bytes) -> tuple[bytes, bytes]:
     r"""The half-open range of paths under a prefix.
 
@@ -117,15 +110,11 @@ def matches(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> b
 
 
 def _meets(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    wanted = condition.path
-    if len(namespace) < len(wanted):
-        return False
-    part = (
-        namespace[: len(wanted)]
-        if condition.match_type == "prefix"
-        else namespace[len(namespace) - len(wanted) :]
-    )
-    return all(want in ("*", label) for want, label in zip(wanted, part, strict=True))
+    wanted: Sequence[str] = condition.path
+    if condition.match_type == "suffix":
+        wanted, namespace = wanted[::-1], namespace[::-1]
+    some = zip(wanted, namespace, strict=False)
+    return len(wanted) <= len(namespace) and all(want in ("*", label) for want, label in some)
 
 
 def check_condition(condition: MatchCondition) -> None:

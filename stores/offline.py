@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.model_calls import Vectors, unit
+from perdure.stores.vectors import Floats, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
@@ -28,7 +28,6 @@ _LONGEST_WORD = 100  # characters; the original gives up on longer ones
 _MEMO_WORDS = 1 << 16  # about 10 MB at most, for words and for their parts
 _MEMO_LETTERS = 32  # longer runs are addresses and unsegmented scripts: they seldom come again
 _TOKENS_AT_ONCE = 4096  # 1 MB of rows
-_IN_THE_LOOP = 2_000  # characters embedded (0.3 ms) while the event loop waits; more go to a thread
 
 # str.split() parts words at these; the original drops them, as it does all control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
@@ -143,7 +142,7 @@ class StaticEmbedder:
     quick = True  # a store has its vectors made by the search, and stores none
     in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Floats:
         """The vectors of texts, each of length 1, or zero."""
         table, pieces = _weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
@@ -154,10 +153,8 @@ class StaticEmbedder:
                 sums[row] += tokens.sum(axis=0, dtype=np.int32)
         return unit(sums)
 
-    async def aembed(self, texts: Sequence[str]) -> Vectors:
-        """The same; what takes longer than a hop to a thread and back is done in a thread."""
-        if _loaded is not None and sum(map(len, texts)) <= _IN_THE_LOOP:
-            return self.embed(texts)
+    async def aembed(self, texts: Sequence[str]) -> Floats:
+        """The same, in a thread."""
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:

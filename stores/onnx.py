@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.stores.model_calls import Vectors, unit
+from perdure.stores.vectors import Floats, unit
 
 Pooling = Literal["mean", "cls"]
 
@@ -62,8 +60,15 @@ class OnnxEmbedder:
                 f"pooling={pooling!r}, max_tokens={max_tokens!r}: expected 'mean' or 'cls', and at "
                 "least 8"
             )
-        runtime, tokenizers = _imported("onnxruntime"), _imported("tokenizers")
-        model, tokenizer = _found(Path(folder))
+        try:
+            import onnxruntime  # type: ignore[import-untyped]
+            import tokenizers
+        except ImportError as exc:
+            raise MissingDependency(
+                f"embedding with ONNX models needs {exc.name!r}, which is not installed: "
+                "pip install 'perdure[onnx]'"
+            ) from exc
+        model, tokenizer = _files(Path(folder))
         content = model.read_bytes()
         found = hashlib.sha256(content).hexdigest()
         if sha256 is not None and found != sha256.lower():
@@ -72,11 +77,11 @@ class OnnxEmbedder:
                 "damaged; embed with the right one, or pin this one"
             )
         self.name = f"onnx/{model.stem}@{found[:12]}+{pooling}{max_tokens}"
-        self._pooling = pooling
-        self._query_prefix = query_prefix
+        self._pooling, self._query_prefix = pooling, query_prefix
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
-            self._session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(tokenizer))
+            providers = ["CPUExecutionProvider"]
+            self._session: Any = onnxruntime.InferenceSession(content, providers=providers)
         except Exception as exc:  # both raise plain Exception or their own kinds
             raise ConfigurationError(f"{str(model.parent)!r} cannot be loaded: {exc}") from exc
         self._tokenizer.no_padding()
@@ -85,36 +90,36 @@ class OnnxEmbedder:
         dims = self._session.get_outputs()[0].shape[-1]
         self.dims = dims if isinstance(dims, int) else None
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Floats:
         """The texts' vectors, float32[len(texts), dims], each row of length 1."""
+        if not texts:
+            return np.empty((0, self.dims or 0), np.float32)
         encodings = self._tokenizer.encode_batch(list(texts))
         windows = [
             (row, part.ids) for row, e in enumerate(encodings) for part in (e, *e.overflowing)
         ]
         windows.sort(key=lambda window: len(window[1]))  # alike together: little padding
-        sums: dict[int, NDArray[np.float64]] = {}
-        for start in range(0, len(windows), _WINDOWS_AT_ONCE):
-            batch = windows[start : start + _WINDOWS_AT_ONCE]
-            for (row, ids), vector in zip(batch, self._pooled([i for _, i in batch]), strict=True):
-                sums[row] = sums.get(row, 0.0) + vector.astype(np.float64) * len(ids)
-        if not sums:
-            return np.empty((0, self.dims or 0), np.float32)
-        return unit(np.stack([sums[row] for row in range(len(texts))]))
+        rows, ids = zip(*windows, strict=True)
+        vectors = np.concatenate(
+            [
+                self._pooled(ids[start : start + _WINDOWS_AT_ONCE])
+                for start in range(0, len(ids), _WINDOWS_AT_ONCE)
+            ]
+        )
+        sums = np.zeros((len(texts), vectors.shape[1]))
+        np.add.at(sums, list(rows), vectors * np.array([[len(window)] for window in ids]))
+        return unit(sums)
 
-    async def aembed(self, texts: Sequence[str]) -> Vectors:
+    async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same, in a thread."""
         return await asyncio.to_thread(self.embed, texts)
 
-    def embed_query(self, text: str) -> NDArray[np.float32]:
+    def embed_query(self, text: str) -> Floats:
         """A query's vector, float32[dims]."""
-        vector: NDArray[np.float32] = self.embed([self._query_prefix + text])[0]
+        vector: Floats = self.embed([self._query_prefix + text])[0]
         return vector
 
-    async def aembed_query(self, text: str) -> NDArray[np.float32]:
-        """The same, in a thread."""
-        return await asyncio.to_thread(self.embed_query, text)
-
-    def _pooled(self, windows: list[list[int]]) -> NDArray[np.float32]:
+    def _pooled(self, windows: Sequence[Sequence[int]]) -> Floats:
         """float32[len(windows), dims] of token ids, padded to the longest."""
         shape = (len(windows), max(map(len, windows)))
         ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -123,43 +128,29 @@ class OnnxEmbedder:
             mask[row, : len(window)] = 1
         given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         taken = {name: array for name, array in given.items() if name in self._inputs}
-        states: NDArray[np.float32] = self._session.run(None, taken)[0]
+        states: Floats = self._session.run(None, taken)[0]
         if states.ndim == 2:  # the model pools by itself
             return states
         if self._pooling == "cls":
             return states[:, 0]
         weights = mask[:, :, None].astype(np.float32)
-        pooled: NDArray[np.float32] = (states * weights).sum(axis=1) / weights.sum(axis=1)
+        pooled: Floats = (states * weights).sum(axis=1) / weights.sum(axis=1)
         return pooled
 
 
-def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        raise MissingDependency(
-            f"embedding with ONNX models needs {module!r}, which is not installed: "
-            "pip install 'perdure[onnx]'"
-        ) from exc
-
-
-def _found(path: Path) -> tuple[Path, Path]:
+def _files(path: Path) -> tuple[Path, Path]:
     """The model's file and the tokenizer's."""
-    model = path if path.suffix == ".onnx" else _model_in(path)
+    found = [path] if path.suffix == ".onnx" else [*path.glob("*.onnx"), *path.glob("onnx/*.onnx")]
+    models = [file for file in found if file.name == "model.onnx"] or found
+    if not models or (len(models) > 1 and models is found):
+        raise ConfigurationError(
+            f"{str(path)!r} holds {len(models)} .onnx files: expected model.onnx or a single one; "
+            "give the path of the file"
+        )
+    model = models[0]
     for folder in (model.parent, model.parent.parent):
         if (folder / "tokenizer.json").is_file() and model.is_file():
             return model, folder / "tokenizer.json"
     raise ConfigurationError(
         f"{str(model)!r} or the tokenizer.json beside it, or in the folder above, does not exist"
-    )
-
-
-def _model_in(folder: Path) -> Path:
-    files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
-    named = [file for file in files if file.name == "model.onnx"]
-    if len(files) == 1 or named:
-        return (named or files)[0]
-    raise ConfigurationError(
-        f"{str(folder)!r} holds {len(files)} .onnx files: expected model.onnx or a single one; "
-        "give the path of the file"
     )

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
-from perdure.stores.base import Namespace, Provenance
+from perdure.stores.base import Provenance
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.options import check_number
-from perdure.stores.records import provenance_fields
+from perdure.stores.reading import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
 
 Index = Literal[False] | list[str] | None
 _BRIEF = 20_000  # characters and parts: 0.2 ms
-_NESTED = 100  # what a list or dict counts, which also bounds how deep one looks
+_NESTED = 100  # what a list or dict counts, beside one for each part
+_NESTING = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds
-_MOST_PATHS = 1024
+_LEAST = 5e-324  # the number after zero
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
 
 
@@ -32,16 +32,6 @@ class Limit:
     prefix: bytes
     items: int | None
     bytes: int | None
-
-
-def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
-    """The limits of a prefix; none if there is no limit."""
-    for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
-        if limit is not None:
-            check_number(name, limit, "a whole number, or None", whole=True)
-    if max_items is None and max_bytes is None:
-        return ()
-    return (Limit(prefix, max_items, max_bytes),)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,35 +71,16 @@ class Put:
 class Preparer:
     """Checks what is to be put, and computes what needs no database."""
 
-    fields: Sequence[str]  # paths whose text is searched, unless a put names others
+    fields: list[str]  # paths whose text is searched, unless a put names others
     max_bytes: int
     embeddings: Embeddings
     masked: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
     root: bytes = b""  # the path that namespaces are under
     limits: tuple[Limit, ...] = ()  # what must hold after a put
-    _paths: dict[tuple[bytes, Namespace], bytes] = field(default_factory=dict)
 
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
         """The path and key at which an item may be put."""
-        try:
-            return self._paths[self.root, namespace], check_key(key)
-        except (KeyError, TypeError):  # not met yet, or a list
-            path = check_namespace(namespace, self.root)
-        if type(namespace) is tuple:
-            if len(self._paths) >= _MOST_PATHS:
-                self._paths.clear()
-            self._paths[self.root, namespace] = path
-        return path, check_key(key)
-
-    def clear_caches(self) -> None:
-        """Drop the namespaces that are kept, and the embedder's vectors."""
-        self._paths.clear()
-        if self.embeddings.embedder is not None:
-            self.embeddings.embedder.clear_cache()
-
-    def under(self, root: bytes, limits: tuple[Limit, ...]) -> Preparer:
-        """The same for what is put under a path."""
-        return replace(self, root=root, limits=(*self.limits, *limits))
+        return check_namespace(namespace, self.root), check_key(key)
 
     def put(
         self,
@@ -175,30 +146,21 @@ class Preparer:
 
 def is_brief(value: Any) -> bool:
     """Whether a value is so small that checking and encoding it holds no event loop up."""
-    return isinstance(value, Mapping) and _budget_left(value, _BRIEF) >= 0
-
-
-def _budget_left(value: Any, budget: int) -> int:
-    """The remaining number of characters and parts; negative: the value is larger."""
-    if isinstance(value, str):
-        return budget - len(value)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return budget - 1
-    budget -= _NESTED
-    for part in value:
-        if budget < 0:
-            break
-        budget = _budget_left(part, budget)
-    return budget
+    budget, parts = _BRIEF, [value]
+    while parts and budget >= 0:
+        part = parts.pop()
+        if isinstance(part, str):
+            budget -= len(part)
+        elif isinstance(part, _NESTING):
+            budget -= _NESTED + len(part)
+            if budget >= 0:
+                parts += part.values() if isinstance(part, dict) else part
+    return isinstance(value, dict) and budget >= 0
 
 
 def _checked_ttl(minutes: float) -> int:
-    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
-        raise ConfigurationError(f"ttl is {minutes!r}; expected minutes as a number, or None")
-    if not 0 < minutes < math.inf:
-        raise ConfigurationError(f"ttl is {minutes!r} minutes; expected more than zero, or None")
+    """A time to live in microseconds."""
+    check_number("ttl", minutes, "minutes, more than zero, or None", least=_LEAST)
     return int(max(1, min(minutes * _MINUTE, _LONGEST)))
 
 

@@ -1,56 +1,84 @@
 """The score of each row of a search: words, vectors, and context in its thread.
 
-Pure numpy over dense arrays of the n rows in scope; no store, no text. A row's score is a sum of
-parts, each of which `Ranked.parts` shows:
+Pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
 
     text         BM25 over the query's words, as a share of the best row's
     vector       the cosine, as a share of the best row's distance from the mean
     neighbours   what the rows just before and after in the thread lend of both
     thread       how well the thread as a whole answers the words
-    actor, date  the query names who said it, or when
+    actor, date  the query names who said it, or is about the time at which it was said
     recency      of the rows of a conversation the newest gain a share of the rest
     question     a row that only asks is seldom the row that answers
 
 A word counts once: a row has it (full worth), or a neighbour has it (a share of it), never both. So
 a reply is found by the words of what it replies to, and a row does not rise for standing in a
-crowd. All weights were chosen with `benchmarks/recall.py`; each sits on a plateau.
+crowd. What a row takes from around it shrinks with its own length: a row of a few words means
+little alone, one of a page has its own words. All numbers were chosen with `benchmarks/recall.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perdure.stores.bm25 import Floats, Scores, Term, blocks, length_penalty, worth_of
-from perdure.stores.context import (
-    Arrangement,
-    Bools,
-    in_threads,
-    lend,
-    thread_penalty,
-    to_rows,
-)
-from perdure.stores.weighting import DEFAULT, Weights
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+Scores = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
-_STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is no measure
+# words up to which a row takes all that neighbours lend, all of its thread's worth, and up to which
+# a row that ends with a question is a question and nothing else
+TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
+_FADES: Final = 0.2  # share of the rows after which recency is half
+_STRANGERS: Final = 4  # rows of cosine 0 added to a scope's: one row alone is no measure
+_BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
+_LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
 
 
 @dataclass(frozen=True)
-class Cues:
-    """The rows of the speakers and times that the query names."""
+class Weights:
+    """How much each part counts.
 
-    actor: Bools | None = None  # rows said by an actor that the query names
-    date: Bools | None = None  # rows said at a time that it names
+    Args:
+        vector: Share of the vector in words plus vector, 0 to 1.
+        k1: How slowly a word's repetitions saturate.
+        b: How much a row's length lowers its score, 0 to 1.
+        neighbours: The share of a row's score that rows one, two and three steps away in its
+            thread get.
+        thread: Added for the best thread.
+        actor: Added if the query names the speaker.
+        date: Added if the row was said in the period that the query is about (`during=`).
+        question: Share of its score that a row loses for being a short question.
+        kin: The weight of a synonym, times its similarity.
+        recency: Share of its score that the newest row of a conversation gains; it halves with
+            each fifth of the rows that one goes back.
+    """
 
-    @property
-    def silent(self) -> bool:
-        """Whether there are none."""
-        return self.actor is None and self.date is None
+    vector: float = 0.35
+    k1: float = 1.2
+    b: float = 0.5
+    neighbours: tuple[float, ...] = (0.6, 0.4, 0.2)
+    thread: float = 0.45
+    actor: float = 0.1
+    date: float = 0.15
+    question: float = 0.15
+    kin: float = 0.7
+    recency: float = 0.1
 
 
-NO_CUES = Cues()
+DEFAULT: Final = Weights()
+
+
+class Term(NamedTuple):
+    """One word of the query in the rows of the scope."""
+
+    rows: Ints  # that have the word, each once
+    tf: Floats  # how often each has it
+    kin: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
 
 
 @dataclass(frozen=True)
@@ -63,6 +91,10 @@ class Ranked:
     # have in the worth of all of the query's, or how near its vector comes
     answered: float = 1.0
 
+    def parts_of(self, row: int) -> dict[str, float]:
+        """The parts of one row's score."""
+        return {name: float(part[row]) for name, part in self.parts.items()}
+
     def comparable(self) -> Ranked:
         """The same scaled so that the best score is `answered`, which means the same everywhere."""
         best = float(self.scores.max(initial=0))
@@ -72,52 +104,55 @@ class Ranked:
 
 
 def rank(
-    n: int,
+    lengths: Floats,
     *,
     terms: Sequence[Term] = (),
-    lengths: Floats | None = None,
     cosines: Floats | None = None,
     arrangement: Arrangement | None = None,
-    cues: Cues = NO_CUES,
+    actor: Bools | None = None,
+    date: Bools | None = None,
     weights: Weights = DEFAULT,
 ) -> Ranked:
     """Score the n rows of a scope.
 
     Args:
-        n: How many rows.
+        lengths: Words in each row, float[n].
         terms: The query's words, also those that no row has; none for a semantic search.
-        lengths: Words in each row, float[n]; needed with `terms`.
         cosines: Similarity of each row's vector to the query's, NaN for a row without a vector,
             float[n]; None for a search by text alone.
         arrangement: Neighbours and threads; None switches context off.
-        cues: Speaker and date.
+        actor: The rows said by somebody whom the query names; bool[n].
+        date: The rows of the period that the query is about; bool[n].
         weights: How much each part counts.
     """
-    if terms and lengths is None:
-        raise ValueError("rank() got terms without lengths: give the number of words of each row")
+    n = len(lengths)
     parts: dict[str, Scores] = {}
     answered = 0.0
     around = np.zeros(n, np.float32)
     share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
-    if terms and lengths is not None:
-        words = _by_words(terms, lengths, arrangement, weights)
-        answered = words.answered
-        scale = (1 - share) / max(words.lent.max(initial=np.float32(0)), np.float32(1e-9))
-        parts["text"] = words.own * scale
-        around += (words.lent - words.own) * scale
-        parts["thread"] = words.thread
+    if terms:
+        own, lent, parts["thread"], answered = _by_words(terms, lengths, arrangement, weights)
+        scale = (1 - share) / max(lent.max(initial=np.float32(0)), np.float32(1e-9))
+        parts["text"] = own * scale
+        around += (lent - own) * scale
     if cosines is not None:
         answered = max(answered, _nearest(cosines))
         own = above_mean(cosines)
         parts["vector"] = own * share
         if arrangement is not None:
-            around += (lend(own, arrangement, weights) - own) * share
+            around += (_lend(own, arrangement, weights) - own) * share
+    for name, said, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
+        if said is not None and weight:
+            parts[name] = said * np.float32(weight)
     if arrangement is not None:
         parts["neighbours"] = around
-    parts.update(_from_cues(cues, weights))
-    if arrangement is not None:
-        parts.update(_adjusted(_sum(n, parts), arrangement, weights))
-    return Ranked(_sum(n, parts), parts, answered)
+        scores = sum(parts.values(), np.zeros(n, np.float32))
+        gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
+        parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
+    return Ranked(sum(parts.values(), np.zeros(n, np.float32)), parts, answered)
+
+
+# -- vectors
 
 
 def above_mean(cosines: Floats) -> Scores:
@@ -144,56 +179,154 @@ def _nearest(cosines: Floats) -> float:
     return max(best - mean, 0.0) / (1 - mean) if mean < 1 else 0.0
 
 
-@dataclass(frozen=True)
-class _Words:
-    """The word score of each row alone, with its neighbours, and of its thread."""
+# -- words
 
-    own: Scores
-    lent: Scores
-    thread: Scores
-    answered: float
+
+def idf(found: int, rows: int) -> float:
+    """Worth of a word that `found` of `rows` rows have, by Robertson and Spärck Jones; above 0.
+
+    Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
+    eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
+    """
+    return float(np.log1p((rows - found + 0.5) / (found + 0.5)))
+
+
+def worth_of(term: Term, n: int) -> float:
+    """The weight of a word: more if rare; a word with synonyms only is as rare as they are."""
+    found = len(term.rows) or sum(len(rows) for rows, _ in term.kin)
+    return idf(min(found, n), n)
+
+
+def blocks(
+    terms: Sequence[Term], n: int, weights: Weights = DEFAULT
+) -> Iterator[tuple[Scores, Scores]]:
+    """The words' counts in all n rows, and what they are worth; float32[some, n], float32[some].
+
+    So many at a time that what is computed of them stays in the cache. Okapi BM25 of a block is
+    `worths @ (counts / (counts + length_penalty(...)))`.
+
+    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
+    Lucene does since version 8: it changes no order.
+    """
+    some = max(1, _BLOCK // max(n, 1))
+    found = [term for term in terms if len(term.rows) or term.kin]
+    for begin in range(0, len(found), some):
+        part = found[begin : begin + some]
+        counts = np.zeros((len(part), n), np.float32)
+        for of, term in zip(counts, part, strict=True):
+            of[term.rows] = term.tf
+            for rows, near in term.kin:
+                of[rows] = np.maximum(of[rows], np.float32(weights.kin * near))
+        yield counts, np.array([worth_of(term, n) for term in part], np.float32)
+
+
+def length_penalty(
+    lengths: Floats, weights: Weights = DEFAULT, mean: float | None = None
+) -> Scores:
+    """k1 times how long each row is beside the mean, as far as b lets it count; float32[n]."""
+    if mean is None:
+        mean = float(np.mean(lengths)) if len(lengths) else 0.0
+    relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
+    k1, b = weights.k1, weights.b
+    penalty = np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative
+    return np.asarray(np.maximum(penalty, _LEAST), np.float32)
 
 
 def _by_words(
     terms: Sequence[Term], lengths: Floats, arrangement: Arrangement | None, weights: Weights
-) -> _Words:
+) -> tuple[Scores, Scores, Scores, float]:
+    """The word scores of each row, with its neighbours, and of its thread; the share answered."""
     n = len(lengths)
     own, lent, covered = np.zeros((3, n), np.float32)
-    threads = np.zeros(0 if arrangement is None else len(arrangement.starts), np.float32)
-    penalty = length_penalty(lengths, weights.k1, weights.b)
-    whole = None if arrangement is None else thread_penalty(lengths, arrangement, weights)
+    penalty = length_penalty(lengths, weights)
+    threads = thread_penalty = np.zeros(0, np.float32)
+    if arrangement is not None:
+        threads = np.zeros(len(arrangement.starts), np.float32)
+        sizes: Floats = np.bincount(arrangement.run, lengths, len(threads)).astype(float)
+        of_threads = sizes[arrangement.threads]
+        mean = of_threads.mean() if len(of_threads) else 0.0
+        thread_penalty = length_penalty(sizes, weights, mean)
     for counts, worths in blocks(terms, n, weights):
         each = counts / (counts + penalty)
         own += worths @ each
         covered += worths @ np.minimum(counts, 1)
-        if arrangement is not None and whole is not None:
-            lent += worths @ lend(each, arrangement, weights)
-            threads += worths @ in_threads(counts, whole, arrangement)
+        if arrangement is not None:
+            lent += worths @ _lend(each, arrangement, weights)
+            sums = np.add.reduceat(counts, arrangement.starts, axis=1)
+            threads += worths @ (sums / (sums + thread_penalty) * arrangement.threads)
     total = sum(worth_of(term, n) for term in terms)
     answered = min(float(covered.max(initial=0)) / max(total, 1e-9), 1.0)
     if arrangement is None:
-        return _Words(own, own, np.zeros(n, np.float32), answered)
-    return _Words(own, lent, to_rows(threads, arrangement, weights), answered)
+        return own, own, np.zeros(n, np.float32), answered
+    best = max(float(threads.max(initial=0.0)), 1e-9)
+    shares = (threads * (weights.thread / best)).astype(np.float32)
+    return own, lent, shares[arrangement.run] * arrangement.of_thread, answered
 
 
-def _from_cues(cues: Cues, weights: Weights) -> dict[str, Scores]:
-    """The parts that the query's cues give; float32[n] each."""
-    parts = {}
-    if cues.actor is not None and weights.actor:
-        parts["actor"] = cues.actor * np.float32(weights.actor)
-    if cues.date is not None and weights.date:
-        parts["date"] = cues.date * np.float32(weights.date)
-    return parts
+# -- context
 
 
-def _adjusted(scores: Scores, arrangement: Arrangement, weights: Weights) -> dict[str, Scores]:
-    """The gain of new rows, and the loss of rows that only ask; float32[n] each."""
-    gain = scores * arrangement.recent * np.float32(weights.recency)
-    return {
-        "recency": gain,
-        "question": (scores + gain) * arrangement.asks * np.float32(-weights.question),
-    }
+@dataclass(frozen=True)
+class Arrangement:
+    """How the rows of a scope stand to each other. Make it with `arrange`; it serves many searches.
+
+    `from_before[k - 1][i]` is how much of what row i lends row i + k takes, 0 if they are of
+    different threads; `from_after` the same of what row i + k lends and row i takes.
+    """
+
+    starts: NDArray[np.intp]  # of each thread, and of each run of rows without one
+    run: NDArray[np.intp]  # the number of each row's run
+    threads: Bools  # whether a run is a thread
+    from_before: tuple[Scores, ...]
+    from_after: tuple[Scores, ...]
+    of_thread: Scores  # how much of its thread's worth each row has
+    asks: Bools  # whether a row is a question and nothing else
+    recent: Scores  # how new each row is among them, 1 to 0
 
 
-def _sum(n: int, parts: Mapping[str, Scores]) -> Scores:
-    return np.sum(list(parts.values()), axis=0, dtype=np.float32) + np.zeros(n, np.float32)
+def arrange(thread: Ints, lengths: Floats, asks: Bools, at: Floats) -> Arrangement:
+    """Precompute who is next to whom.
+
+    Args:
+        thread: A code for each row's thread, negative for none; int[n]. The rows of a thread lie
+            side by side, in its order.
+        lengths: Words in each row; float[n].
+        asks: Whether a row ends with a question; bool[n].
+        at: When each row was said, NaN for unknown; float[n].
+    """
+    n, has = len(thread), thread >= 0
+    begins = np.ones(n, bool)
+    begins[1:] = thread[1:] != thread[:-1]
+    starts = np.flatnonzero(begins)
+    words = np.maximum(np.asarray(lengths, np.float32), 1)
+    takes = np.minimum(1, np.float32(TAKES_ALL) / words)
+    steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
+    joined = [(thread[k:] == thread[:-k]) & has[k:] for k in steps]
+    known = at[np.isfinite(at)]
+    later = len(known) - np.searchsorted(np.sort(known), at, side="right")
+    fading = np.exp2(later / np.float32(-_FADES * max(len(known), 1))).astype(np.float32)
+    return Arrangement(
+        starts,
+        np.cumsum(begins) - 1,
+        has[starts],
+        tuple(each * takes[k:] for k, each in enumerate(joined, 1)),
+        tuple(each * takes[:-k] for k, each in enumerate(joined, 1)),
+        np.where(has, np.minimum(1, np.float32(HAS_ALL) / words), np.float32(0)),
+        asks & (lengths <= ONLY_ASKS),
+        np.where(np.isfinite(at), fading, np.float32(0)),
+    )
+
+
+def _lend(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
+    """The higher of each row's score and what its neighbours lend it; float32[..., n]."""
+    best = scores.copy()
+    steps: Sequence[tuple[float, Scores, Scores]] = list(
+        zip(weights.neighbours, arrangement.from_before, arrangement.from_after, strict=False)
+    )
+    for k, (share, before, after) in enumerate(steps, 1):
+        for taken, lent, into in (
+            (before, scores[..., :-k], best[..., k:]),
+            (after, scores[..., k:], best[..., :-k]),
+        ):
+            np.maximum(into, lent * (taken * np.float32(share)), out=into)
+    return best

@@ -1,32 +1,167 @@
-"""Reads: get, list, and search without a query."""
+"""Rows of items and how they are read: get, list, and search without a query."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from langgraph.store.base import MatchCondition
 
+from perdure.errors import ConfigurationError, CorruptRecord
+from perdure.storage.encryption import Clear, Place, Seal
 from perdure.storage.flow import Flow, NamedSQL, Row, Statement
-from perdure.stores.base import Namespace, QueryPlan, StoredItem
-from perdure.stores.filter_sql import condition_of, indexable
+from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
+from perdure.stores.filter_sql import Condition, condition_of
 from perdure.stores.filters import Filter
-from perdure.stores.namespaces import (
-    is_head,
-    joined,
-    labels,
-    literal_head,
-    matches,
-    span,
-)
-from perdure.stores.records import Records
+from perdure.stores.namespaces import joined, labels, literal_head, matches, span
 from perdure.stores.values import decode
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PAGE = 256  # namespaces read at a time
 _SELECTIVE = 2_000  # an index that finds more rows than this loses to reading in order
 _INDEX = "store_path:"  # what names of path indexes begin with
+
+
+# -- rows
+
+
+def micros(when: datetime) -> int:
+    """A moment in microseconds since 1970."""
+    if not isinstance(when, datetime) or when.tzinfo is None:
+        raise ConfigurationError(
+            f"the time is {when!r}; expected a datetime with a time zone, like datetime.now(UTC)"
+        )
+    return (when - _EPOCH) // _MICROSECOND
+
+
+def moment(at: int) -> datetime:
+    """The moment that many microseconds after 1970 (UTC)."""
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def provenance_fields(provenance: Provenance) -> dict[str, Any]:
+    """Provenance as JSON, without what was not said: what is stored, and what filters see."""
+    if not isinstance(provenance, Provenance):
+        raise ConfigurationError(
+            f"provenance is {provenance!r}; expected Provenance(thread_id=…, actor=…)"
+        )
+    found = {name: getattr(provenance, name) for name in PROVENANCE}
+    messages, position, at = provenance.message_ids, provenance.position, provenance.at
+    if not isinstance(messages, tuple | list):
+        raise ConfigurationError(f"provenance message_ids is {messages!r}; expected a tuple")
+    if position is not None and (type(position) is not int or abs(position) > 1 << 62):
+        raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
+    for name in ("thread_id", "checkpoint_id", "actor", "trust", "message_ids"):
+        for text in messages if name == "message_ids" else (found[name],):
+            if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
+                raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")
+    found["message_ids"] = list(messages) or None
+    if at is not None:
+        found["at"] = moment(micros(at)).isoformat()
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def provenance_of(fields: Mapping[str, Any]) -> Provenance:
+    """Provenance from its JSON."""
+    found = {name: fields[name] for name in PROVENANCE if name in fields}
+    if "at" in found:
+        found["at"] = datetime.fromisoformat(found["at"])
+    found["message_ids"] = tuple(found.get("message_ids", ()))
+    return Provenance(**found)
+
+
+@dataclass(slots=True)
+class Records:
+    """Seals what goes into rows, and makes items of them."""
+
+    seal: Seal
+    root: int = 0  # bytes of a path that are not shown
+
+    @property
+    def sealed(self) -> bool:
+        """Whether rows are encrypted."""
+        return not isinstance(self.seal, Clear)
+
+    # -- parts of a row
+
+    def shut(self, text: str, place: Place) -> str | bytes:
+        """Text as it is stored."""
+        return self.seal.seal(text.encode(), place) if self.sealed else text
+
+    def text(self, stored: str | bytes, place: Place) -> str:
+        """Text from how it is stored, unless it was damaged, or moved from another row."""
+        if isinstance(stored, bytes) and self.sealed:
+            return self.seal.open(stored, place).decode()
+        if isinstance(stored, str) and not self.sealed:
+            return stored
+        raise CorruptRecord(f"the row {place!r} holds a {type(stored).__name__}: it was damaged")
+
+    def shut_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
+        """Vectors, one after another, as they are stored."""
+        if vectors is None or not self.sealed:
+            return vectors
+        return self.seal.seal(vectors, ("vectors", row))
+
+    def vectors(self, stored: bytes, row: int) -> bytes:
+        """Vectors as bytes, from how they are stored."""
+        return self.seal.open(stored, ("vectors", row)) if self.sealed else stored
+
+    # -- whole rows
+
+    def text_of(self, row: Row) -> str:
+        """The JSON in a row of an item."""
+        return self.text(row[8], value_place(row[1], row[2], row[3]))
+
+    def value(self, row: Row) -> dict[str, Any]:
+        """The value in a row of an item."""
+        try:
+            return decode(self.text_of(row))
+        except ValueError as exc:
+            raise CorruptRecord(
+                f"the item {row[2]!r} of {labels(row[1])!r} cannot be read back ({exc}): "
+                "its row is damaged"
+            ) from exc
+
+    def provenance(self, stored: Any, path: bytes, key: str, version: int) -> dict[str, Any]:
+        """The provenance fields in a row; empty if there are none."""
+        if stored is None:
+            return {}
+        return decode(self.text(stored, provenance_place(path, key, version)))
+
+    def item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
+        """The item in a row."""
+        _, path, key, version, created, valid_from, valid_to, expires, _, provenance = row[:10]
+        fields = self.provenance(provenance, path, key, version)
+        return StoredItem(
+            value=self.value(row) if value is None else value,
+            key=key,
+            namespace=labels(path[self.root :]),
+            created_at=moment(created),
+            valid_from=moment(valid_from),
+            version=version,
+            valid_to=None if valid_to is None else moment(valid_to),
+            expires_at=None if expires is None else moment(expires),
+            provenance=provenance_of(fields) if fields else None,
+        )
+
+
+def value_place(path: bytes, key: str, version: int) -> Place:
+    """The data that binds a value to its row."""
+    return ("value", path.decode(), key, version)
+
+
+def provenance_place(path: bytes, key: str, version: int) -> Place:
+    """The data that binds provenance to its row."""
+    return ("provenance", path.decode(), key, version)
+
+
+# -- reading them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +181,14 @@ class Reader:
 
     sql: NamedSQL
     records: Records
-    _indexed: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a version of the schema
 
     # -- one key
 
     def get(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
         """The row of a key, at present or at a moment."""
-        if as_of is None:
-            rows = yield self.sql("get", path, key)
-        else:
-            rows = yield self.sql("get_as_of", path, key, as_of)
-        return next((row for row in rows if alive(row, now if as_of is None else as_of)), None)
+        name, when = ("get", now) if as_of is None else ("get_as_of", as_of)
+        rows = yield self.sql(name, path, key, when)
+        return rows[0] if rows else None
 
     def history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
         """Every version of a key, oldest first."""
@@ -67,32 +199,20 @@ class Reader:
 
     def search(self, wanted: Wanted, limit: int, offset: int) -> Flow[list[tuple[Row, StoredItem]]]:
         """A page of the items under a prefix: by namespace, in each in the order of creation."""
+        if wanted.as_of is None:
+            sql, bound = yield from self._under(wanted)
+        else:
+            sql, bound = self.sql["under_as_of"], (*span(wanted.prefix), wanted.as_of)
         unchecked = wanted.filter is None and wanted.provenance is None
-        reach = offset + limit
-        if wanted.as_of is not None:
-            page = (limit, offset) if unchecked else (-1, 0)
-            bound = (*span(wanted.prefix), wanted.as_of, *page)
-            rows = yield self.sql("under_as_of", *bound)
-            chosen = [found for row in rows if (found := self.checked(row, wanted)) is not None]
-            return chosen if unchecked else chosen[offset:reach]
-        condition, params, indexed = yield from self._condition(wanted)
-        sql = self.sql["under"].format(condition=condition, indexed=indexed)
-        bound = (*span(wanted.prefix), wanted.now, *params) * 2  # for either list that is merged
-        if unchecked:
-            rows = yield Statement(sql, (*bound, limit, offset))
-            return [(row, self.records.item(row)) for row in rows]
+        skipped = offset if unchecked else 0
+        reach = offset + limit - skipped
         most = reach
         while True:
-            rows = yield Statement(sql, (*bound, most, 0))
-            chosen = []
-            for row in rows:
-                found = self.checked(row, wanted)
-                if found is not None:
-                    chosen.append(found)
-                    if len(chosen) == reach:
-                        break
+            rows = yield Statement(sql, (*bound, most, skipped))
+            checked = (self.checked(row, wanted) for row in rows)
+            chosen = list(islice((found for found in checked if found is not None), reach))
             if len(chosen) == reach or len(rows) < most:
-                return chosen[offset:]
+                return chosen[offset - skipped :]
             most *= 8
 
     def checked(self, row: Row, wanted: Wanted) -> tuple[Row, StoredItem] | None:
@@ -115,15 +235,12 @@ class Reader:
 
     def ids(self, wanted: Wanted) -> Flow[list[int]]:
         """The ids of all present items that meet the filters."""
-        if wanted.provenance is not None or wanted.filter is None:
+        if wanted.filter is None or wanted.provenance is not None or self.records.sealed:
             return [row[0] for row, _ in (yield from self.rows(wanted))]
-        condition, params, indexed = yield from self._condition(wanted)
-        if self.records.sealed:
-            return [row[0] for row, _ in (yield from self.rows(wanted))]
-        sql = self.sql["matching"].format(condition=condition, indexed=indexed)
-        rows = yield Statement(sql, (*span(wanted.prefix), wanted.now, *params))
-        check = wanted.filter.matches
-        return [row for row, value in rows if check(decode(value))]
+        condition, indexed = yield from self._condition(wanted)
+        rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", -1)
+        matches = wanted.filter.matches
+        return [row for row, value in rows if matches(decode(value))]
 
     # -- conditions and indexes
 
@@ -132,37 +249,38 @@ class Reader:
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX).replace("^", "") for (name,) in rows)
 
-    def _usable(self) -> Flow[frozenset[str]]:
-        """The same, read again only when the schema has changed."""
-        version = (yield Statement("PRAGMA schema_version"))[0][0]
-        if self._indexed[0] != version:
-            self._indexed = version, frozenset((yield from self.indexes()))
-        return self._indexed[1]
-
-    def _condition(self, wanted: Wanted) -> Flow[tuple[str, Sequence[Any], str]]:
-        """The part of a filter that SQL can decide, its parameters, and the index to use."""
+    def _condition(self, wanted: Wanted) -> Flow[tuple[Condition, str]]:
+        """The part of a filter that SQL can decide, and the index to use."""
         if wanted.filter is None or self.records.sealed:
-            return "1", (), ""
-        usable: Collection[str] = ()
-        paths = indexable(wanted.filter)
-        if paths:
-            usable = yield from self._usable()
-        condition = condition_of(wanted.filter, "i.value", usable)
-        for path in paths:
-            if path in usable:
-                hint = f'INDEXED BY "{index_name(path)}"'
-                probe = self.sql["probe"].format(condition=condition.text, indexed=hint)
-                bound = (*span(wanted.prefix), wanted.now, *condition.params, _SELECTIVE)
-                if len((yield Statement(probe, bound))) < _SELECTIVE:
-                    return condition.text, condition.params, hint
-        return condition.text, condition.params, ""
+            return Condition("TRUE"), ""
+        condition = condition_of(wanted.filter, "i.value", (yield from self.indexes()))
+        for path in condition.paths:
+            indexed = f'INDEXED BY "{index_name(path)}"'
+            found = yield self._matching(wanted, condition, indexed, "1", _SELECTIVE)
+            if len(found) < _SELECTIVE:
+                return condition, indexed
+        return condition, ""
+
+    def _matching(
+        self, wanted: Wanted, condition: Condition, indexed: str, columns: str, limit: int
+    ) -> Statement:
+        sql = self.sql["matching"].format(
+            columns=columns, condition=condition.text, indexed=indexed
+        )
+        return Statement(sql, (*span(wanted.prefix), wanted.now, *condition.params, limit))
+
+    def _under(self, wanted: Wanted) -> Flow[tuple[str, tuple[Any, ...]]]:
+        """The statement of a search at present, and its parameters but for the page."""
+        condition, indexed = yield from self._condition(wanted)
+        sql = self.sql["under"].format(condition=condition.text, indexed=indexed)
+        # for either list that is merged
+        return sql, (*span(wanted.prefix), wanted.now, *condition.params) * 2
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
         """The plan of a search without a query."""
-        condition, params, indexed = yield from self._condition(wanted)
-        sql = self.sql["under"].format(condition=condition, indexed=indexed)
-        bound = (*((*span(wanted.prefix), wanted.now, *params) * 2), 10, 0)
-        steps = tuple(row[3] for row in (yield Statement(f"EXPLAIN QUERY PLAN {sql}", bound)))
+        sql, bound = yield from self._under(wanted)
+        account = yield Statement(self.sql["explain"].format(query=sql), (*bound, 10, 0))
+        steps = tuple(row[3] for row in account)
         used = tuple(
             path
             for path in (yield from self.indexes())
@@ -183,36 +301,26 @@ class Reader:
         as_of: int | None,
     ) -> Flow[list[Namespace]]:
         """Namespaces under a root that hold something, in order, cut to a depth, each once."""
-        head = literal_head(conditions)
-        low, high = span(root + head)
-        conditions = [c for c in conditions if not is_head(c, head)]
-        suffix = _literal_tail(conditions)
-        sql = self.sql["paths" if as_of is None else "paths_as_of"]
-        when = now if as_of is None else as_of
+        low, high = span(root + literal_head(conditions))
         out: list[Namespace] = []
         done = b""  # all that begins with it is answered
         while len(out) < offset + limit:
-            rows = yield Statement(sql, (low, high, suffix, when, _PAGE))
+            rows = yield self.sql("paths", low, high, now, as_of, _PAGE)
             for (path,) in rows:
                 if done and path.startswith(done):
                     continue
                 namespace = labels(path[len(root) :])
-                if conditions and not matches(conditions, namespace):
+                if not matches(conditions, namespace):
                     continue
-                if max_depth is not None and len(namespace) > max_depth:
+                if max_depth is not None and len(namespace) >= max_depth:
                     namespace = namespace[:max_depth]
                     done = root + joined(namespace)
-                elif len(namespace) == max_depth:
-                    done = path
-                if not out or out[-1] != namespace:
-                    out.append(namespace)
-                if len(out) == offset + limit:
-                    break
+                out.append(namespace)
             if len(rows) < _PAGE:
                 break
             last = rows[-1][0]
             low = span(done)[1] if done and last.startswith(done) else last + b"\0"
-        return out[offset:]
+        return out[offset : offset + limit]
 
 
 def index_name(path: str) -> str:
@@ -224,20 +332,7 @@ def index_name(path: str) -> str:
     return _INDEX + re.sub("([A-Z])", r"^\1", path)
 
 
-def alive(row: Row, now: int) -> bool:
-    """Whether a row's version had not expired."""
-    return row[7] is None or row[7] > now
-
-
 def ended(row: Row, now: int) -> Row:
     """A row whose version ended by expiring, if it has, though nobody swept it yet."""
-    return row if alive(row, now) else (*row[:6], row[7], *row[7:])
-
-
-def _literal_tail(conditions: Sequence[MatchCondition]) -> bytes:
-    """Bytes that every path meeting the conditions ends with."""
-    best = b"\0"
-    for condition in conditions:
-        if condition.match_type == "suffix" and "*" not in condition.path:
-            best = max(best, joined(condition.path), key=len)
-    return best
+    is_alive = row[7] is None or row[7] > now
+    return row if is_alive else (*row[:6], row[7], *row[7:])

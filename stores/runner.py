@@ -1,8 +1,8 @@
 """Operations as effects, and the runner that carries them out, blocking or awaited.
 
 An operation is a generator that yields what it needs: something read, written, or embedded. So it
-is written once for sync and async, and holds no snapshot while a model is waited for. Between
-effects it computes; for a coroutine that is done, like the reading, in the database's threads.
+is written once for sync and async, and holds no snapshot while a model is waited for. For a
+coroutine, what it computes and reads is done in the database's threads.
 
 What coroutines ask for in one turn of an event loop is done together: a hop to a thread and back
 costs more than a small read, and a transaction more than a small write.
@@ -11,8 +11,7 @@ costs more than a small read, and a transaction more than a small write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -65,22 +64,23 @@ class WritePuts(NamedTuple):
 
 Effect = Embed | EmbedAll | Read | Write | WritePuts
 Effects = Generator[Effect, Any, T]
-_Answer = Callable[[], Any]
+_Advance = Callable[[], Effect]  # goes on with an operation up to its next effect
+_Ask = tuple[Any, asyncio.Future[Any]]  # what a coroutine asks for, and its answer
 
 
-@dataclass(slots=True)
+class _Done(NamedTuple):
+    """The end of an operation."""
+
+    result: Any
+
+
 class Runner:
     """Carries out effects."""
 
-    database: Database
-    writer: Writer
-    embeddings: Embeddings
-    _calls: _Turns = field(init=False)
-    _puts: _Turns = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._calls = _Turns(self._call_together)
-        self._puts = _Turns(self._put_together)
+    def __init__(self, database: Database, writer: Writer, embeddings: Embeddings) -> None:
+        self.database, self.writer, self.embeddings = database, writer, embeddings
+        self._calls = _Batches(self._call_together)
+        self._puts = _Batches(self._put_together)
 
     def run(self, effects: Effects[T]) -> T:
         """Carry out all effects in the calling thread."""
@@ -95,49 +95,44 @@ class Runner:
             brief: Whether what is computed before the first effect is too little for a thread.
         """
         await self.database.aconnect()
-        answer: _Answer = _nothing
+        advance: _Advance = partial(effects.send, None)
         while True:
             if brief:
-                brief, effect = False, self._sent(effects, answer)
-                if isinstance(effect, Read):
-                    effect = await self._calls.ask(partial(self._advance_from, effects, effect))
+                effect = _advanced(advance)
             else:
-                effect = await self._calls.ask(partial(self._advance, effects, answer))
+                effect = await self._calls.ask(partial(self._advance_on, effects, advance))
             if isinstance(effect, _Done):
                 return effect.result  # type: ignore[no-any-return]
-            answer = await self._acaught(effect)
             brief = isinstance(effect, Write | WritePuts)
-
-    def _advance_from(self, effects: Effects[Any], effect: Read) -> Effect | _Done:
-        return self._advance(effects, self._caught(effect))
-
-    def _advance(self, effects: Effects[Any], answer: _Answer) -> Effect | _Done:
-        """Go on up to an effect that is to be awaited, or to the end."""
-        while True:
-            effect = self._sent(effects, answer)
-            in_process = self.embeddings.in_process
-            if not isinstance(effect, Read) and not (in_process and isinstance(effect, Embed)):
-                return effect
-            answer = self._caught(effect)
-
-    @staticmethod
-    def _sent(effects: Effects[Any], answer: _Answer) -> Effect | _Done:
-        try:
+            if self._blocks(effect):
+                advance = partial(self._answered, effects, effect)
+                continue
             try:
-                given = answer()
+                answer = await self._aanswer(effect)
             except Exception as exc:
-                return effects.throw(exc)
-            return effects.send(given)
-        except StopIteration as stop:
-            return _Done(stop.value)
+                advance = partial(effects.throw, exc)
+            else:
+                advance = partial(effects.send, answer)
 
-    def _caught(self, effect: Effect) -> _Answer:
-        """The answer to an effect; an error is raised where the answer is used."""
+    def _advance_on(self, effects: Effects[Any], advance: _Advance) -> Effect | _Done:
+        """Go on in a thread, up to an effect that is to be awaited, or to the end."""
+        effect = _advanced(advance)
+        while not isinstance(effect, _Done) and self._blocks(effect):
+            effect = _advanced(partial(self._answered, effects, effect))
+        return effect
+
+    def _blocks(self, effect: Effect) -> bool:
+        """Whether an effect is a blocking call that belongs into the thread that computes."""
+        return isinstance(effect, Read) or (
+            self.embeddings.in_process and isinstance(effect, Embed | EmbedAll)
+        )
+
+    def _answered(self, effects: Effects[Any], effect: Effect) -> Effect:
         try:
-            result = self._answer(effect)
+            answer = self._answer(effect)
         except Exception as exc:
-            return _raising(exc)
-        return lambda: result
+            return effects.throw(exc)
+        return effects.send(answer)
 
     def _answer(self, effect: Effect) -> Any:
         match effect:
@@ -145,76 +140,110 @@ class Runner:
                 return self.database.read(flow, snapshot=snapshot)
             case Write(make):
                 return self.database.write(make)
-            case WritePuts(puts, now, model):
-                return self.database.write(partial(self.writer.write, puts, now, model))
+            case WritePuts():
+                return self.database.write(partial(self.writer.write, *effect))
             case Embed(text):
                 return self._embedder.embed_query(text)
             case EmbedAll(texts):
                 return self._embedder.embed(texts)
 
-    async def _acaught(self, effect: Effect) -> _Answer:
-        try:
-            result = await self._aanswer(effect)
-        except Exception as exc:
-            return _raising(exc)
-        return lambda: result
-
     async def _aanswer(self, effect: Effect) -> Any:
         match effect:
             case Write(make):
                 return await self.database.awrite(make)
-            case WritePuts(puts, now, model):
+            case WritePuts(puts):
                 if all(put.unconditional for put in puts):
                     return await self._puts.ask(effect)
-                return await self.database.awrite(partial(self.writer.write, puts, now, model))
-            case Embed(text) if not self.embeddings.in_process:
+                return await self._aput(effect)
+            case Embed(text):
                 return await self._embedder.aembed_query(text)
-            case EmbedAll(texts) if not self.embeddings.in_process:
+            case EmbedAll(texts):
                 return await self._embedder.aembed(texts)
-            case _:
-                return await self.database.in_thread(lambda: self._answer(effect))
+
+    def _aput(self, effect: WritePuts) -> Awaitable[None]:
+        return self.database.awrite(partial(self.writer.write, *effect))
 
     @property
     def _embedder(self) -> CheckedEmbedder:
         assert self.embeddings.embedder is not None
         return self.embeddings.embedder
 
-    # -- what is asked in one turn of an event loop
+    def _call_together(self, calls: list[_Advance]) -> Awaitable[list[Any]]:
+        return self.database.in_thread(lambda: [_outcome(call) for call in calls])
 
-    def _call_together(self, asks: list[_Ask]) -> None:
-        """Make blocking calls in the database's threads."""
-        for start in range(0, len(asks), _TOGETHER):
-            some = asks[start : start + _TOGETHER]
-            try:
-                done = asyncio.ensure_future(self.database.in_thread(partial(_outcomes, some)))
-            except PerdureError as exc:
-                _settle(some, [_raising(exc)] * len(some))
-            else:
-                done.add_done_callback(partial(_called, some))
-
-    def _put_together(self, asks: list[_Ask]) -> None:
+    async def _put_together(self, effects: list[WritePuts]) -> list[BaseException | None]:
         """Write puts that nothing but the database can refuse, in one transaction."""
-        effects: list[WritePuts] = [ask.what for ask in asks]
         puts = [put for effect in effects for put in effect.puts]
         model = next((effect.model for effect in effects if effect.model is not None), None)
-        now = max(effect.now for effect in effects)
         try:
-            done = asyncio.ensure_future(
-                self.database.awrite(partial(self.writer.write, puts, now, model))
-            )
-        except PerdureError as exc:
-            _settle(asks, [_raising(exc)] * len(asks))
-        else:
-            done.add_done_callback(partial(self._put, asks))
+            await self._aput(WritePuts(puts, max(effect.now for effect in effects), model))
+        except Exception as exc:
+            if len(effects) == 1:
+                return [exc]
+            # nobody fails for another
+            return await asyncio.gather(*map(self._aput, effects), return_exceptions=True)
+        return [None] * len(effects)
 
-    def _put(self, asks: list[_Ask], done: asyncio.Future[None]) -> None:
-        error = done.exception()
-        if error is not None and len(asks) > 1:  # nobody fails for another
-            for ask in asks:
-                self._put_together([ask])
+
+def _advanced(advance: _Advance) -> Effect | _Done:
+    try:
+        return advance()
+    except StopIteration as stop:
+        return _Done(stop.value)
+
+
+class _Batches:
+    """What coroutines ask for in one turn of an event loop, done together at its end."""
+
+    def __init__(self, do: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> None:
+        self._do = do  # returns an answer for each, or its error
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
+
+    def ask(self, what: Any) -> asyncio.Future[Any]:
+        """Ask for something."""
+        loop = asyncio.get_running_loop()
+        asks = self._open.get(loop)
+        if asks is None or len(asks) == _TOGETHER:
+            asks = self._open[loop] = []
+            loop.call_soon(self._end, loop, asks)
+        future = loop.create_future()
+        asks.append((what, future))
+        return future
+
+    def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
+        if self._open.get(loop) is asks:
+            del self._open[loop]
+        asks = [ask for ask in asks if not ask[1].cancelled()]
+        if not asks:
+            return
+        done: asyncio.Future[Sequence[Any]]
+        try:
+            did = self._do([what for what, _ in asks])
+            done = asyncio.ensure_future(did)
+        except PerdureError as exc:
+            done = loop.create_future()
+            done.set_exception(exc)
+        done.add_done_callback(partial(_settle, asks))
+
+
+def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    outcomes = done.result() if error is None else [error] * len(asks)
+    for (_, future), outcome in zip(asks, outcomes, strict=True):
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
         else:
-            answer = _nothing if error is None else _raising(error)
-            _settle(asks, [answer] * len(asks))
+            future.set_result(outcome)
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the error that it raises."""
+    try:
+        return call()
+    except BaseException as exc:
+        return exc
 
 
 # -- methods of a store
@@ -242,92 +271,15 @@ def awaiting(
     """
     make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
 
-    async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        brief = is_brief is not None and is_brief(self, *args, **kwargs)
-        found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
-        return found
-
     def decorate(
         named: Callable[[Any], None],
     ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        wraps(named)(twin)
+        @wraps(named)
+        async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            brief = is_brief is not None and is_brief(self, *args, **kwargs)
+            found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
+            return found
+
         return signed(twin, make)
 
     return decorate
-
-
-class _Ask(NamedTuple):
-    what: Any
-    future: asyncio.Future[Any]
-
-
-class _Turns:
-    """Requests of coroutines, handed over together at the end of an event loop's turn."""
-
-    def __init__(self, hand_over: Callable[[list[_Ask]], None]) -> None:
-        self._hand_over = hand_over
-        self._asks: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
-
-    def ask(self, what: Any) -> asyncio.Future[Any]:
-        """Ask for something."""
-        loop = asyncio.get_running_loop()
-        ask = _Ask(what, loop.create_future())
-        asks = self._asks.get(loop)
-        if asks is None:
-            self._asks[loop] = [ask]
-            loop.call_soon(self._end, loop)
-        else:
-            asks.append(ask)
-        return ask.future
-
-    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        asks = [ask for ask in self._asks.pop(loop) if not ask.future.cancelled()]
-        if asks:
-            self._hand_over(asks)
-
-
-def _outcomes(asks: list[_Ask]) -> list[_Answer]:
-    return [_outcome(ask) for ask in asks]
-
-
-def _outcome(ask: _Ask) -> _Answer:
-    if ask.future.cancelled():
-        return _nothing
-    try:
-        result = ask.what()
-    except BaseException as exc:
-        return _raising(exc)
-    return lambda: result
-
-
-def _called(asks: list[_Ask], done: asyncio.Future[list[_Answer]]) -> None:
-    if done.cancelled():
-        for ask in asks:
-            ask.future.cancel()
-    else:
-        _settle(asks, done.result())
-
-
-def _settle(asks: list[_Ask], answers: Iterable[_Answer]) -> None:
-    for ask, answer in zip(asks, answers, strict=True):
-        if ask.future.done():
-            continue
-        try:
-            ask.future.set_result(answer())
-        except BaseException as exc:
-            ask.future.set_exception(exc)
-
-
-class _Done(NamedTuple):
-    result: Any
-
-
-def _nothing() -> None:
-    return None
-
-
-def _raising(error: BaseException) -> _Answer:
-    def answer() -> Any:
-        raise error
-
-    return answer

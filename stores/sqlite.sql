@@ -40,37 +40,24 @@ WHERE n.path >= ? AND n.path < ? AND i.expires_at <= ?;
 -- get: one present item
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ? AND i.key = ?;
+WHERE n.path = ? AND i.key = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- get_as_of: the version of a key that was valid at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
 WHERE n.path = ?1 AND i.key = ?2 AND i.valid_from <= ?3
+AND (i.expires_at IS NULL OR i.expires_at > ?3)
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path = ?1 AND v.key = ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
 
--- history: every version of a key, oldest first
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ?1 AND i.key = ?2
-UNION ALL
-SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path = ?1 AND v.key = ?2
-ORDER BY 6;
-
--- locate: what puts and deletes replace, or else the last closed version of their keys
-WITH asked (number, path, key) AS (VALUES {asked})
-SELECT a.number, n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
-       CASE WHEN i.id IS NULL THEN (SELECT v.version FROM store_versions v
-           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END,
-       CASE WHEN i.id IS NULL THEN (SELECT v.valid_to FROM store_versions v
-           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END,
-       coalesce(i.made, i.id)
-FROM asked a CROSS JOIN store_namespaces n ON n.path = a.path
-LEFT JOIN store_items i ON i.ns = n.ns AND i.key = a.key;
+-- locate: what a put or a delete replaces, or else the last closed version of its key
+SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
+       v.version, v.valid_to, coalesce(i.made, i.id)
+FROM store_namespaces n LEFT JOIN store_items i ON i.ns = n.ns AND i.key = ?2
+LEFT JOIN store_versions v ON i.id IS NULL AND v.ns = n.ns AND v.key = ?2
+WHERE n.path = ?1 ORDER BY v.version DESC LIMIT 1;
 
 -- close: keep a version that is about to be replaced
 INSERT INTO store_versions
@@ -197,16 +184,6 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2
 ORDER BY 2, 3, 4;
 
--- versions_of: present and closed versions of one key of one namespace
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ?1 AND i.key = ?2
-UNION ALL
-SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path = ?1 AND v.key = ?2
-ORDER BY 4;
-
 -- shrink_namespace: an item is about to go
 UPDATE store_namespaces SET items = items - 1, bytes = bytes - i.size, changes = changes + 1
 FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;
@@ -222,7 +199,7 @@ SELECT v.key FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path = ?1 AND v.key > ?2
 ORDER BY 1 LIMIT ?3;
 
--- key_versions: every version of a key with how it lives and is searched, oldest first
+-- history: every version of a key with how it lives and is searched, oldest first
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.ttl, i.searched OR x.id IS NOT NULL, x.fields
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
@@ -234,8 +211,9 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns LEFT JOIN sto
 WHERE n.path = ?1 AND v.key = ?2
 ORDER BY 4;
 
--- touch: let items live on for their time from now
-UPDATE store_items SET expires_at = ?1 + ttl WHERE id = ?2 AND ttl IS NOT NULL AND expires_at > ?1;
+-- touch: let an item live on for its time from now
+UPDATE store_items SET expires_at = ?1 + ttl WHERE ttl IS NOT NULL AND expires_at > ?1
+AND ns = (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2) AND key = ?3;
 
 -- expired: items whose time is over
 SELECT id, ns, size, expires_at FROM store_items
@@ -285,28 +263,19 @@ FROM store_versions v JOIN store_items i ON i.ns = v.ns AND i.key = v.key JOIN s
 WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
-SELECT i.id, i.value FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition});
-
--- probe: whether an index finds few enough rows to be worth it
-SELECT 1 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
 WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
 LIMIT ?;
 
--- paths: namespaces in which something is present
-SELECT n.path FROM store_namespaces n
-WHERE n.path >= ?1 AND n.path < ?2 AND substr(n.path, -length(?3)) = ?3 AND n.items > 0
-AND EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns
-            AND (i.expires_at IS NULL OR i.expires_at > ?4))
-ORDER BY n.path LIMIT ?5;
+-- explain: how a statement would be answered, a line of SQLite's own account a row
+EXPLAIN QUERY PLAN {query};
 
--- paths_as_of: namespaces in which something was present at a moment
-SELECT n.path FROM store_namespaces n
-WHERE n.path >= ?1 AND n.path < ?2 AND substr(n.path, -length(?3)) = ?3
-AND (EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns AND i.valid_from <= ?4
-             AND (i.expires_at IS NULL OR i.expires_at > ?4))
-     OR EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.valid_from <= ?4
-                AND v.valid_to > ?4))
+-- paths: namespaces in which something is present, or was at a moment
+SELECT n.path FROM store_namespaces n WHERE n.path >= ?1 AND n.path < ?2
+AND (EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns AND (?4 IS NULL OR i.valid_from <= ?4)
+             AND (i.expires_at IS NULL OR i.expires_at > coalesce(?4, ?3)))
+     OR ?4 IS NOT NULL AND EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns
+                                   AND v.valid_from <= ?4 AND v.valid_to > ?4))
 ORDER BY n.path LIMIT ?5;
 
 -- path_indexes: names of the indexes on JSON paths

@@ -20,6 +20,7 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import InvalidNamespace, InvalidValue
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
 from perdure.stores.base import (
     TTL,
@@ -34,18 +35,18 @@ from perdure.stores.base import (
     StoredItem,
     WhyNot,
 )
-from perdure.stores.erasure import Eraser, ErasesMessages
+from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.parts import Parts
-from perdure.stores.puts import Index, is_brief, limits_of
+from perdure.stores.puts import Index, is_brief
+from perdure.stores.ranking import Weights
 from perdure.stores.runner import Effects, awaiting, blocking
-from perdure.stores.weighting import Weights
 
 _FEW = 16  # operations that are checked in the event loop
 
 
-def _is_brief(*args: Any, **kwargs: Any) -> bool:
+def _always(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
@@ -56,10 +57,8 @@ class Store(BaseStore):
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._run, self._arun = parts.runner.run, parts.runner.arun
         self._missing = MissingEmbeddings(parts)
         self._items = Items(parts, self._missing)
-        self._eraser = Eraser(parts)
         self.database = parts.database
         self.ttl_config = parts.ttl
 
@@ -76,14 +75,14 @@ class Store(BaseStore):
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        return self._run(self._items.batch(ops))
+        return self._parts.runner.run(self._items.batch(ops))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
         ops = list(ops)
         values = {number: getattr(op, "value", None) for number, op in enumerate(ops)}
         brief = len(ops) <= _FEW and is_brief(values)
-        return await self._arun(self._items.batch(ops), brief=brief)
+        return await self._parts.runner.arun(self._items.batch(ops), brief=brief)
 
     @blocking
     def put(
@@ -136,7 +135,7 @@ class Store(BaseStore):
         """
         return self._items.put(namespace, key, None, if_version=if_version)
 
-    @awaiting(delete, _is_brief)
+    @awaiting(delete, _always)
     def adelete(self) -> None:
         """See `delete`."""
 
@@ -159,7 +158,7 @@ class Store(BaseStore):
         """
         return self._items.get(namespace, key, self._parts.refreshes(refresh_ttl), as_of)
 
-    @awaiting(get, _is_brief)
+    @awaiting(get, _always)
     def aget(self) -> None:
         """See `get`."""
 
@@ -171,7 +170,7 @@ class Store(BaseStore):
         *,
         query: str | None = None,
         filter: Mapping[str, Any] | None = None,
-        limit: int = 10,
+        limit: int = SEARCH_LIMIT,
         offset: int = 0,
         refresh_ttl: bool | None = None,
         mode: Mode = "hybrid",
@@ -199,12 +198,12 @@ class Store(BaseStore):
             mode: By words and vectors, or by one of them.
             provenance: A filter on the provenance.
             as_of: Look at that moment instead, as it was then.
-            context: Whether neighbours in the thread, speakers and dates count; they need
+            context: Whether neighbours in the thread, speakers and `during` count; they need
                 provenance.
             explain: Whether each result has the parts of its score.
             weights: How much each part counts, such as `Weights(recency=0.2)`; None: the defaults.
             during: The period, start and end, that the query is about, such as last week. Items
-                from it score like items of a date that the query names.
+                from it score higher (`Weights.date`); others are still found.
             min_score: The lowest score to return, the same in every search: 1 for an item with all
                 words of the query or its very vector; 0.3 leaves out most unrelated items.
 
@@ -232,7 +231,7 @@ class Store(BaseStore):
         prefix: Namespace | None = None,
         suffix: Namespace | None = None,
         max_depth: int | None = None,
-        limit: int = 100,
+        limit: int = LIST_LIMIT,
         offset: int = 0,
         as_of: datetime | None = None,
     ) -> Effects[list[Namespace]]:
@@ -251,7 +250,7 @@ class Store(BaseStore):
         op = ListNamespacesOp(conditions, max_depth, limit, offset)
         return self._items.namespaces(op, as_of)
 
-    @awaiting(list_namespaces, _is_brief)
+    @awaiting(list_namespaces, _always)
     def alist_namespaces(self) -> None:
         """See `list_namespaces`."""
 
@@ -337,8 +336,8 @@ class Store(BaseStore):
             ConfigurationError: There is no criterion, a query has no words, a key is given without
                 a namespace, `threads` without a checkpointer, or a checkpointer to a scoped store.
         """
-        return self._eraser.forget(
-            prefix, key, filter, provenance, query, dry_run, checkpointer, threads
+        return forget(
+            self._parts, prefix, key, filter, provenance, query, dry_run, checkpointer, threads
         )
 
     aforget = awaited(forget)
@@ -388,7 +387,7 @@ class Store(BaseStore):
         path = self._parts.path(prefix)
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
-        return ScopedStore(self._parts.under(path, limits_of(path, max_items, max_bytes)))
+        return ScopedStore(self._parts.under(path, max_items, max_bytes))
 
 
 class ScopedStore(Store):

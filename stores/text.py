@@ -1,4 +1,4 @@
-"""The analyzer: the tokens of texts and queries, the same on every backend.
+"""The analyzer: the tokens of texts and queries.
 
 A token is a stem ("running" and "runs" are "run"), a number, a word of another script, or, where a
 script sets no spaces between words, a pair of neighbouring characters. Stop words stay in documents
@@ -127,22 +127,8 @@ def asks(text: str) -> bool:
 
 
 def is_misspellable(token: str) -> bool:
-    """Whether a token that no document has may be a slip of another: letters of a spaced script."""
+    """Whether a token may be a slip of another: four letters or more of a spaced script."""
     return 4 <= len(token) <= _LONGEST_STEMMED and token.isalpha() and not _is_unspaced(token)
-
-
-def without(text: str, dropped: frozenset[str]) -> str:
-    """The text without words whose tokens are in `dropped`; whole if it tells nothing without.
-
-    A vector of a question is nearer to its answer when it does not hold the speaker's name.
-
-    >>> without("What did Caroline's friends paint?", frozenset({"carolin"}))
-    'What did friends paint?'
-    """
-    if not dropped:
-        return text
-    kept = " ".join(word for word in text.split() if not (set(tokens(word)) & dropped))
-    return kept if any(word not in STOP_WORDS for word in _words(kept)) else text
 
 
 def _words(text: str) -> Iterator[str]:
@@ -189,8 +175,7 @@ def _token(word: str) -> str:
     word = _plain(word)
     if len(word) > _LONGEST_STEMMED or not (word.isascii() and word.isalpha()):
         return word
-    stemmer = getattr(_local, "stemmer", None)
-    if stemmer is None:
-        stemmer = _local.stemmer = Stemmer.Stemmer("english", 0)
-    stem: str = stemmer.stemWord(word)
+    if not hasattr(_local, "stemmer"):
+        _local.stemmer = Stemmer.Stemmer("english", 0)
+    stem: str = _local.stemmer.stemWord(word)
     return stem

@@ -1,35 +1,46 @@
-"""Export and import as JSON Lines, a version a line, oldest first."""
+"""Export as JSON Lines, a version a line, oldest first; import of them, and of other stores."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Final, NamedTuple, cast
 
-from perdure.errors import ImportFailed, PerdureError
-from perdure.storage.flow import Flow, Row
-from perdure.stores.base import Namespace, Progress, TransferReport
+from langgraph.store.base import BaseStore, SearchItem, SearchOp
+
+from perdure.errors import ConfigurationError, ImportFailed, NotADatabase, PerdureError
+from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
+from perdure.stores.options import meant
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
-from perdure.stores.reading import ended
-from perdure.stores.records import micros, moment, provenance_of
+from perdure.stores.reading import ended, micros, moment, provenance_of
 from perdure.stores.runner import Effects, Write
-from perdure.stores.sources import TIMES, Lines
+from perdure.stores.values import decode
 from perdure.stores.writer import Changes, New, Times, Writer
 
-PAGE = 500  # keys read, or lines written, at a time
+PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
+_TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
+_FIELDS: Final = ("namespace", "key", "value", "version", *_TIMES, "ttl", "index", "provenance")
+
+Line = tuple[str, Mapping[str, Any] | ImportFailed]
+"""What an item is called in messages, and the item; or why it cannot be read."""
+Lines = Generator[Line, None, None]
 
 
 class Transfer:
@@ -60,7 +71,7 @@ class Transfer:
         out: list[Row] = []
         key = None
         for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
-            for row in (yield self._parts.sql("key_versions", path, key)):
+            for row in (yield self._parts.sql("history", path, key)):
                 row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)
@@ -104,19 +115,17 @@ class Transfer:
         with closing(found):
             while failed is None:
                 batch, unsuitable, failed = self._batch_of(found, skips)
+                if not batch and not unsuitable and failed is None:
+                    return report
                 try:
-                    if batch:
-                        report += self._parts.runner.run(self._restore(batch))
+                    report += self._parts.runner.run(self._restore(batch))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
                 done += len(batch) + unsuitable
-                if batch or unsuitable:
-                    if progress is not None:
-                        progress(done, None)
-                elif failed is None:
-                    return report
+                if progress is not None and (batch or unsuitable):
+                    progress(done, None)
         if not done:
             raise failed
         are = f"{noun} before that is" if done == 1 else f"{noun}s before that are"
@@ -142,11 +151,11 @@ class Transfer:
         return batch, unsuitable, None
 
     def _restore(self, given: list[Restored]) -> Effects[TransferReport]:
+        if not given:
+            return TransferReport()
         model = yield from self._missing.make([one.put for one in given])
-        report: TransferReport = yield Write(
-            partial(restore, self._parts.writer, given, self._parts.now(), model)
-        )
-        return report
+        make = partial(_restore, self._parts.writer, given, self._parts.now(), model)
+        return (yield Write(make))  # type: ignore[no-any-return]
 
     def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
         if isinstance(line, ImportFailed):  # its source could not read it
@@ -163,8 +172,7 @@ class Transfer:
                 line.get("ttl"),
                 provenance=provenance_of(said) if said else None,
             )
-            times = {name: _time(line, name) for name in TIMES}
-            return Restored(put, _version(line), *times.values())
+            return Restored(put, _version(line), *(_time(line, name) for name in _TIMES))
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
@@ -185,8 +193,7 @@ def _version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """A version to put back; times in microseconds."""
 
     put: Put
@@ -197,7 +204,7 @@ class Restored:
     expires: int | None = None
 
 
-def restore(
+def _restore(
     writer: Writer, given: Sequence[Restored], now: int, model: Model | None
 ) -> Flow[TransferReport]:
     """Put versions back, all or none."""
@@ -256,3 +263,144 @@ def _check_same(writer: Writer, here: Row | None, one: Restored) -> None:
 def _same(writer: Writer, here: Row, put: Put) -> bool:
     fields = writer.records.provenance(here[9], *here[1:4])
     return writer.records.text_of(here) == put.text and fields == (put.provenance or {})
+
+
+# -- sources of imports
+
+
+def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
+    """Each line that is not empty, as what it is called in messages and what it says."""
+    for number, text in enumerate(lines, 1):
+        where = f"line {number}"
+        if not isinstance(text, str):
+            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
+        if not text.strip():
+            continue
+        try:
+            line = decode(text)
+        except (ValueError, RecursionError) as exc:
+            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
+        if not isinstance(line, dict):
+            raise ImportFailed(
+                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
+            )
+        yield where, _addressed(where, line, namespace)
+
+
+def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
+    """The same with a namespace and a key."""
+    if "value" not in line and "namespace" not in line:
+        line = {"value": line, "key": line.get("key")}
+    _check_fields(where, line)
+    if "namespace" not in line:
+        if namespace is None:
+            raise ImportFailed(f"{where}: it names no namespace, and none was given")
+        line["namespace"] = namespace
+    if line.get("key") is None:
+        text = json.dumps(line["value"], sort_keys=True)
+        line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return line
+
+
+def _check_fields(where: str, line: dict[str, Any]) -> None:
+    """Refuse what would be lost: a field that nothing reads, a key that becomes another."""
+    said = line.get("provenance")
+    within = said if isinstance(said, dict) else {}
+    for holder, names, known in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
+        for name in names:
+            if name not in known:
+                raise ImportFailed(
+                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, known)}"
+                )
+    if "value" not in line:
+        raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
+    if not isinstance(line.get("key"), str | None):
+        raise ImportFailed(f"{where}: its key is {line['key']!r}; expected text, in quotes")
+
+
+def of_store(store: BaseStore) -> Lines:
+    """The present items of a store, namespace by namespace; its pages may be shorter than asked."""
+    offset = 0
+    while page := store.list_namespaces(limit=PAGE, offset=offset):
+        for namespace in page:
+            yield from _of_namespace(store, tuple(namespace))
+        offset += len(page)
+
+
+def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
+    # as an operation, for the method refuses labels that the store may well hold
+    op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
+    while found := cast(list[SearchItem], store.batch([op])[0]):
+        for item in found:
+            if tuple(item.namespace) == namespace:  # the others come with their own
+                times = item.created_at, item.updated_at
+                yield (
+                    f"{item.key!r} in {namespace!r}",
+                    _line(namespace, item.key, item.value, *times),
+                )
+        op = op._replace(offset=op.offset + len(found))
+
+
+def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
+    """The items of a file that langgraph's SqliteStore wrote; it is only read."""
+    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
+        if not os.path.isfile(file.path):
+            raise ConfigurationError(f"there is no file {file.path!r} to import")
+        columns = {row[0] for row in file.read(rows_of(_COLUMNS))}
+        if not {"prefix", "key", "value"} <= columns:
+            if file.read(rows_of("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
+                raise NotADatabase(
+                    f"{file.path!r} is a file of perdure's own: export its items to "
+                    "JSON Lines and import those, or open it and give the open store"
+                )
+            raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
+        timed = {"expires_at", "ttl_minutes"} <= columns
+        sql = _THEIRS.format("expires_at, ttl_minutes" if timed else "NULL, NULL")
+        last = ("", "")
+        while rows := file.read(rows_of(sql, *last, PAGE)):
+            last = rows[-1][:2]
+            yield from (_of_row(file.path, row) for row in rows)
+
+
+_COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
+_THEIRS: Final = """
+SELECT prefix, key, value, created_at, updated_at, {} FROM store
+WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
+"""
+
+
+def _of_row(path: str, row: tuple[Any, ...]) -> Line:
+    prefix, key, value, created, updated, expires, ttl = row
+    where = f"{path!r}, {key!r} in {prefix!r}"
+    try:
+        namespace = tuple(prefix.split("."))
+        line = _line(namespace, key, json.loads(value), _moment(created), _moment(updated))
+        if expires is not None:
+            line["expires_at"] = _moment(expires).isoformat()
+        if ttl is not None:
+            line["ttl"] = ttl
+    except (ValueError, TypeError) as exc:
+        return where, ImportFailed(f"{where}: {exc}")
+    return where, line
+
+
+def _moment(text: str) -> datetime:
+    """SQLite's own timestamps are UTC and do not say so."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _line(
+    namespace: tuple[str, ...],
+    key: str,
+    value: Mapping[str, Any],
+    created: datetime,
+    updated: datetime,
+) -> dict[str, Any]:
+    return {
+        "namespace": list(namespace),
+        "key": key,
+        "value": value,
+        "created_at": created.astimezone(UTC).isoformat(),
+        "valid_from": updated.astimezone(UTC).isoformat(),
+    }

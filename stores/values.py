@@ -18,11 +18,8 @@ _MAX_BITS = 13_000  # of an integer: Python reads no more than 4,300 digits back
 MAX_BYTES = 16 << 20  # of a value's JSON; an option of `open` sets another
 WHOLE = "$"  # langgraph's path for the whole value
 
-_WIDE = 1 << 64
-_TEXT = frozenset((str,))
-_SURE = frozenset((str, bool, type(None)))
-_NESTING = frozenset((dict, list, tuple))
-_EXACT = _SURE | {int}
+_EXACT = frozenset((str, bool, int, type(None)))
+_PARTS = (dict, list, tuple)
 _LONG = re.compile(r"\d{19}")  # orjson would make a float of an integer of more than 64 bits
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -40,9 +37,14 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
         )
     if type(value) is not dict:
         value = dict(value)
-    if not is_plain(value, 0):
-        _check(value, WHOLE, 0)
-    body = _dumped(value)
+    if wrong := fault(value):
+        raise InvalidValue(f"{WHOLE}{wrong}")
+    try:
+        body = orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits, or no Unicode text
+        if wrong := fault(value, thorough=True):
+            raise InvalidValue(f"{WHOLE}{wrong}") from None
+        body = _dump(value).encode()
     if len(body) > max_bytes:
         raise InvalidValue(
             f"the value takes {len(body):,} bytes as JSON; at most {max_bytes:,} are allowed: "
@@ -60,94 +62,65 @@ def decode(text: str) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _dumped(value: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, or no Unicode text
-        _check(value, WHOLE, 0)
-        return _dump(value).encode()
+def fault(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
+    """The first part of a value that is no JSON, as its path and what it is; empty: it is JSON.
 
-
-def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is JSON; a quick look, which leaves what is rare to `_check`."""
+    Only if thorough it looks at text and at integers, which orjson refuses by itself.
+    """
+    if not isinstance(value, _PARTS):
+        return _leaf_fault(value, thorough)
     if depth > MAX_DEPTH:
-        return False
-    if type(value) is dict:
-        if not _TEXT.issuperset(map(type, value)):
-            return False
-        value = value.values()
-    elif type(value) not in _NESTING:
-        value = (value,)
-    for part in value:
+        return f" is nested deeper than {MAX_DEPTH} levels"
+    named = isinstance(value, dict)
+    parts: Any = value.items() if named else enumerate(value)  # type: ignore[union-attr]
+    for name, part in parts:
+        if named and (type(name) is not str or thorough) and (wrong := _key_fault(name)):
+            return wrong
         kind = type(part)
-        if kind in _SURE:
+        if not thorough and (kind in _EXACT or (kind is float and math.isfinite(part))):
             continue
-        if kind is int:
-            plain = -_WIDE < part < _WIDE
-        elif kind is float:
-            plain = math.isfinite(part)
-        else:
-            plain = kind in _NESTING and is_plain(part, depth + 1)
-        if not plain:
-            return False
-    return True
+        if wrong := fault(part, depth + 1, thorough=thorough):
+            return f".{name}{wrong}" if named else f"[{name}]{wrong}"
+    return ""
 
 
-def _check(value: Any, path: str, depth: int) -> None:
+def _leaf_fault(value: Any, thorough: bool) -> str:
     if isinstance(value, str):
-        _check_text(value, path)
-    elif value is None or isinstance(value, bool):
-        return
-    elif isinstance(value, int | float):
-        _check_number(value, path)
-    elif isinstance(value, dict):
-        _check_depth(path, depth)
-        for key, part in value.items():
-            if not isinstance(key, str):
-                raise InvalidValue(f"{path} has the key {key!r}; JSON keys are text")
-            _check_text(key, path)
-            _check(part, f"{path}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        _check_depth(path, depth)
-        for number, part in enumerate(value):
-            _check(part, f"{path}[{number}]", depth + 1)
-    else:
-        raise InvalidValue(
-            f"{path} is {_shown(value)}, a {type(value).__name__}; a store holds JSON: text, "
-            "numbers, booleans, None, lists and dicts of them (of a pydantic model: "
-            "model_dump(mode='json'))"
+        return _text_fault(value) if thorough else ""
+    if isinstance(value, int):  # a bool, too
+        long = value.bit_length() > _MAX_BITS
+        return " is an integer of more than 3,900 digits; store it as text" if long else ""
+    if isinstance(value, float):
+        return (
+            ""
+            if math.isfinite(value)
+            else f" is {value!r}, which JSON cannot say; use None or text"
         )
+    if value is None:
+        return ""
+    return (
+        f" is {_shown(value)}, a {type(value).__name__}; a store holds JSON: text, numbers, "
+        "booleans, None, lists and dicts of them (of a pydantic model: model_dump(mode='json'))"
+    )
 
 
-def _check_text(text: str, path: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise InvalidValue(
-                f"{path} holds a lone surrogate ({exc.reason}), which is no Unicode text"
-            ) from exc
+def _key_fault(key: Any) -> str:
+    return _text_fault(key) if isinstance(key, str) else f" has the key {key!r}; JSON keys are text"
 
 
-def _check_number(value: int | float, path: str) -> None:
-    if isinstance(value, int):
-        if value.bit_length() > _MAX_BITS:
-            raise InvalidValue(f"{path} is an integer of more than 3,900 digits; store it as text")
-    elif not math.isfinite(value):
-        raise InvalidValue(f"{path} is {value!r}, which JSON cannot say; use None or text")
+def _text_fault(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        return f" holds a lone surrogate ({exc.reason}), which is no Unicode text"
+    return ""
 
 
 def _shown(value: Any) -> str:
     try:
-        text = repr(value)
+        return f"{value!r:.80}"
     except Exception:  # whatever a foreign object raises
-        text = object.__repr__(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _check_depth(path: str, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise InvalidValue(f"{path[:60]}… is nested deeper than {MAX_DEPTH} levels")
+        return object.__repr__(value)
 
 
 def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:

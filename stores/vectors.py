@@ -1,4 +1,6 @@
-"""Scores of vectors: exact, and above a number of vectors preselected by sketches.
+"""Vectors: a model's answers checked, how they are stored, and their scores.
+
+Scores are exact, and above a number of vectors preselected by sketches.
 
 The approximate scores are sign sketches (random-hyperplane hashing: Charikar, STOC 2002): a bit a
 dimension, compared by Hamming distance; those that look best are scored again exactly.
@@ -12,6 +14,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perdure.errors import EmbeddingFailed
+
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
@@ -22,6 +26,55 @@ _AT_LEAST: Final = 4_000  # rows
 _WORD: Final = 64  # bits
 
 
+def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Floats:
+    """The vectors of a model's answer.
+
+    Returns:
+        float32[count, dims], each row of length 1; a zero vector stays zero.
+
+    Raises:
+        EmbeddingFailed: The answer is not that; the message names what came.
+    """
+    listed = answer if isinstance(answer, list | tuple) else ()
+    lengths = [len(row) for row in listed if isinstance(row, list | tuple | np.ndarray)]
+    if len(lengths) == count and len(set(lengths)) > 1:
+        found = f"vectors of {min(lengths)} to {max(lengths)} dimensions"
+        raise _unfit(model, found, "all of the same number of dimensions")
+    try:
+        rows = np.asarray(answer)
+    except Exception as exc:  # whatever the answer's own conversion raises
+        raise _unfit(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
+    if rows.ndim and len(rows) != count:
+        raise _unfit(model, f"{len(rows)} vectors for {count} texts", "one a text, in order")
+    if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
+        raise _unfit(model, f"{answer!r:.80}", "a list of vectors, each a list of numbers")
+    if dims is not None and rows.shape[1] != dims:
+        raise _unfit(model, f"vectors of {rows.shape[1]} dimensions", f"{dims}")
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        found = f"{rows[row, column]!s} in vector {row} at place {column}"
+        raise _unfit(model, found, "finite numbers")
+    return unit(rows.astype(np.float64))
+
+
+def _unfit(model: str, found: str, expected: str) -> EmbeddingFailed:
+    return EmbeddingFailed(
+        f"the embedder {model!r} returned {found}; expected {expected}. Mend the embedder, or give "
+        "the store another"
+    )
+
+
+def unit(rows: NDArray[np.float64]) -> Floats:
+    """Rows of length 1, zero ones left as they are.
+
+    They are divided by their largest number first, so that no square is too large or too small.
+    """
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    scaled = rows / np.where(largest == 0, 1.0, largest)
+    lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+    return (scaled / np.where(lengths == 0, 1.0, lengths)).astype(np.float32)
+
+
 def stored(vectors: Floats, kind: Kind) -> bytes:
     """Vectors `[n, dims]` as bytes; `int8` has a float32 scale before each row."""
     if kind == "int8":
@@ -29,11 +82,6 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
         whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
         return np.hstack([scale.view(np.int8), whole]).tobytes()
     return vectors.astype(kind).tobytes()
-
-
-def width(dims: int, kind: Kind) -> int:
-    """The size of a vector in bytes."""
-    return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
 
 
 def second_look(rows: int) -> float:

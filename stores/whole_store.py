@@ -32,9 +32,15 @@ from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
 from perdure.stores.runner import Effects, awaiting, blocking
-from perdure.stores.sources import Lines, of_langgraph_file, of_store, of_text
 from perdure.stores.store import Store
-from perdure.stores.transfer import PAGE, Transfer
+from perdure.stores.transfer import (
+    PAGE,
+    Lines,
+    Transfer,
+    of_langgraph_file,
+    of_store,
+    of_text,
+)
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
@@ -50,16 +56,14 @@ class WholeStore(DatabaseOwner, Store):
         super().__init__(parts)
         self._transfer = Transfer(parts, self._missing)
         self._sweeper: Sweeper | None = None
-        self._closed = False
 
     def close(self) -> None:
         """Stop the sweeper, and close the database once everything handed to it is written."""
-        if not self._closed:
-            self._closed = True
-            if self._sweeper is not None:
-                self._sweeper.stop()
-                self._sweeper.join()
-            self.database.close()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.stopped.set()
+            sweeper.join()
+        self.database.close()
 
     # -- time to live
 
@@ -88,10 +92,11 @@ class WholeStore(DatabaseOwner, Store):
             The thread. It may be awaited too, as with langgraph's async store.
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
-        sweeper = Sweeper(self.sweep_ttl, sweep_interval_minutes or configured or 5)
-        if self._sweeper is None or not self._sweeper.is_alive():
-            self._sweeper = sweeper
-            sweeper.start()
+        minutes: Any = sweep_interval_minutes or configured or 5
+        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+        if self._sweeper is None or self._sweeper.stopped.is_set():
+            self._sweeper = Sweeper(self.sweep_ttl, minutes)
+            self._sweeper.start()
         return self._sweeper
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
@@ -101,7 +106,9 @@ class WholeStore(DatabaseOwner, Store):
             True if the thread has ended. In an event loop only `await` waits for it.
         """
         if self._sweeper is not None:
-            self._sweeper.stop()
+            self._sweeper.stopped.set()
+            if not in_event_loop():
+                self._sweeper.join(timeout)
         return SweeperEnd(self._sweeper, timeout)
 
     # -- old versions
@@ -118,15 +125,12 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: See `retain`.
         """
-        parts, now, bound = self._parts, self._parts.now(), (-1, 0)
-        if rule is not None:
-            _check_rule(rule)
-            bound = self._bound(rule, now)
-        path = parts.path(prefix)
-        rows = self.database.read(rows_of(parts.sql["removable"], *span(path), now, *bound))
-        root = len(parts.root)
+        now = self._parts.now()
+        bound = (-1, 0) if rule is None else _bound(rule, now)
+        asked = (*span(self._parts.path(prefix)), now, *bound)
+        rows = self.database.read(rows_of(self._parts.sql["removable"], *asked))
         return [
-            Removable(labels(path[root:]), key, bool(expired), versions, size)
+            Removable(labels(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
         ]
 
@@ -138,38 +142,28 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        _check_rule(rule)
-        path = self._parts.path(prefix)
-        bound = self._bound(rule, self._parts.now())
-        total = 0
-        while found := self.database.write(lambda: self._drop_versions(path, bound)):
+        under, bound = span(self._parts.path(prefix)), _bound(rule, self._parts.now())
+        total = found = self.database.write(lambda: self._drop_versions(under, bound))
+        while found == _SWEEP:
+            found = self.database.write(lambda: self._drop_versions(under, bound))
             total += found
         if total:
-            self.database.write(lambda: self._drop_empty(path))
             self.database.shrink()
         return total
 
     aretain = awaited(retain)
 
-    def _bound(self, rule: VersionRetention, now: int) -> tuple[int, int]:
-        """The moment at which a version must be closed, and how many newer ones it must have."""
-        since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
-        return since, _ALL if rule.last is None else rule.last
-
-    def _drop_versions(self, prefix: bytes, bound: tuple[int, int]) -> Flow[int]:
-        sql = self._parts.sql
-        rows = yield sql("old_versions", *span(prefix), *bound, _SWEEP)
-        if rows:
-            for name in ("drop_index_with", "drop_version", "drop_index"):
-                yield Statement(sql[name], rows, many=True)
+    def _drop_versions(self, under: tuple[bytes, bytes], bound: tuple[int, int]) -> Flow[int]:
+        sql, emptied = self._parts.sql, []
+        rows = yield sql("old_versions", *under, *bound, _SWEEP)
+        for name in ("drop_index_with", "drop_version", "drop_index"):
+            yield Statement(sql[name], rows, many=True)
+        if len(rows) < _SWEEP:  # the last of them
+            emptied = yield sql("drop_empty_namespaces", *under)
+        if rows or emptied:
+            yield sql("drop_index_left")
             yield sql("bump_setting", "erasures")
         return len(rows)
-
-    def _drop_empty(self, prefix: bytes) -> Flow[None]:
-        sql = self._parts.sql
-        yield sql("drop_empty_namespaces", *span(prefix))
-        yield sql("drop_index_left")
-        yield sql("bump_setting", "erasures")
 
     # -- indexes on paths
 
@@ -179,20 +173,20 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The path is no names joined by dots, or values are encrypted.
         """
-        checked = index_path(path)
+        expression = index_expression(index_path(path), "value")
         if self._parts.records.sealed:
             raise ConfigurationError(
                 "values in this store are encrypted, so a path cannot have an index"
             )
-        on = index_expression(checked, "value")
-        sql = f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})'
+        sql = self._parts.sql["create_path_index"]
+        sql = sql.format(name=index_name(path), expression=expression)
         self.database.write(lambda: rows_of(sql))
 
     acreate_index = awaited(create_index)
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        sql = f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'
+        sql = self._parts.sql["drop_path_index"].format(name=index_name(index_path(path)))
         self.database.write(lambda: rows_of(sql))
 
     adrop_index = awaited(drop_index)
@@ -325,14 +319,14 @@ class WholeStore(DatabaseOwner, Store):
             raise ConfigurationError(
                 f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
             )
-        found: Lines
+        lines: Lines
         if isinstance(source, WholeStore):
-            found = _exported(source)
+            lines = ((f"{e['key']!r} in {e['namespace']!r}", e) for e in source.export())
         elif isinstance(source, BaseStore):
-            found = of_store(source)
+            lines = of_store(source)
         else:
-            found = of_langgraph_file(source)
-        return self._transfer.take(found, progress, "item", skips=on_unsuitable == "skip")
+            lines = of_langgraph_file(source)
+        return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
 
     aimport_from = awaited(import_from)
 
@@ -340,41 +334,30 @@ class WholeStore(DatabaseOwner, Store):
 
     def stats(self) -> StoreStats:
         """Counts and sizes."""
-        read, sql = self.database.read, self._parts.sql
-        namespaces, items, size, versions = read(rows_of(sql["counts"]))[0]
-        indexes, sizes = tuple(self.indexes()), self.database.stats()
-        pending = read(self._missing.count())
-        return StoreStats(namespaces, items, versions, pending, size, indexes, sizes)
+        read = self.database.read
+        ((namespaces, items, size, versions),) = read(rows_of(self._parts.sql["counts"]))
+        pending, indexes = read(self._missing.count()), tuple(self.indexes())
+        database = self.database.stats()
+        return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 
     astats = awaited(stats)
-
-
-def _exported(source: WholeStore) -> Lines:
-    for line in source.export():
-        yield f"{line['key']!r} in {line['namespace']!r}", line
 
 
 class Sweeper(threading.Thread):
     """Calls a function at intervals until it is stopped; awaited, it is returned at once."""
 
-    def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
-        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+    def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
-        self._sweep = sweep
-        self._interval_s = minutes * 60
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
+        self._sweep, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
-        """Sweep until `stop` is called."""
-        while not self._stopped.wait(self._interval_s):
+        """Sweep until it is stopped."""
+        while not self.stopped.wait(self._interval_s):
             try:
                 self._sweep()
             except PerdureError:
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
-
-    def stop(self) -> None:
-        """Begin no other sweep."""
-        self._stopped.set()
 
     def __await__(self) -> Generator[Any, Any, Self]:
         return self
@@ -382,32 +365,27 @@ class Sweeper(threading.Thread):
 
 
 class SweeperEnd:
-    """Whether a sweeper that was stopped has ended, as a truth value or by `await`.
-
-    It is waited for when this is made, or, in an event loop, when this is awaited.
-    """
+    """Whether a stopped sweeper has ended, as a truth value or by `await`, which waits for it."""
 
     def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
         self._sweeper, self._timeout = sweeper, timeout
-        if not in_event_loop():
-            self._wait()
-
-    def _wait(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.join(self._timeout)
 
     def __bool__(self) -> bool:
         return self._sweeper is None or not self._sweeper.is_alive()
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        yield from asyncio.to_thread(self._wait).__await__()
+        if self._sweeper is not None:
+            yield from asyncio.to_thread(self._sweeper.join, self._timeout).__await__()
         return bool(self)
 
 
-def _check_rule(rule: VersionRetention) -> None:
+def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:
+    """The moment at which a version must be closed to go, and how many newer ones it must have."""
     if rule.last is None and rule.days is None:
         raise ConfigurationError("the retention rule is empty; give last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):
         if number is not None:
             expected = "a number, zero or more"
             check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
+    since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
+    return since, _ALL if rule.last is None else rule.last

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
@@ -14,10 +13,9 @@ from perdure.storage.flow import Flow, NamedSQL, Row, Statement
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
-from perdure.stores.records import Records, pack_fields, provenance_place, value_place
+from perdure.stores.reading import Records, provenance_place, value_place
 
 _NOWHERE: Row = (None,) * 10  # what `locate` finds of a key in a namespace that is not there
-_LOCATED = (64, 8, 1)  # how many keys a statement may ask for
 
 
 class Times(NamedTuple):
@@ -78,21 +76,24 @@ class Writer:
         yield from self.finish(puts, changes, now)
 
     def begin(self, model: Model | None) -> Flow[Changes]:
-        """The statements before the versions are added; `finish` follows them."""
+        """What comes before versions are added; `finish` follows them."""
         return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
         """Write what is written for all puts together, and check that the limits hold."""
         if changes.indexed:
-            rows = [self._indexed(put, row, changes.model) for put, row in changes.indexed]
+            rows = []
+            for put, row in changes.indexed:
+                vectors = self.records.shut_vectors(put.vectors, row)
+                fields = None if put.fields is None else json.dumps(put.fields)
+                rows.append((row, vectors, None if vectors is None else changes.model, fields))
+                if put.missing is not None:
+                    error = self.records.shut(put.missing, ("pending", row))
+                    yield self.sql("add_pending", row, error)
             yield Statement(self.sql["add_index"], rows, many=True)
         if changes.items:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
             yield Statement(self.sql["grow_namespace"], grown, many=True)
-        for put, row in changes.indexed:
-            if put.missing is not None:
-                error = self.records.shut(put.missing, ("pending", row))
-                yield self.sql("add_pending", row, error)
         # who holds too much may still delete, and put less
         for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
             counted = Limit(
@@ -111,13 +112,10 @@ class Writer:
         if not hopeful:
             return puts
         first = yield from self._next_id()
-        rows = []
+        rows: list[Row] = []
         grown: dict[bytes, list[Any]] = {}
         for row, put in enumerate(hopeful, first):
-            text = put.text
-            assert text is not None
-            size = len(text) if text.isascii() else len(text.encode())
-            shut = self._shut(put, text, 1)
+            size, *shut = self._stored(put, 1)
             expires = None if put.ttl is None else now + put.ttl
             rows.append((row, put.path, put.key, now, expires, put.ttl, size, put.searched, *shut))
             of = grown.setdefault(put.path, [put.path, 0, 0])
@@ -126,8 +124,8 @@ class Writer:
         yield Statement(self.sql["grow_path"], list(grown.values()), many=True)
         yield Statement(self.sql["add_new"], rows, many=True)
         added = {row for (row,) in (yield self.sql("ids_from", first))}
-        known: list[tuple[bytes, int, int]] = []
-        for put, (row, _, _, _, _, _, size, *_) in zip(hopeful, rows, strict=True):
+        known = []
+        for put, (row, *_, size, _, _, _) in zip(hopeful, rows, strict=True):
             if row not in added:
                 known.append((put.path, -1, -size))
                 continue
@@ -137,8 +135,6 @@ class Writer:
                 changes.indexed.append((put, row))
         if known:
             yield Statement(self.sql["grow_path"], known, many=True)
-        if len(added) == len(puts):
-            return ()
         done = {id(put) for row, put in enumerate(hopeful, first) if row in added}
         return [put for put in puts if id(put) not in done]
 
@@ -174,18 +170,9 @@ class Writer:
             yield from self.add(added, changes)
 
     def locate(self, puts: Sequence[Put]) -> Flow[list[Row]]:
-        """The present version of each key, a column of `locate` each; None if there is none."""
-        found: list[Row] = [_NOWHERE] * len(puts)
-        start = 0
-        for count in _LOCATED:  # a few sizes, so that the statements stay prepared
-            sql = _locating(self.sql["locate"], count)
-            while len(puts) - start >= count:
-                some = puts[start : start + count]
-                asked = [part for put in some for part in (put.path, put.key)]
-                for row in (yield Statement(sql, asked)):
-                    found[start + row[0]] = row[1:]
-                start += count
-        return found
+        """The present version of each key, as the columns of `locate`; None if there is none."""
+        found = yield [self.sql("locate", put.path, put.key) for put in puts]
+        return [rows[0] if rows else _NOWHERE for rows in found]
 
     def close(self, ends: Sequence[tuple[int, int]]) -> Flow[None]:
         """Make present versions closed ones, each given as its end and its row."""
@@ -197,21 +184,15 @@ class Writer:
     def add(self, added: Sequence[New], changes: Changes) -> Flow[list[int]]:
         """Add present versions of keys that have none. Returns their rows."""
         numbers: dict[bytes, int] = {}
-        for put, ns, _, _ in added:
-            if ns is None and put.path not in numbers:
-                numbers[put.path] = (yield self.sql("add_namespace", put.path))[0][0]
         first = yield from self._next_id()
         rows = []
         for row, (put, ns, version, times) in enumerate(added, first):
-            text = put.text
-            assert text is not None
             if ns is None:
+                if put.path not in numbers:
+                    numbers[put.path] = (yield self.sql("add_namespace", put.path))[0][0]
                 ns = numbers[put.path]
-            size = len(text) if text.isascii() else len(text.encode())
-            value, provenance = self._shut(put, text, version)
-            rows.append(
-                (row, ns, put.key, version, *times, put.ttl, size, put.searched, value, provenance)
-            )
+            size, *shut = self._stored(put, version)
+            rows.append((row, ns, put.key, version, *times, put.ttl, size, put.searched, *shut))
             if put.indexed:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
@@ -222,20 +203,18 @@ class Writer:
         last = yield self.sql("last_id")
         return last[0][0] + 1 if last else 1
 
-    def _shut(self, put: Put, text: str, version: int) -> tuple[str | bytes, str | bytes | None]:
-        """The value and the provenance as they are stored."""
+    def _stored(self, put: Put, version: int) -> tuple[int, str | bytes, str | bytes | None]:
+        """The bytes of a value, and the value and the provenance as they are stored."""
+        text = put.text
+        assert text is not None
         provenance = None
         if put.provenance:
             provenance = self.records.shut(
                 json.dumps(put.provenance, ensure_ascii=False),
                 provenance_place(put.path, put.key, version),
             )
-        return self.records.shut(text, value_place(put.path, put.key, version)), provenance
-
-    def _indexed(self, put: Put, row: int, model: int | None) -> tuple[Any, ...]:
-        vectors = self.records.shut_vectors(put.vectors, row)
-        of = None if vectors is None else model
-        return row, vectors, of, pack_fields(put.fields)
+        size = len(text) if text.isascii() else len(text.encode())
+        return size, self.records.shut(text, value_place(put.path, put.key, version)), provenance
 
     def _check_version(self, put: Put, found: int) -> None:
         if put.if_version is not None and put.if_version != found:
@@ -257,9 +236,12 @@ class Writer:
             raise LimitExceeded(
                 "a scope that this one is within would hold more than it may: delete items there"
             )
+        most_items, most_bytes = (
+            "any number of" if most is None else most for most in (limit.items, limit.bytes)
+        )
         raise LimitExceeded(
             f"the scope would hold {items - gone} items and {size - freed} bytes; it may hold "
-            f"{_shown(limit.items)} items and {_shown(limit.bytes)} bytes: delete items first"
+            f"{most_items} items and {most_bytes} bytes: delete items first"
         )
 
     # -- vectors
@@ -303,10 +285,10 @@ class Writer:
 
     # -- time
 
-    def touch(self, rows: Sequence[int], clock: Callable[[], int]) -> Flow[None]:
+    def touch(self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]) -> Flow[None]:
         """Let items live on for their time from now."""
         now = clock()  # in the transaction: one may have waited for it past an item's time
-        yield Statement(self.sql["touch"], [(now, row) for row in rows], many=True)
+        yield Statement(self.sql["touch"], [(now, *key) for key in keys], many=True)
 
     def sweep(self, now: int, limit: int) -> Flow[int]:
         """Close items whose time is over. Returns how many; call again until none are."""
@@ -332,16 +314,7 @@ def _rounds(puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
     yield puts[start:]
 
 
-@cache
-def _locating(sql: str, count: int) -> str:
-    return sql.format(asked=", ".join(f"({number}, ?, ?)" for number in range(count)))
-
-
 def _within(limit: Limit, items: int, size: int) -> bool:
     return (limit.items is None or items <= limit.items) and (
         limit.bytes is None or size <= limit.bytes
     )
-
-
-def _shown(limit: int | None) -> str:
-    return "any number of" if limit is None else str(limit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,12 @@ from hypothesis import HealthCheck, settings
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import BACKENDS
+
+# Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
+# went into waiting for the disk. Processes are killed, never the machine, so no test gets weaker.
+MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60

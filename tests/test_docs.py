@@ -7,7 +7,6 @@ import code
 import doctest
 import importlib
 import itertools
-import json
 import os
 import re
 import runpy
@@ -67,8 +66,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(export, tmp_path)
     with zipfile.ZipFile("export.zip", "w") as archive:
         archive.write(export, export.name)
-    question = {"question": "Where does Ann live?", "expected": "Bruges"}
-    Path("questions.jsonl").write_text(json.dumps(question), encoding="utf-8")
     return tmp_path
 
 

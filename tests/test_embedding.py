@@ -14,8 +14,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.stores.embedders import CheckedEmbedder, Embedder, embedder_from
-from perdure.stores.model_calls import vectors_of
 from perdure.stores.offline import StaticEmbedder
+from perdure.stores.vectors import vectors_of
 
 
 async def afunction(texts: list[str]) -> list[list[float]]:
@@ -262,7 +262,6 @@ BAD: list[Callable[[], Any]] = [
     lambda: embedder_from(afunction, dims=0),
     lambda: embedder_from(afunction, batch_size=0),
     lambda: embedder_from(afunction, timeout_s=0),
-    lambda: embedder_from(afunction, cache_bytes=-1),
     lambda: embedder_from(afunction).embed("a text"),
     lambda: embedder_from(afunction).embed([1]),  # type: ignore[list-item]
     lambda: embedder_from(afunction).embed_query(b"a"),  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
+from perdure.storage.database import Migration
 from perdure.storage.encryption import AESGCM, Clear, Seal, agree_on_key
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
 from tests.test_bad_input import SECRET, checkpoint, config, put

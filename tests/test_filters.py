@@ -187,7 +187,7 @@ def test_misses(filter: dict[str, Any]) -> None:
         ({"a": {"$eq": {1: 2}}}, "filter['a']['$eq']", "keys that are strings"),
         ({"a": {"$gt": 1, "b": 2}}, "filter['a']", "field 'b' needs a filter of its own"),
         ([("a", 1)], "filter", "a mapping of fields to conditions"),
-        ({"a": {"$gt": object}}, "filter['a']['$gt']", "a number or a string"),
+        ({"a": {"$gt": object}}, "filter['a']['$gt']", "expected JSON (dates as ISO strings)"),
         ({"a": {"$in": [10**5000] * 10_001}}, "filter['a']['$in'][10000]", "more than 10000"),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.locks import Locks
+from perdure.storage.locks import FileLocks, Locks
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.durability.processes import in_processes, warm
 from tests.test_storage import opened
@@ -250,12 +250,12 @@ def test_an_event_loop_that_died_is_passed_over(database: SQLiteDatabase) -> Non
 
 def test_names_of_one_byte_do_not_stop_a_run(tmp_path: Path) -> None:
     """Two names that stand for the same byte: a run may have both, another process neither."""
-    mine = Locks(str(tmp_path / "x.locks"), offset=lambda name: 7)
+    mine = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))
     turns = [mine.acquire(name, 0) for name in "ab"]
     code = f"""
-from perdure.storage.locks import Locks
+from perdure.storage.locks import FileLocks, Locks
 from perdure.errors import StorageUnavailable
-locks = Locks({str(tmp_path / "x.locks")!r}, offset=lambda name: 7)
+locks = Locks(FileLocks({str(tmp_path / "x.locks")!r}, offset=lambda name: 7))
 def free():
     try:
         locks.release(locks.acquire("c", 0))
@@ -403,7 +403,7 @@ def test_a_forked_child_does_not_hold_it(tmp_path: Path) -> None:
 _TRY = """
 import sys
 from perdure.errors import StorageUnavailable
-from perdure.storage.migrations import Migration
+from perdure.storage.database import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 database = SQLiteDatabase({!r}, Migration("notes", ("",)))
 try:

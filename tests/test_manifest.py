@@ -16,7 +16,6 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
-    contains,
     count,
     covered,
     flat,
@@ -91,12 +90,6 @@ def test_missing_is_the_difference(ranges: Ranges, others: Ranges) -> None:
     expected = [position for position in listed(ranges) if position not in have]
 
     assert expected == listed(missing(ranges, covered(others)))
-
-
-@given(many, st.integers(-1, 50))
-def test_contains_is_membership(ranges: Ranges, position: int) -> None:
-    """A position is in the set just when a range of it is around it."""
-    assert (position in set(listed(ranges))) == contains(covered(ranges), position)
 
 
 @given(many)

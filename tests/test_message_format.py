@@ -9,7 +9,13 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic.fields import FieldInfo
 
 from perdure.checkpointers import messages
-from perdure.checkpointers.messages import CLASSES, form_of, pack_message, rebuilt, unpack_fields
+from perdure.checkpointers.messages import (
+    CLASSES,
+    form_of,
+    full_from_stored,
+    messages_from_full,
+    pack_message,
+)
 
 CALL: Any = {"name": "f", "args": {"x": 1}, "id": "c1", "type": "tool_call"}
 USAGE: Any = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
@@ -35,8 +41,7 @@ GOLDEN: dict[str, BaseMessage] = {
 
 
 def read(stored: bytes) -> BaseMessage:
-    cls = CLASSES[stored[0]]
-    return rebuilt([cls], unpack_fields([cls], [stored]))[0]
+    return messages_from_full(full_from_stored([stored]))[0]
 
 
 @pytest.mark.parametrize("stored", GOLDEN)

@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.stores.bm25 import Term, blocks, idf, length_penalty
-from perdure.stores.context import Arrangement, arrange
-from perdure.stores.ranking import Cues, Ranked, above_mean, rank
-from perdure.stores.weighting import DEFAULT, Weights
+from perdure.stores.ranking import (
+    DEFAULT,
+    Arrangement,
+    Ranked,
+    Term,
+    Weights,
+    above_mean,
+    blocks,
+    idf,
+    length_penalty,
+    rank,
+)
+from perdure.stores.ranking import arrange as arranged
 
 PLAIN = Weights(k1=1.2, b=0.75)
 
@@ -26,8 +35,20 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def arrange(
+    thread: np.ndarray,
+    lengths: np.ndarray,
+    asks: np.ndarray | None = None,
+    at: np.ndarray | None = None,
+) -> Arrangement:
+    """Rows of which none asks, and of unknown time, unless it is told."""
+    n = len(thread)
+    asks = np.zeros(n, bool) if asks is None else asks
+    return arranged(thread, lengths, asks, np.full(n, math.nan) if at is None else at)
+
+
 def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
-    penalty = length_penalty(lengths, weights.k1, weights.b)
+    penalty = length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
     for counts, worths in blocks(terms, len(scores), weights):
         scores += worths @ (counts / (counts + penalty))
@@ -124,7 +145,7 @@ def test_arrangement_of_few_rows(codes: list[int]) -> None:
     n = len(codes)
     made = arrange(np.array(codes, np.int64), np.ones(n))
     rows = list(range(n))[:1]
-    found = rank(n, terms=[term(rows)], lengths=np.ones(n), cosines=np.ones(n), arrangement=made)
+    found = rank(np.ones(n), terms=[term(rows)], cosines=np.ones(n), arrangement=made)
 
     assert len(found.scores) == n
     assert np.isfinite(found.scores).all()
@@ -133,7 +154,7 @@ def test_arrangement_of_few_rows(codes: list[int]) -> None:
 def test_neighbours_lend_a_share() -> None:
     """A match lends 0.6, 0.4, 0.2 to rows one, two and three steps away in its thread alone."""
     made = arrange(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
-    found = rank(6, terms=[term([4])], lengths=np.ones(6), arrangement=made)
+    found = rank(np.ones(6), terms=[term([4])], arrangement=made)
 
     assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
     assert found.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
@@ -143,10 +164,8 @@ def test_a_word_counts_once_but_two_words_add_up() -> None:
     """A row between two matches of one word gains once; of two words, twice."""
     made = arrange(np.zeros(3, np.int64), np.ones(3))
     weights = Weights(thread=0.0)
-    same = rank(3, terms=[term([0, 2])], lengths=np.ones(3), arrangement=made, weights=weights)
-    two = rank(
-        3, terms=[term([0]), term([2])], lengths=np.ones(3), arrangement=made, weights=weights
-    )
+    same = rank(np.ones(3), terms=[term([0, 2])], arrangement=made, weights=weights)
+    two = rank(np.ones(3), terms=[term([0]), term([2])], arrangement=made, weights=weights)
 
     assert same.scores.tolist() == pytest.approx([1, 0.6, 1])
     assert two.scores[1] == pytest.approx(two.scores.max() * 1.2 / 1.4)
@@ -155,7 +174,7 @@ def test_a_word_counts_once_but_two_words_add_up() -> None:
 def test_vectors_lend_as_words_do() -> None:
     """In a semantic search a row's neighbours gain from its vector."""
     made = arrange(np.zeros(4, np.int64), np.ones(4))
-    found = rank(4, cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
+    found = rank(np.ones(4), cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
 
     assert found.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
 
@@ -164,7 +183,7 @@ def test_the_thread_that_answers_best() -> None:
     """All rows of the thread that has the words gain; rows without thread do not."""
     made = arrange(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
     words = [term([0, 3, 4, 8]), term([3])]
-    found = rank(9, terms=words, lengths=np.ones(9), arrangement=made)
+    found = rank(np.ones(9), terms=words, arrangement=made)
     thread = found.parts["thread"].tolist()
 
     assert thread[:4] == pytest.approx([Weights().thread] * 4)
@@ -175,9 +194,7 @@ def test_the_thread_that_answers_best() -> None:
 def test_hybrid_shares() -> None:
     """Text and vector share the score as the weights say, each relative to its best row."""
     weights = Weights(vector=0.25)
-    found = rank(
-        2, terms=[term([0])], lengths=np.ones(2), cosines=floats(0.1, 0.3), weights=weights
-    )
+    found = rank(np.ones(2), terms=[term([0])], cosines=floats(0.1, 0.3), weights=weights)
 
     assert found.parts["text"].tolist() == pytest.approx([0.75, 0])
     assert found.parts["vector"].tolist() == pytest.approx([0, 0.25])
@@ -186,11 +203,11 @@ def test_hybrid_shares() -> None:
 def test_rows_without_vectors_keep_their_text() -> None:
     """NaN, as of an item not embedded yet, is no vector: the row is ranked by its words."""
     cosines = floats(math.nan, 0.2, 0.4)
-    found = rank(3, terms=[term([0])], lengths=np.ones(3), cosines=cosines)
+    found = rank(np.ones(3), terms=[term([0])], cosines=cosines)
 
     assert np.isfinite(found.scores).all()
     assert found.scores.argmax() == 0
-    assert rank(2, cosines=floats(math.nan, math.nan)).scores.tolist() == [0, 0]
+    assert rank(np.ones(2), cosines=floats(math.nan, math.nan)).scores.tolist() == [0, 0]
 
 
 def test_above_mean_where_nothing_stands_out() -> None:
@@ -205,8 +222,9 @@ def test_above_mean_where_nothing_stands_out() -> None:
 def test_cues_and_questions() -> None:
     """Who and when add their worth; a question loses its share of everything."""
     made = arrange(np.array([-1, -1]), np.ones(2), np.array([False, True]))
-    cues = Cues(actor=np.array([True, True]), date=np.array([False, True]))
-    found = rank(2, arrangement=made, cues=cues, weights=Weights(actor=0.1, date=0.3, question=0.5))
+    actor, date = np.array([True, True]), np.array([False, True])
+    weights = Weights(actor=0.1, date=0.3, question=0.5)
+    found = rank(np.ones(2), arrangement=made, actor=actor, date=date, weights=weights)
 
     assert found.scores.tolist() == pytest.approx([0.1, 0.2])
     assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
@@ -217,9 +235,7 @@ def test_the_newest_row_gains_a_share() -> None:
     at = floats(*range(10), math.nan).astype(np.float64)
     made = arrange(np.zeros(11, np.int64), np.ones(11), at=at)
     weights = Weights(recency=0.5, neighbours=(), thread=0.0)
-    found = rank(
-        11, terms=[term(list(range(11)))], lengths=np.ones(11), arrangement=made, weights=weights
-    )
+    found = rank(np.ones(11), terms=[term(list(range(11)))], arrangement=made, weights=weights)
 
     assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
 
@@ -227,23 +243,26 @@ def test_the_newest_row_gains_a_share() -> None:
 def test_scores_that_mean_the_same_in_every_search() -> None:
     """The best row scores the share of the query that it has, or how near its vector is."""
     lengths, nowhere = np.ones(3), Term(np.array([], np.int64), floats())
-    exact = rank(3, terms=[term([1])], lengths=lengths).comparable()
-    half = rank(3, terms=[term([0]), term([1])], lengths=lengths).comparable()
-    little = rank(3, terms=[term([0, 1, 2]), nowhere], lengths=lengths).comparable()
-    near = rank(3, terms=[nowhere], lengths=lengths, cosines=floats(0.9, 0.3, 0.2)).comparable()
-    alike = rank(3, terms=[nowhere], lengths=lengths, cosines=floats(0.3, 0.3, 0.3)).comparable()
+    exact = rank(
+        lengths,
+        terms=[term([1])],
+    ).comparable()
+    half = rank(
+        lengths,
+        terms=[term([0]), term([1])],
+    ).comparable()
+    little = rank(
+        lengths,
+        terms=[term([0, 1, 2]), nowhere],
+    ).comparable()
+    near = rank(lengths, terms=[nowhere], cosines=floats(0.9, 0.3, 0.2)).comparable()
+    alike = rank(lengths, terms=[nowhere], cosines=floats(0.3, 0.3, 0.3)).comparable()
 
     assert [exact.scores.max(), half.scores.max()] == pytest.approx([1, 0.5])
     assert little.scores.max() == pytest.approx(idf(3, 3) / (idf(3, 3) + idf(0, 3)))
     assert near.scores.max() == pytest.approx((0.9 - 0.2) / 0.8)
     assert alike.scores.max() == pytest.approx((0.3 - 0.9 / 7) / (1 - 0.9 / 7))
     assert sum(part[0] for part in near.parts.values()) == pytest.approx(near.scores[0])
-
-
-def test_terms_need_lengths() -> None:
-    """Words without the lengths of rows are refused."""
-    with pytest.raises(ValueError, match="lengths"):
-        rank(1, terms=[term([0])])
 
 
 @st.composite
@@ -267,9 +286,8 @@ def test_scores_are_finite_sums_of_their_parts(
     n, words, lengths, cosines, codes = search
     made = arrange(np.array(codes), lengths, np.arange(n) % 2 == 0) if context else None
     found = rank(
-        n,
+        lengths,
         terms=words,
-        lengths=lengths,
         cosines=cosines if vectors else None,
         arrangement=made,
     )
@@ -295,7 +313,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
 
     def scores(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
         nobody = arrange(np.full(n, -1), sizes)
-        return rank(n, terms=terms, lengths=sizes, cosines=near, arrangement=nobody)
+        return rank(sizes, terms=terms, cosines=near, arrangement=nobody)
 
     before = scores(words, lengths, cosines).scores
     after = scores(moved, lengths[order], cosines[order]).scores
@@ -313,7 +331,7 @@ def test_order_of_threads_does_not_matter(
     moved = [Term(place[word.rows], word.tf) for word in words]
 
     def scores(made: Arrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
-        found = rank(n, terms=terms, lengths=lengths[at], cosines=cosines[at], arrangement=made)
+        found = rank(lengths[at], terms=terms, cosines=cosines[at], arrangement=made)
         return found.scores
 
     before = scores(arrange(np.array(codes), lengths), words, np.arange(n))

@@ -26,8 +26,8 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
+from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, Statement, rows_of
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_writer import WAL_LIMIT_BYTES
 from perdure.storage.threads import Threads
@@ -285,19 +285,19 @@ def test_threads_are_started_as_they_are_needed() -> None:
     """One for work that comes piece by piece, more while that is busy, no more than allowed."""
 
     def running() -> int:
-        return sum(thread.name.startswith("some-") for thread in threading.enumerate())
+        return sum(thread.name == "some" for thread in threading.enumerate())
 
     async def work() -> tuple[int, int]:
         for _ in range(5):
-            await threads.submit(running)
+            await threads.submit(running, awaited=True)
         one, gate = running(), threading.Event()
-        waiting = [threads.submit(gate.wait) for _ in range(3)]
+        waiting = [threads.submit(gate.wait, awaited=True) for _ in range(3)]
         two = running()
         gate.set()
         await asyncio.gather(*waiting)
         return one, two
 
-    threads = Threads(2, "some")
+    threads = Threads(2, "some", lasting=True)
     found = asyncio.run(work())
     threads.close()
 

@@ -1,28 +1,23 @@
-"""The analyzer, the words near in spelling and in meaning, and the cues of a query."""
+"""The analyzer, and the words near in spelling and in meaning."""
 
 from __future__ import annotations
 
-import math
 import sys
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.stores.cues import NamedTime, named_actors, named_time, names_of, said_at
-from perdure.stores.kinship import kin_of
-from perdure.stores.spelling import Trigrams, slips
+from perdure.stores.expansion import nearest, slips, synonyms
 from perdure.stores.text import (
     STOP_WORDS,
     asks,
     is_misspellable,
     query_tokens,
     tokens,
-    without,
 )
 
 
@@ -133,49 +128,34 @@ def test_asks(text: str, expected: bool) -> None:
     assert expected == asks(text)
 
 
-def test_without_keeps_at_least_something() -> None:
-    """Names leave a question, unless nothing telling would be left."""
-    names = frozenset({"carolin"})
-
-    assert without("What did Caroline paint?", names) == "What did paint?"
-    assert without("Who is Caroline?", names) == "Who is Caroline?"
-    assert without("What?", frozenset()) == "What?"
-
-
-def test_similar_forgives_slips() -> None:
+def test_nearest_forgives_slips() -> None:
     """Swapped, dropped and changed letters lead to the word that was meant."""
-    index = Trigrams(["carolin", "receiv", "counsel", "mountain", "hike", "bike"])
+    words = ["carolin", "receiv", "counsel", "mountain", "hike", "bike"]
 
-    assert [word for word, _ in index.similar("caroiln")] == ["carolin"]
-    assert [word for word, _ in index.similar("reciev")] == ["receiv"]
-    assert [word for word, _ in index.similar("montain")] == ["mountain"]
-    assert [word for word, _ in index.similar("hiker")] == ["hike"]
-    assert index.similar("zebra") == []
-    assert Trigrams().similar("zebra") == []
+    assert nearest("caroiln", words) == ["carolin"]
+    assert nearest("reciev", words) == ["receiv"]
+    assert nearest("montain", words) == ["mountain"]
+    assert nearest("kountain", words) == ["mountain"]
+    assert nearest("hiker", words) == ["hike"]
+    assert nearest("zebra", words) == []
+    assert nearest("zebra", []) == []
 
 
-def test_similar_orders_and_limits() -> None:
+def test_nearest_orders_and_limits() -> None:
     """The nearest come first, ties by the alphabet, never the word itself, at most `limit`."""
-    index = Trigrams(["paints", "painty", "paint", "pant"])
+    words = ["paints", "painty", "paint", "pant"]
 
-    assert index.similar("paints", limit=2) == [("paint", 5 / 6), ("painty", 5 / 6)]
-    assert index.similar("paints", threshold=0.9) == []
-
-
-def test_vocabulary_grows() -> None:
-    """Words added later are found; a known word is not added twice."""
-    index = Trigrams(["paint"])
-    index.extend(["mountain", "paint", "mountain"])
-
-    assert len(index) == 2
-    assert [word for word, _ in index.similar("mountian")] == ["mountain"]
+    assert nearest("paints", words, limit=2) == ["paint", "painty"]
+    assert nearest("paints", words) == ["paint"]
 
 
-@given(st.text("abc", max_size=7), st.text("abc", max_size=7))
-def test_slips_is_a_symmetric_distance(one: str, other: str) -> None:
+@given(st.text("abc", max_size=7), st.lists(st.text("abc", max_size=7), max_size=4))
+def test_slips_is_a_symmetric_distance(one: str, others: list[str]) -> None:
     """Slips are counted alike from both sides, and none means equality."""
-    assert slips(one, other) == slips(other, one)
-    assert (one == other) == (slips(one, other) == 0)
+    found = slips(one, others).tolist()
+
+    assert found == [int(slips(other, [one])[0]) for other in others]
+    assert [one == other for other in others] == [count == 0 for count in found]
 
 
 def test_misspellable() -> None:
@@ -190,75 +170,13 @@ def test_misspellable() -> None:
 
 def test_kin_are_near_in_meaning() -> None:
     """Kin come nearest first, without the word itself, all in one form with the analyzer's."""
-    kin = kin_of("buy")
+    kin = synonyms("buy")
 
     assert {"purchas", "bought", "sell"} <= {stem for stem, _ in kin}
     assert "buy" not in dict(kin)
     assert sorted((near for _, near in kin), reverse=True) == [near for _, near in kin]
     assert all(0.5 < near <= 1 for _, near in kin)
-    assert kin_of("qwertyish") == []
-
-
-def test_actors_are_named_by_any_part() -> None:
-    """A part of a name is enough; a role names nobody."""
-    query = tokens("What did Smith tell the user?")
-
-    assert named_actors(query, ["Caroline Smith", "user", "Mel"]) == [True, False, False]
-    assert frozenset() == names_of("Assistant")
-    assert frozenset() == names_of("")
-
-
-@pytest.mark.parametrize(
-    ("query", "years", "months", "days"),
-    [
-        ("in 2023", [2023], [], []),
-        ("on 3 October 2023", [2023], [10], [3]),
-        ("as of 1 May, 2023", [2023], [5], [1]),
-        ("on October 3, 2023", [2023], [10], [3]),
-        ("the 2nd of June", [], [6], [2]),
-        ("since 2023-10-03", [2023], [10], [3]),
-        ("during 2023-10", [2023], [10], []),
-        ("back in May", [], [5], []),
-        ("in Sept or August 2022", [2022], [8, 9], []),
-    ],
-)
-def test_named_time(query: str, years: list[int], months: list[int], days: list[int]) -> None:
-    """Years, months and days are read in the usual English and ISO orders."""
-    expected = NamedTime(frozenset(years), frozenset(months), frozenset(days))
-
-    assert expected == named_time(query)
-
-
-@pytest.mark.parametrize(
-    "query", ["May I come?", "they march on", "what may be", "12 apples", "9999-99", ""]
-)
-def test_no_time_named(query: str) -> None:
-    """Words that only look like months, and other numbers, name no time."""
-    assert None is named_time(query)
-
-
-def test_said_at() -> None:
-    """A month is the month; a day reaches a week further; the unknown fits nothing."""
-    day = 86400.0
-    third = 1696291200.0  # 2023-10-03, midnight UTC
-    at = np.array([third - 1, third, third + 7 * day, third + 8 * day, math.nan])
-
-    assert said_at(_time("3 October 2023"), at).tolist() == [False, True, True, False, False]
-    assert said_at(_time("October 3rd"), at).tolist() == [False, True, True, False, False]
-    assert said_at(_time("in October"), at).tolist() == [True, True, True, True, False]
-    assert said_at(_time("in 2023"), at).tolist() == [True, True, True, True, False]
-    assert said_at(_time("in 2022"), at).tolist() == [False] * 5
-    assert said_at(_time("in 2022"), np.empty(0)).tolist() == []
-    assert said_at(_time("in 2022"), np.array([math.nan])).tolist() == [False]
-
-
-@given(st.text(max_size=40), st.floats(-6e10, 2e11))
-def test_any_query_names_a_time_or_none(query: str, at: float) -> None:
-    """Reading a time from any text, and looking for it at any moment, raises nothing."""
-    time = named_time(query + " 2023")
-
-    assert time is not None
-    assert len(said_at(time, np.array([at]))) == 1
+    assert synonyms("qwertyish") == []
 
 
 def calls(function: Callable[[str], object], text: str) -> int:
@@ -277,15 +195,6 @@ def calls(function: Callable[[str], object], text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("unit", ["may ", "May 3 ", "2024-05 ", "3 of ", "yesterday "])
-def test_a_query_as_long_as_a_document_names_no_more_times(unit: str) -> None:
-    """What it costs to read the times of a query ends where questions do."""
-    few, many = (calls(named_time, unit * (size // len(unit))) for size in (50_000, 400_000))
-
-    assert few == many < 20_000
-    assert named_time("x" * 2_000 + " 3 May 2023") is None
-
-
 @pytest.mark.parametrize("function", [tokens, query_tokens, asks])
 @pytest.mark.parametrize("unit", ["yesterday ", "don't 1,000 ", "caf\u00e9s? ", "\u804a\u5929"])
 def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: str) -> None:
@@ -293,10 +202,3 @@ def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: st
     few, many = (calls(function, unit * (size // len(unit))) for size in (2_500, 20_000))
 
     assert many <= 8 * few + 50
-
-
-def _time(query: str) -> NamedTime:
-    time = named_time(query)
-
-    assert time is not None
-    return time

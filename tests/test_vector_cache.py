@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import EmbeddingFailed
-from perdure.stores.embedders import VectorCache, digest, embedder_from
+from perdure.stores.embedders import embedder_from
 
 
 class Counting:
@@ -81,40 +81,36 @@ def test_no_texts_no_call() -> None:
     assert model.batches == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=60))
-def test_the_cache_stays_within_its_bytes(puts: list[tuple[int, int]]) -> None:
-    """Whatever is kept, in whatever sizes; what is found is what was kept last under its key."""
-    cache, model = VectorCache(3_000), {}
-    for number, size in puts:
-        key = digest(str(number))
-        vector = np.full(size * 10, number, np.float32)
-        if not cache.found([key]):
-            model[key] = vector
-        cache.keep([(key, vector)])
+@given(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=20), st.integers(0, 6))
+def test_the_vectors_used_last_are_kept(calls: list[list[int]], most: int) -> None:
+    """As many as fit; whatever is dropped, each text gets its own vector."""
+    model, used = Counting(), list[str]()
+    embedder = embedder_from(model, dims=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perdure.stores.embedders.CACHED", most)
+        for numbers in calls:
+            texts = ["x" * number for number in numbers]
+            kept, model.batches = used[-most:] if most else [], []
+            vectors = embedder.embed(texts)
+            new = [text for text in dict.fromkeys(texts) if text not in kept]
+            again = [text for text in dict.fromkeys(texts) if text in kept]
+            used = [text for text in kept if text not in texts] + again + new
 
-        assert cache.nbytes <= 3_000
-
-    found = cache.found(list(model))
-    assert all((model[key] == vector).all() for key, vector in found.items())
-
-    cache.clear()
-
-    assert (cache.nbytes, cache.found(list(model))) == (0, {})
+            assert [text for batch in model.batches for text in batch] == new
+            for text, vector in zip(texts, vectors, strict=True):
+                assert vector.tolist() == pytest.approx(
+                    np.array([len(text), 1.0, 0.0]) / np.hypot(len(text), 1.0)
+                )
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    """Three vectors fit; the one that was not looked at makes room. Kept rows are copies."""
-    cache = VectorCache(3 * (400 + 250))
-    rows = np.ones((4, 100), np.float32)
-    keys = [digest(str(i)) for i in range(4)]
-    cache.keep(zip(keys[:3], rows, strict=False))
-    cache.found([keys[0]])
-    cache.keep([(keys[3], rows[3])])
-    found = cache.found(keys)
-    rows[:] = 0.0
+def test_rows_that_are_kept_are_copies() -> None:
+    """What a caller does to its vectors changes no later answer."""
+    embedder = embedder_from(Counting())
+    first = embedder.embed(["a", "bb"])
+    expected = first.copy()
+    first[:] = 0.0
 
-    assert [keys[0], keys[2], keys[3]] == list(found)
-    assert all(vector.sum() == 100 for vector in found.values())
+    assert (expected == embedder.embed(["a", "bb"])).all()
 
 
 def test_many_threads_share_an_embedder() -> None:

@@ -8,6 +8,7 @@ again: what is left is found again.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -216,11 +217,8 @@ class _Run:
         counts = [done.checkpoints, done.size_bytes, done.items]
         if self.dry_run and self.idle:  # those that would be gone are there still
             idle = self.saver.retain(rule, thread_ids=self.idle, dry_run=True)
-            counts = [
-                counts[0] - idle.checkpoints,
-                counts[1] - idle.size_bytes,
-                counts[2] - idle.items,
-            ]
+            gone = (idle.checkpoints, idle.size_bytes, idle.items)
+            counts = [count - less for count, less in zip(counts, gone, strict=True)]
         yield Removal("checkpoints", counts[0], counts[1])
         yield Removal("messages", counts[2])
 
@@ -248,10 +246,10 @@ class _Run:
 
     def _older(self, place: Namespace, name: str, days: float) -> list[StoredItem]:
         """The items under a namespace with a moment in a field that is longer ago."""
-        when, found = {name: {"$lt": self._ago(days).isoformat()}}, list[Any]()
-        options: dict[str, Any] = {"filter": when, "limit": _PAGE, "refresh_ttl": False}
-        while page := self.store.search(place, offset=len(found), **options):
-            found += page
+        when = {name: {"$lt": self._ago(days).isoformat()}}
+        found: list[Any] = self.store.search(
+            place, filter=when, limit=sys.maxsize, refresh_ttl=False
+        )
         return found
 
     def _ago(self, days: float) -> datetime:

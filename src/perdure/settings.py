@@ -25,20 +25,21 @@ class _Chosen:
 CHOSEN: Final[Any] = _Chosen()
 """In place of a path: the database of the settings. None is refused: a path may be missing."""
 SECRETS: Final = ("key", "api_key")
+SEARCH_LIMIT: Final = 10
+"""The most results of a search, of items or memories, from code or the command line."""
+LIST_LIMIT: Final = 100
+"""Likewise, of a list."""
 Given = tuple[Any, str]
 """A value, and where it comes from."""
 _MOST: Final = 1_000_000  # days are more on no calendar
-_EXPECTED: Final = {
-    "str": "text",
-    "bool": "true or false",
-    "int": f"a whole number from 0 to {_MOST}",
-    "float": f"a number from 0 to {_MOST}",
-}
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "int": int,
-    "float": float,
-    "bool": lambda text: _BOOLEANS[text.lower()],
+_KINDS: Final[
+    Mapping[str, tuple[str, Callable[[str], Any]]]
+] = {  # what is expected, how it is read
+    "str": ("text", str),
+    "bool": ("true or false", lambda text: _BOOLEANS[text.lower()]),
+    "int": (f"a whole number from 0 to {_MOST}", int),
+    "float": (f"a number from 0 to {_MOST}", float),
 }
 
 
@@ -55,7 +56,7 @@ def _checked(name: str, value: Any, kind: str) -> Any:
         right = type(value).__name__ == kind
     if not right:
         shown = type(value).__name__ if kind == "str" else f"{value!r:.80}"  # it may be a secret
-        raise ConfigurationError(f"{name} is {shown}; expected {_EXPECTED[kind]}")
+        raise ConfigurationError(f"{name} is {shown}; expected {_KINDS[kind][0]}")
     return value
 
 
@@ -241,7 +242,7 @@ def _identity(folder: str | Path) -> tuple[int, int] | None:
 def _parsed(text: str, kind: str) -> Any:
     """What the text of a variable means; itself, if it is not of the kind."""
     try:
-        return _PARSERS[kind](text)
+        return _KINDS[kind][1](text)
     except (KeyError, ValueError):
         return text
 

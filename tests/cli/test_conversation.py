@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.conversation import store
 from perdure.cli.import_chatgpt import read
+from perdure.cli.import_thread import ThreadImport
 from perdure.graphs import chat_graph
 
 LONG = 300
@@ -40,7 +40,7 @@ def chain(count: int, first: int = 0, after: str | None = None) -> Parents:
 
 
 def stored(saver: SQLiteCheckpointer, *shape: Any, advance: Any = lambda count: None) -> int:
-    return store(saver, "c", read(conversation(*shape)), advance)
+    return ThreadImport(saver, "c", read(conversation(*shape))).run(advance)
 
 
 def said(saver: SQLiteCheckpointer, checkpoint_id: str | None = None) -> list[str]:

@@ -56,7 +56,8 @@ def test_every_command_has_a_section() -> None:
 def test_every_option_is_in_its_section(name: str) -> None:
     """The page and --help tell the same of each option, on one line."""
     arguments, section = SECTIONS[name]
-    shown = re.findall(r"^  (-.+?)  +(\S.*)$", run(*name.split(), "--help"), re.M)
+    found = re.findall(r"^  (-.+?)  +(\S.*)$", run(*name.split(), "--help"), re.M)
+    shown = [(option, " ".join(meaning.split())) for option, meaning in found]
     declared = [p for p in COMMANDS[name].params if p.param_type_name == "option"]
     taken = [p.metavar for p in COMMANDS[name].params if p.param_type_name == "argument"]
 

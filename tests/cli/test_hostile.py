@@ -21,6 +21,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli import main
 from perdure.cli.app import app
+from perdure.cli.store import shown as typed_as
 from perdure.graphs import chat_graph
 from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import Words
@@ -46,14 +47,14 @@ DRAWN = re.compile(r"\r?\x1b\[(?:[\d;]*m|\?25[lh]|1A|2K)")
 THREAD, MESSAGE, KEY, USER = f"t {NAME}", f"m {NAME}", f"k {NAME}", f"u {NAME}"
 FILE = NAME.replace("/", "") + ".jsonl"
 LABEL = f"l {NAME}"
-PLACE = json.dumps([LABEL])
+PLACE = typed_as((LABEL,))
 VALUE = json.dumps({SPOKEN: [SPOKEN]})
 
 # by command, what is typed after it: the runs of it. A comment says what a run is for.
 CASES: dict[str, list[list[str]]] = {
-    "threads": [[], ["t "], [NAME], ["--after", NONE]],
+    "threads": [[], ["t "], [NAME], [NONE]],
     "history": [["t "], ["t ", "--channel", NAME], [NONE], ["t ", "--checkpoint", NAME]],
-    "show": [["t "], ["t ", "--all"], [NONE], ["x"]],  # several ids begin with x
+    "show": [["t "], [NONE], ["x"]],  # several ids begin with x
     "fork": [["t ", f"copy {NAME}"], ["t ", THREAD], ["t ", "y", "--at", NAME]],
     "rewind": [["t ", "--to", NAME], ["t ", "--to", ""]],
     "delete": [["t "], [NONE], ["x1", "x2", "--yes"]],  # the first is asked, and told no
@@ -63,38 +64,32 @@ CASES: dict[str, list[list[str]]] = {
     "store search": [
         ["/"],
         ["/", NAME],
-        ["/", "red", "--explain", "--filter", '{"x": {"$ne": 1}}'],
-        ["/", "red", "--why-not", "k "],
+        ["/", "red", "--filter", '{"x": {"$ne": 1}}'],
         ["/", NAME, "--mode", "text"],
         [PLACE, "--filter", f'{{"{NAME}'],
         ["/", "--filter", json.dumps({"x": {f"${NAME}": 1}})],
-        ["/", "--provenance", json.dumps({NAME: 1})],
         [f"nowhere{NAME}"],
     ],
     "store history": [[PLACE, "k "], [PLACE, NAME]],
     "store namespaces": [[]],
     "store delete": [[PLACE, "other"], [PLACE, NAME], [PLACE, "k ", "--if-version", "9"]],
     "store forget": [["/", "--query", "red"], ["/", "--dry-run"]],
-    "store import": [["bad.jsonl"], [f"no{NAME}.jsonl"], [FILE], ["their.db"]],
-    "store export": [["/"], [PLACE], [NAME], ["/", "--output", f"no/{NAME}"]],
-    "store index": [[], [NAME], [NAME, "--drop"]],
-    "store reembed": [["--list"], []],
+    "store reembed": [[]],
     "chat": [["-t", "t ", "-m", NAME], ["-t", "t ", "-m", "red"], ["-t", NAME, "-m", "hi"]],
     "import": [["chat.json"], ["bad.jsonl"], [f"no{NAME}.json"], [FILE]],
-    "export": [["--all"], ["t "], [NONE], ["t ", "-o", f"no/{NAME}"]],
+    "export": [["--all"], ["t "], [NONE]],
     "retain": [["--last", "1"], ["--idle-days", "0", "--dry-run"], [NONE, "--last", "1"]],
     "worker": [["--once"], ["--once", "--cron", NAME]],
     "config": [[]],
     "memories list": [[], ["--kind", NAME]],
-    "memories search": [["red"], [NAME], ["red", "--explain"]],
+    "memories search": [["red"], [NAME], ["red", "--min-score", "-1"]],
     "memories add": [[f"I like {NAME}"], ["my password is hunter2 " + NAME]],
     "memories forget": [["k "], [NONE], ["--query", "red"], ["--thread", "t "], ["--all"]],
     "memories history": [["k "], [NONE]],
     "memories quarantine": [[], ["k "], [NONE], ["k ", "--discard"]],
-    "memories jobs": [[], ["--dead"], ["--retry", NAME]],
-    "memories check": [["check.jsonl"], [f"no{NAME}.jsonl"]],
+    "memories jobs": [[], ["--retry"]],
 }
-TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "store export", "export"}
+TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "export"}
 
 
 def commands(of: typer.Typer, before: str = "") -> Iterator[str]:

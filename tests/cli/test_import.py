@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,9 +25,8 @@ from langgraph.graph import StateGraph
 from typer.testing import CliRunner
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.cli import conversation
-from perdure.cli import import_ as module
 from perdure.cli.app import app
+from perdure.cli.import_thread import ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
@@ -100,10 +100,10 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "It is slow.",
         "ai: [canvas: Packing list]",
         "ai: [canvas changed]",
-        "ai: [image: A ferry at dawn, in oils]",
-        "ai: [image: A ferry at dawn]",
-        f"ai: [python]\n```python\n{code}\n```",
-        "ai: [python]\n```\n1\n```",
+        "ai: ",
+        "tool: [image: A ferry at dawn]",
+        "ai: ",
+        "tool: 1",
         "ai: [error: it took long]",
         "human: Thank you",
         "ai: Walnuts are in it (Nuts, https://nuts.example), so mind:\n\n"
@@ -114,6 +114,16 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         items = [item.value for item in saver.history("tools")]
         (head, *_) = saver.checkpoints("tools")
     assert "a coat" in items[5].additional_kwargs["canvas"]
+    assert [
+        (call["name"], call["args"]) for item in (items[7], items[9]) for call in item.tool_calls
+    ] == [
+        ("dalle_text2im", {"input": "A ferry at dawn, in oils"}),
+        ("python", {"input": code}),
+    ]
+    assert [(item.name, item.tool_call_id) for item in (items[8], items[10])] == [
+        ("dalle_text2im", items[7].id),
+        ("python", items[9].id),
+    ]
     assert items[4].response_metadata["model_name"] == "gpt-5-thinking"
     assert [head.metadata[name] for name in ("title", "model", "gizmo_id")] == [
         "A trip to Ghent",
@@ -280,12 +290,44 @@ def test_a_file_of_no_known_kind_is_an_error(data: bytes | None, why: str, tmp_p
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a ZIP that is larger than any export is not unpacked whole."""
-    monkeypatch.setattr(module, "_LARGEST", 1000)
-    (tmp_path / "a.zip").write_bytes(zipped({"conversations.json": "[" + " " * 10**6 + "]"}))
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    """A file of a ZIP that unpacks to far more than text does is not unpacked."""
+    spaces = "[" + " " * (65 << 20) + "]"
+    (tmp_path / "a.zip").write_bytes(zipped({"conversations.json": spaces}))
+    tracemalloc.start()
+    failed = attempt("import", "a.zip").exception
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
 
-    assert "more than" in str(attempt("import", "a.zip").exception)
+    assert "'conversations.json' has 65.0 MB in " in str(failed)
+    assert "import the folder" in str(failed)
+    assert peak < 16 << 20
+
+
+def test_a_call_without_its_result_is_text(tmp_path: Path) -> None:
+    """A model takes no call without a result, and no result without its call, on no branch."""
+    talk = simple()
+    code = {"content_type": "code", "text": "1 + 1"}
+    output = {"content_type": "execution_output", "text": "2"}
+    call = talk.add("assistant", code, recipient="python")
+    talk.add("assistant", "It failed")
+    talk.add("tool", output, after=call, name="python")
+    talk.add("tool", output, name="python")
+    done(written(tmp_path / "c.json", [talk.json]))
+
+    assert said("trip")[-3:] == [
+        "ai: [python]\n```python\n1 + 1\n```",
+        *["ai: [python]\n```\n2\n```"] * 2,
+    ]
+
+
+def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
+    """By an import that brings nothing new, too."""
+    file = str(written(tmp_path / "c.json", [tools().json]))
+    first, again = read("import", file), read("import", file)
+
+    assert (again["messages"], again["unchanged"]) == (0, 1)
+    assert first["left_out"] == again["left_out"] != {}
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -428,7 +470,6 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
         ('{"role": "function", "name": "f", "content": "x"}', "the answer of a function"),
         ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
         ('{"role": "user", "content": "other", "id": "u"}', "the id of another message"),
-        ('{"thread_id": "t", "messages": []}', "the thread 't' is there already"),
         ('{"thread_id": "n", "messages": 5}', "'messages' is no list"),
         ("[" * 100_000, "nested too deeply"),
     ],
@@ -448,14 +489,18 @@ def test_a_bad_line_is_named_and_the_others_are_read(line: str, why: str, tmp_pa
 
 
 def test_a_thread_may_go_on_on_a_later_line(tmp_path: Path) -> None:
-    """The longer one is the thread; the same again is no fault, another one is named."""
+    """The longer one is the thread; the same again is no fault, and another one is a branch."""
     talk = [{"role": "user", "content": str(n)} for n in range(4)]
     found = [{"thread_id": "t", "messages": talk[:count]} for count in (2, 2, 4)]
     other = {"thread_id": "t", "messages": [{"role": "user", "content": "other"}]}
 
-    assert done(lines(tmp_path / "c.jsonl", found)) == (3, 4, 1)
-    assert len(problems(lines(tmp_path / "c.jsonl", [*found, other]))) == 1
+    assert done(lines(tmp_path / "c.jsonl", found)) == (1, 4, 0)
     assert said("t") == ["human: 0", "human: 1", "human: 2", "human: 3"]
+    assert done(lines(tmp_path / "c.jsonl", [*found, other])) == (1, 1, 0)
+    assert said("t") == ["human: other"]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        branch = [item.value.text for item in saver.history("t") if item.branch]
+    assert branch == ["0", "1", "2", "3"]
 
 
 # -- export
@@ -466,7 +511,7 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     jsonl = lines(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
     run("import", str(written(tmp_path / "c.json", [tools().json, simple().json])), str(jsonl))
     expected = run("export", "--all")
-    run("export", "--all", "-o", "all.jsonl")
+    Path("all.jsonl").write_text(run("export", "--all"), encoding="utf-8")
     os.rename("x.db", "old.db")
     run("import", "all.jsonl")
 
@@ -477,7 +522,7 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
         assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
     assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
     assert len(memories()) == 4 + 4 + 3
-    for wrong in ([], ["t", "--all"], ["gone"], ["t", "-o", "no/folder"]):
+    for wrong in ([], ["t", "--all"], ["gone"]):
         assert isinstance(attempt("export", *wrong).exception, ConfigurationError)
 
 
@@ -547,7 +592,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """And the next import goes on."""
     talks = [simple(name).json for name in "abc"]
     file = str(written(tmp_path / "c.json", talks))
-    store, left = conversation.store, [1]
+    store, left = ThreadImport.run, [1]
 
     def cut_off(*given: Any) -> int:
         if not left:
@@ -555,9 +600,9 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         left.pop()
         return store(*given)
 
-    monkeypatch.setattr(module, "store", cut_off)
+    monkeypatch.setattr(ThreadImport, "run", cut_off)
     result = attempt("import", file)
-    monkeypatch.setattr(module, "store", store)
+    monkeypatch.setattr(ThreadImport, "run", store)
 
     assert result.exit_code == 130
     assert "cut off: 1 conversation: 4 new messages, 4 memories; that is kept" in result.stderr

@@ -1,10 +1,8 @@
-"""What waits for review: quarantine and jobs; and whether questions recall what they should."""
+"""What waits for review: quarantine and jobs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,16 +15,6 @@ from tests.cli.memory import CARD, talk, texts
 from tests.cli.test_memories import raw
 from tests.memory.test_model_extractor import facts as facts_of
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
-
-
-def line_of(**fields: Any) -> str:
-    return json.dumps(fields) + "\n"
-
-
-RIGHT = line_of(question="Where does Ann live?", expected="lives in Ghent")
-KEYED = line_of(question="What does Ann like?", expected={"key": "likes"})
-WRONG = line_of(question="Who is Bob?", expected=["a brother", {"key": "bob"}])
-
 
 # -- quarantine
 
@@ -101,13 +89,8 @@ def test_threads_that_wait_are_listed(db: Path) -> None:
 
     assert (job["thread_id"], job["state"]) == ("trip", "waiting")
     assert rows(run("memories", "jobs"))[1][:3] == ["trip", "me", "waiting"]
-    retried = attempt("memories", "jobs", "--retry-all")
-    assert retried.stderr == "0 threads will be tried again\n"
+    assert read("memories", "jobs", "--retry") == [job]
     assert {path.name for path in db.parent.glob("x.db*")} == {"x.db", "x.db.lock"}
-    assert attempt("memories", "jobs", "--dead").stderr == "nothing was given up\n"
-    assert "no thread given up 'trip'" in str(
-        attempt("memories", "jobs", "--retry", "trip").exception
-    )
 
 
 def work() -> None:
@@ -128,20 +111,14 @@ def test_what_was_given_up_is_listed_and_tried_again(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
         work()
-        (dead,) = read("memories", "jobs", "--facts", "--dead")
+        (dead,) = read("memories", "jobs", "--facts")
         listed = run("memories", "jobs", "--facts")
-        unknown = attempt("memories", "jobs", "--facts", "--retry", "nope")
-        retried = attempt("memories", "jobs", "--facts", "--retry", "tri")
-        work()
-        mended = attempt("memories", "jobs", "--facts", "--dead")
+        mended = read("memories", "jobs", "--facts", "--retry")
 
-    assert dead["thread_id"] == "trip"
+    assert (dead["thread_id"], dead["state"], mended) == ("trip", "dead", [])
     assert "no such key" in dead["error"]
     assert "1 attempt: " in listed
     assert "\x1b" not in listed
-    assert isinstance(unknown.exception, ConfigurationError)
-    assert retried.stderr == "1 thread will be tried again\n"
-    assert mended.stderr == "nothing was given up\n"
     assert texts("--kind", "fact") == ["The user is allergic to nuts."]
 
 
@@ -150,78 +127,3 @@ def test_facts_need_a_model() -> None:
     talk("trip", "I like figs")
 
     assert "PERDURE_MODEL" in str(attempt("memories", "jobs", "--facts").exception)
-
-
-# -- check
-
-
-@pytest.fixture
-def facts() -> None:
-    """A few memories."""
-    run("memories", "add", "Ann lives in Ghent", "Ann teaches physics at a school")
-    run("memories", "add", "--key", "likes", "Ann likes figs")
-
-
-def asked(tmp_path: Path, *lines: str) -> str:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("\n".join(lines), encoding="latin-1")
-    return str(path)
-
-
-def test_what_is_recalled_passes(tmp_path: Path, facts: None) -> None:
-    """A text and a key are looked for; the table has their ranks."""
-    *table, total = run(
-        "memories", "check", asked(tmp_path, RIGHT, KEYED), "--limit", "3"
-    ).splitlines()
-
-    assert [row[:2] for row in rows("\n".join(table))] == [
-        ["rank", "question"],
-        ["1", "Where does Ann live?"],
-        ["1", "What does Ann like?"],
-    ]
-    assert total == "recall@3 1.000, MRR 1.000: 2 of 2 questions recall what they should"
-    assert json.loads(run("memories", "check", "-", "--json", typed=RIGHT))["recall"] == 1.0
-
-
-def test_less_than_the_minimum_fails(tmp_path: Path, facts: None) -> None:
-    """Exit code 1 fails a build; a lower minimum lets it pass, and programs get the figures."""
-    file = asked(tmp_path, RIGHT, WRONG)
-    failed = attempt("memories", "check", file)
-    figures = read("memories", "check", file, "--minimum", "0.5")
-
-    assert failed.exit_code == 1
-    assert "-, -" in failed.stdout
-    assert (figures["recall"], figures["passed"], figures["minimum"]) == (0.5, True, 0.5)
-    assert [each["recall"] for each in figures["asked"]] == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("", "has no questions"),
-        ("{", "is {; expected"),
-        ("[]", "is []; expected"),
-        (line_of(question=" ", expected="x"), "line 2 of "),
-        (line_of(question="q"), 'is {"question": "q"}; expected an object like {"question"'),
-        (line_of(question="q", expected=[]), "line 2 of "),
-        (line_of(question="q", expected=["x", 7]), "line 2 of "),
-        (line_of(question="q", expected={"any": ["x"]}), "line 2 of "),
-        ("\xff", "line 2 of "),
-    ],
-)
-def test_a_malformed_file_is_named(line: str, said: str, tmp_path: Path) -> None:
-    """The line, what stands there, and what was expected."""
-    result = attempt("memories", "check", asked(tmp_path, "", line))
-
-    assert isinstance(result.exception, ConfigurationError)
-    assert said in str(result.exception)
-    assert "questions.jsonl" in str(result.exception)
-
-
-def test_wrong_options_and_files_are_named(tmp_path: Path, facts: None) -> None:
-    """A share is between 0 and 1, something must count, and the file must be there."""
-    for options in (("--minimum", "2"), ("--limit", "0")):
-        assert attempt("memories", "check", asked(tmp_path, RIGHT), *options).exit_code == 2
-    missing = attempt("memories", "check", str(tmp_path / "nope.jsonl"))
-    assert missing.exit_code == 2
-    assert "nope.jsonl" in missing.stderr

@@ -73,7 +73,8 @@ def test_it_asks_first(db: Path) -> None:
 
 def test_only_some_threads(db: Path) -> None:
     """Named by the beginning of an id, and no items go."""
-    done = read("retain", "old-1", "ne", "--last", "1", "--no-history", "--yes")
+    (db.parent / "perdure.toml").write_text("[retention]\nhistory = false\ncheckpoints_last = 9\n")
+    done = read("retain", "old-1", "ne", "--last", "1", "--yes")
     assert counts(done) == {"checkpoints": 6, "messages": 4}
     assert left(db) == {"old-1": 1, "old-2": 4, "new": 1}
 
@@ -81,10 +82,9 @@ def test_only_some_threads(db: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("old-1", "--versions-last", "0"), "no rule is for threads"),
+        (("old-1",), "no rule is for threads"),
         (("old", "--last", "1"), "2 ids of threads begin with 'old'"),
         (("nobody", "--last", "1"), "no thread 'nobody'"),
-        (("--no-history",), "no rule for checkpoints"),
     ],
 )
 def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> None:

@@ -126,7 +126,6 @@ def test_a_worker_works_until_it_is_stopped(db: Path) -> None:
     ("options", "said"),
     [
         (("--facts",), "PERDURE_MODEL"),
-        (("--timezone", "Europe/Berlin"), "--timezone"),
         (("--once", "--cron", "now and then"), "now and then"),
         (("--database", "mysql://x"), "mysql://x"),
     ],

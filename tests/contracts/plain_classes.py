@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.extensions import Allowlist
+from perdure.checkpointers.values import Allowlist
 
 T = TypeVar("T")
 

@@ -79,6 +79,7 @@ REFUSED = {
         r"nested deeper",
     ),
     "too many objects": (nested(300, lambda v: Point(1, v)), r"\.inner.*nested deeper"),
+    "too deep in an object": (Point(1, nested(3000, lambda v: [v])), r"\.inner.*254 levels"),
     "far too many objects": (nested(3000, lambda v: Fixed(v)), r"\.x.*nested deeper"),
     "in a dataclass": (Point(1, {"f": [Holder()]}), r"\['x'\]\.inner\['f'\]\[0\] is a Holder"),
     "in slots": (Fixed(1, (Holder(),)), r"\['x'\]\.tags\[0\] is a Holder"),  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from langgraph.store.sqlite import AsyncSqliteStore, SqliteStore
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 from perdure.stores import SQLiteStore, TransferReport
-from perdure.stores.sources import _PAGE
+from perdure.stores.transfer import PAGE
 from tests.backends import KEY
 from tests.store_backends import Clock, keys, of_words, open_store
 from tests.stores.erasing import fill
@@ -132,12 +132,12 @@ def test_labels_of_any_store(plain: SQLiteStore) -> None:
 def test_more_than_a_page(plain: SQLiteStore) -> None:
     """Nested and large namespaces beyond a page come whole."""
     source = InMemoryStore()
-    many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(_PAGE + 3)]
-    source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(_PAGE + 3))])
+    many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(PAGE + 3)]
+    source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(PAGE + 3))])
     report = plain.import_from(source)
 
-    assert TransferReport(2 * (_PAGE + 3)) == report
-    assert len(plain.list_namespaces(limit=9999)) == _PAGE + 4
+    assert TransferReport(2 * (PAGE + 3)) == report
+    assert len(plain.list_namespaces(limit=9999)) == PAGE + 4
 
 
 @pytest.mark.parametrize("key", [None, KEY])

@@ -24,7 +24,7 @@ from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, ind
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.models import Model
 from perdure.stores.puts import Preparer
-from perdure.stores.schema import SQLITE
+from perdure.stores.sqlite import SCHEMA
 from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.store_backends import Clock, Words, keys, of_words, open_store
@@ -98,18 +98,17 @@ steps = st.lists(
 def seen(found: Index, now: int) -> list[Any]:
     """All that a view tells, by item."""
     view = found.view(now)
-    columns = view.columns
+    rows = view.candidates.rows
     cosines = np.nan_to_num(view.cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
-    words: list[dict[str, float]] = [{} for _ in range(len(columns.ids))]
+    words: list[dict[str, float]] = [{} for _ in range(len(rows))]
     for word in "abcdefghx":
         for row, count in zip(*view.term(word), strict=True):
             assert word not in words[row]
             words[row][word] = float(count)
-    assert view.words() == {word for each in words for word in each}
-    threads = [list(found.threads)[code] if code >= 0 else None for code in columns.thread]
-    actors = [view.actors[code] if code >= 0 else None for code in columns.actor]
+    threads = [list(found.threads)[code] if code >= 0 else None for code in rows["thread"]]
+    actors = [view.actors[code] if code >= 0 else None for code in rows["actor"]]
     told = zip(
-        columns.ids, threads, actors, words, columns.lengths, columns.asks, cosines, strict=True
+        rows["id"], threads, actors, words, rows["length"], rows["asks"], cosines, strict=True
     )
     return sorted(told, key=lambda row: int(row[0]))
 
@@ -136,7 +135,7 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     fresh = Index(MODEL, 1 << 30)
     fresh.add(list(left.values()))
     alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-    codes = found.view(now).columns.thread
+    codes = found.view(now).candidates.rows["thread"]
 
     assert seen(fresh, now) == seen(found, now)
     assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
@@ -148,15 +147,15 @@ def test_a_view_stays_as_it_is() -> None:
     found = Index(MODEL, 1 << 30)
     found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER) for n in range(1, 90)])
     view = found.view(0)
-    before = view.term("a"), view.columns.ids.copy()
+    before = view.term("a"), view.candidates.rows["id"].copy()
     found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER)])
     found.keep(np.array([5, 90]))
     found.compact()
 
     assert np.array_equal(before[0], view.term("a"))
-    assert np.array_equal(before[1], view.columns.ids)
+    assert np.array_equal(before[1], view.candidates.rows["id"])
     assert len(view.term("b")[0]) == 0
-    assert found.view(0).columns.ids.tolist() == [5, 90]
+    assert found.view(0).candidates.rows["id"].tolist() == [5, 90]
 
 
 # -- kept in step
@@ -490,7 +489,7 @@ def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed:
 
     def known(store: SQLiteStore) -> set[str]:
         every = store._parts.searcher.indexes._held.values()
-        return {word for held in every if held.index for word in held.index.vocabulary.numbers}
+        return {word for held in every if held.index for word in held.index.vocabulary}
 
     with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
         fill(store, A, 30)
@@ -522,7 +521,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
         store.search(A, query="tea")
         indexes = store._parts.searcher.indexes
         flow = indexes.purge()
-        marks = store.database.read(rows_of(indexes._sql["marks"]))
+        marks = store.database.read(rows_of(indexes.sql["marks"]))
         next(flow)
         store.forget(A, key="secret")
         with pytest.raises(StopIteration):
@@ -538,15 +537,15 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.put(A, "secret", {"text": "zorbaxing"})
         indexes = store._parts.searcher.indexes
         late: list[Any] = []
-        post = indexes._post
+        post = indexes.post
         assert post is not None
-        monkeypatch.setattr(indexes, "_post", late.append)
+        monkeypatch.setattr(indexes, "post", late.append)
         store.search(A, query="tea")
         store.forget(A, key="secret")
         for make in late:
             store.database.write(make)
         after = forms(path)
-        monkeypatch.setattr(indexes, "_post", post)
+        monkeypatch.setattr(indexes, "post", post)
         store.put(A, "more", {"text": "milk"})
         store.search(A, query="tea")
 
@@ -571,7 +570,7 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
                 db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         db.execute("UPDATE store_index SET tokens = 'tea number'")
         db.execute("DELETE FROM migrations WHERE component = 'stores' AND version > 1")
-        assert len(SQLITE.steps) >= 2
+        assert len(SCHEMA.steps) >= 2
     with opened(tmp_path) as store:
         found = store.search(A, query="number7")
     with closing(sqlite3.connect(path)) as db:

@@ -222,6 +222,20 @@ def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
     assert asyncio.run(course()) == (1, False, True, False)
 
 
+def test_a_sweeper_that_was_stopped_is_replaced(plain: SQLiteStore) -> None:
+    """Also while its thread has not ended yet: in an event loop nothing waits for that."""
+
+    async def course() -> tuple[Any, Any]:
+        first = plain.start_ttl_sweeper(60)
+        plain.stop_ttl_sweeper()
+        return first, plain.start_ttl_sweeper(60)
+
+    first, second = asyncio.run(course())
+
+    assert first is not second
+    assert second.is_alive()
+
+
 def test_closing_stops_the_sweeper(tmp_path: Path) -> None:
     """A store that is closed leaves no thread behind."""
     with BACKENDS["file"](tmp_path) as store:

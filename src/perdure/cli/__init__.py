@@ -8,25 +8,25 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     config,
     delete,
     export,
-    fork,
     history,
     import_,
     memories,
-    memories_review,
     retain,
     show,
     stats,
     store,
-    store_files,
     threads,
     worker,
 )
-from perdure.cli.app import finish, main
+from perdure.cli.app import Command, app, main
 
 _ORDER = (
-    *("chat", "import", "threads", "history", "show", "export", "fork", "rewind", "delete"),
+    *("chat", "import_", "threads", "history", "show", "export", "fork", "rewind", "delete"),
     *("retain", "worker", "config", "stats"),
 )
-finish(_ORDER)
+app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))
+for _group in (app, memories.memories, store.store):
+    for _each in _group.registered_commands:
+        _each.cls = Command
 
 __all__ = ["main"]

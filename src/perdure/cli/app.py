@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from perdure.cli.output import safe
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.cli.output import as_json, safe, say, say_clean
+from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from perdure.memory.extraction import Extraction
     from perdure.memory.proposals import Extractor
     from perdure.settings import Settings
-    from perdure.stores import SQLiteStore
+    from perdure.stores import Receipt, SQLiteStore
 
+    Namespace = tuple[str, ...]
     Part = TypeVar("Part", SQLiteCheckpointer, SQLiteStore)
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help names each value in capitals, and says nothing of Python's types."""
+    """A command whose help shows arguments as they are typed, without Python's types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The line of usage."""
@@ -40,42 +42,13 @@ class Command(typer.core.TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The lists of arguments and options."""
-        shown: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
-        for parameter in self.get_params(ctx):
-            shown[parameter.param_type_name].append(_described(parameter, ctx))
-        for kind, rows in shown.items():
+        parameters: list[Any] = self.get_params(ctx)
+        arguments = [(p.metavar, p.help) for p in parameters if p.param_type_name == "argument"]
+        options = [p.get_help_record(ctx) for p in parameters if p.param_type_name == "option"]
+        for heading, rows in (("Arguments", arguments), ("Options", options)):
             if rows:
-                with formatter.section(f"{kind.title()}s"):
+                with formatter.section(heading):
                     formatter.write_dl(rows)
-
-
-def _described(parameter: Any, ctx: Any) -> tuple[str, str]:
-    """A parameter as it is typed, and what it is for."""
-    if parameter.param_type_name == "argument":
-        return parameter.metavar, parameter.help
-    names = ", ".join(sorted(parameter.opts, key=len))
-    names = " / ".join([names, *parameter.secondary_opts])
-    if not parameter.is_flag:
-        number = parameter.type_descriptor.is_ranged
-        names += f" {parameter.metavar or ('N' if number else 'TEXT')}"
-    default = parameter.get_default(ctx, call=False)
-    if parameter.required:
-        return names, f"{parameter.help} [required]"
-    noted = default not in (None, "", ()) and not isinstance(default, bool)
-    return names, f"{parameter.help} [default: {default}]" if noted else parameter.help
-
-
-def finish(order: tuple[str, ...]) -> None:
-    """Put the commands in order, and give them all the help of this program."""
-    app.registered_commands.sort(key=lambda each: order.index(_name(each)))
-    groups = (each.typer_instance for each in app.registered_groups)
-    for typed in (app, *filter(None, groups)):
-        for each in typed.registered_commands:
-            each.cls = Command
-
-
-def _name(of: Any) -> str:
-    return of.name or str(of.callback.__name__)
 
 
 HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
@@ -152,10 +125,17 @@ User = Annotated[
     str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="List at most N.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
+Words = Annotated[
+    str | None, typer.Option("--query", metavar="TEXT", help="All that contain these words.")
+]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
 def _moment(text: str) -> datetime:
-    """A moment that was typed; without a time zone it is one of this machine's."""
+    """A moment as it is typed; without a time zone it is one of this machine's."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError) as exc:
@@ -178,21 +158,42 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(safe(question), abort=True, err=True)
 
 
+def erase(
+    what: Callable[..., Receipt],
+    named: Callable[[Receipt], str],
+    preview: Callable[[Receipt], None] = lambda receipt: None,
+    *,
+    dry_run: bool = False,
+    yes: bool,
+    json: bool,
+) -> Receipt:
+    """Erase items and show the receipt; ask before, with a preview of what is to go."""
+    receipt = what(dry_run=True)
+    if receipt.keys and not dry_run:
+        if not yes:
+            preview(receipt)
+        confirm(f"Forget {named(receipt)} for good?", yes)
+        receipt = what(dry_run=False)
+    if json:
+        as_json({**asdict(receipt), "dry_run": dry_run})
+    else:
+        say(f"{'would forget' if dry_run else 'forgot'} {named(receipt)}")
+        if receipt.keys and not dry_run:
+            say_clean(receipt.clean)
+    return receipt
+
+
 # -- the database
 
 
 class Database:
-    """The database of a command: each part is opened when it is first used.
-
-    Attributes:
-        settings: Where it is, and whose memories are meant.
-    """
+    """The database of a command: each part is opened when it is first used."""
 
     def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool, hasty: bool) -> None:
-        self.settings = settings
+        self.settings, self.user = settings, settings.user
         self._stack = stack
         self._reads = reads
-        self._synchronous = "normal" if hasty else "full"
+        self._options = {"synchronous": "normal"} if hasty else {}
 
     @cached_property
     def saver(self) -> SQLiteCheckpointer:
@@ -207,11 +208,6 @@ class Database:
         from perdure.stores import SQLiteStore
 
         return self._opened(SQLiteStore)
-
-    @property
-    def user(self) -> str:
-        """Whose memories."""
-        return self.settings.user
 
     @property
     def config(self) -> RunnableConfig:
@@ -234,7 +230,7 @@ class Database:
 
         path, key = self.settings.db, self.settings.key
         try:
-            opened = part.open(path, key=key, synchronous=self._synchronous)
+            opened = part.open(path, key=key, **self._options)
             return self._stack.enter_context(opened)
         except StorageError as exc:
             # its kinds say that the file is locked, damaged or none: reading would say so again
@@ -254,16 +250,9 @@ def opened(
 ) -> Iterator[Database]:
     """The database that a command works on.
 
-    Args:
-        db: The command's own argument.
-        user: The same.
-        create: Whether the command has something to begin a database with.
-        reads: Whether it only reads, so that a file which cannot be written will do.
-        hasty: Whether a write need not wait for the disk: a power cut may lose the last of them,
-            so the command must be one that can be repeated.
-
-    Raises:
-        ConfigurationError: The database is not there, and is not to be begun.
+    With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
+    a write does not wait for the disk: a power cut may lose the last, so the command must be one
+    that can be repeated.
     """
     from perdure.settings import load
 
@@ -281,16 +270,10 @@ def opened(
 
 
 def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
-    """The id that equals what is given, or the only one that begins with it.
-
-    Args:
-        given: The id, or a beginning of it.
-        found: Ids that begin with it.
-        noun: What they are ids of.
-        listing: The command that lists them.
+    """The id that equals what is given, or the only one of those found, which begin with it.
 
     Raises:
-        ConfigurationError: None is meant, or several are.
+        ConfigurationError: None is meant, or several are; `listing` is the command to look in.
     """
     ids = list(found)
     if given in ids:
@@ -303,6 +286,33 @@ def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
     raise ConfigurationError(
         f"{len(ids)} ids of {noun}s begin with {given!r} ({some}); give more of the one you mean"
     )
+
+
+def item_place(
+    store: SQLiteStore,
+    places: Sequence[Namespace],
+    given: str,
+    listing: str,
+    *,
+    deleted: bool = False,
+) -> tuple[Namespace, str]:
+    """The namespace and key of the item that a key, or the beginning of one, names.
+
+    A whole key may with `deleted` be that of an item of the past.
+    """
+    for place in places:
+        with suppress(InvalidNamespace):  # nothing that can be a key
+            present = store.get(place, given, refresh_ttl=False)
+            if present or (deleted and store.history(place, given)):
+                return place, given
+    begin = {
+        item.key: place
+        for place in places
+        for item in store.search(place, limit=sys.maxsize, refresh_ttl=False)
+        if item.namespace == place and item.key.startswith(given)
+    }
+    chosen = the_one(given, begin, "key", listing)
+    return begin[chosen], chosen
 
 
 def thread_id(file: Database, given: str) -> str:
@@ -318,7 +328,7 @@ def checkpoint_id(file: Database, thread: str, given: str) -> str:
     """The checkpoint of a thread that an id, or the beginning of one, names."""
     found = file.saver.checkpoints(thread, checkpoint_ns="")
     ids = [info.checkpoint_id for info in found if info.checkpoint_id.startswith(given)]
-    return the_one(given, ids, "checkpoint", f"perdure show {thread} --all")
+    return the_one(given, ids, "checkpoint", f"perdure show {thread}")
 
 
 def completed_thread(incomplete: str) -> list[str]:
@@ -335,6 +345,14 @@ Thread = Annotated[
     typer.Argument(
         metavar="ID",
         help="The thread, or the beginning of its id.",
+        autocompletion=completed_thread,
+    ),
+]
+Threads = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...",
+        help="Threads, or the beginnings of their ids.",
         autocompletion=completed_thread,
     ),
 ]

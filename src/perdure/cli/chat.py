@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from perdure.cli.app import DB, Database, User, app, completed_thread, opened
 from perdure.cli.history import COLORS
 from perdure.cli.memories import extract_due
-from perdure.cli.output import counted, line, note, room, speak
+from perdure.cli.output import counted, line, note, note_line, speak
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, ModelFailed, PerdureError
 
@@ -33,11 +32,14 @@ def chat(
         ),
     ],
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Send this, print the answer, and end.")
+        str | None,
+        typer.Option(
+            *("--message", "-m"), metavar="TEXT", help="Send this, print the answer, and end."
+        ),
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, help="Show the model only the last N messages."),
+        typer.Option(min=1, metavar="N", help="Show the model only the last N messages."),
     ] = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Neither recall memories nor add any.")
@@ -52,13 +54,13 @@ def chat(
     """
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
-    with (
-        opened(db, user, create=True) as file,
-        nullcontext() if no_memory else _extracted(file),
-    ):
+    with opened(db, user, create=True) as file, ExitStack() as stack:
+        if not no_memory:
+            _extract(file)
+            stack.callback(_extract, file)
         # without a user the thread is nobody's, so that no worker extracts it either
         whose = "" if no_memory else file.user
-        talk = _talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
+        talk = _Talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
         _resume(talk, file, thread)
         talk.config["metadata"] = _carried(file, thread)
         for said in [message] if message is not None else _typed():
@@ -66,17 +68,8 @@ def chat(
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
-@contextmanager
-def _extracted(file: Database) -> Iterator[None]:
-    """Extract the turns of runs that were cut off, before the chat and after it."""
-    _extract(file)
-    try:
-        yield
-    finally:
-        _extract(file)
-
-
 def _extract(file: Database) -> None:
+    """Extract the turns of runs that were cut off."""
     try:
         with at_work("looking for messages of runs that were cut off …"):
             extract_due(file)
@@ -84,53 +77,41 @@ def _extract(file: Database) -> None:
         note(f"memories could not be extracted yet: {exc}", "dim")
 
 
-@dataclass(frozen=True, slots=True)
 class _Talk:
-    """A conversation as it goes on.
+    """A conversation as it goes on; a user without a name has no memory."""
 
-    Attributes:
-        graph: Answers.
-        config: Of its runs.
-        window: What the thread keeps in its state after a turn; empty: everything.
-    """
+    def __init__(self, file: Database, configurable: dict[str, str], keep_last: int | None) -> None:
+        from perdure.graphs import chat_graph
+        from perdure.graphs.configured import configured_model
+        from perdure.memory import remember_turns, trim, use_memories
 
-    graph: Any
-    config: Any
-    window: list[Any]
+        self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
+        # before what is recalled, which is no earlier message
+        memory: list[Any] = [self.window] if self.window else []
+        if configurable["user_id"]:
+            memory += [use_memories(file.store), remember_turns(file.store)]
+        model = configured_model(file.settings)
+        self.graph: Any = chat_graph(model, memory=memory, checkpointer=file.saver)
+        self.config: Any = {"configurable": configurable}
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
         from openai import OpenAIError
 
+        options: Any = {"stream_mode": "messages", "durability": "sync"}
         try:
-            self._answer(given)
+            for chunk, meta in self.graph.stream(given, self.config, **options):
+                answers = chunk.type in ("AIMessageChunk", "ai")
+                if answers and meta.get("langgraph_node") == "respond":
+                    speak(chunk.text, COLORS["ai"])
         except OpenAIError as exc:
             why = line(str(exc), 300).rstrip(".")
             raise ModelFailed(f"the model did not answer: {why}. {otherwise}") from exc
-        speak("\n")
-
-    def _answer(self, given: Any) -> None:
-        stream = self.graph.stream(given, self.config, stream_mode="messages", durability="sync")
-        for chunk, meta in stream:
-            if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
-                speak(chunk.text, COLORS["ai"])
-        for part in self.window:
-            if update := part.invoke(self.graph.get_state(self.config).values):
+        if self.window:  # the state keeps no more than the next answer is shown
+            update = self.window.invoke(self.graph.get_state(self.config).values)
+            if update:
                 self.graph.update_state(self.config, update, as_node="respond")
-
-
-def _talk(file: Database, configurable: dict[str, str], keep_last: int | None) -> _Talk:
-    """The graph that answers; a user without a name has no memory."""
-    from perdure.graphs import chat_graph
-    from perdure.graphs.configured import configured_model
-    from perdure.memory import remember_turns, trim, use_memories
-
-    window = [trim(max_tokens=keep_last + 1, token_counter=len)] if keep_last else []
-    memory: list[Any] = [*window]  # before what is recalled, which is no earlier message
-    if configurable["user_id"]:
-        memory += [use_memories(file.store), remember_turns(file.store)]
-    graph = chat_graph(configured_model(file.settings), memory=memory, checkpointer=file.saver)
-    return _Talk(graph, {"configurable": configurable}, window)
+        speak("\n")
 
 
 def _resume(talk: _Talk, file: Database, thread: str) -> None:
@@ -151,7 +132,7 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        note(head + line(text, room(head)), COLORS.get(item.value.type))
+        note_line(head + text, COLORS.get(item.value.type))
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         note("the last turn was cut off; finishing it", "dim")
         talk.turn(None, "That turn stays to be finished; nothing new was said")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from operator import attrgetter
 from typing import Any
 
 from perdure.cli.app import DB, AsJson, User, app
-from perdure.cli.output import as_json, say, table
+from perdure.cli.output import say, show
 
 
 @app.command()
@@ -19,26 +20,26 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
     from perdure.settings import NAMES, SECRETS, load
 
     settings = load(db=db, user=user)
-    rows: list[tuple[str, Any, str]] = []
+    found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
-        inside, _, last = name.rpartition(".")
-        value = getattr(getattr(settings, inside) if inside else settings, last)
-        if name in SECRETS and value is not None:
-            value = "set"
-        source = settings.sources.get(name, "default")
-        rows.append((name, value, os.path.abspath(source) if os.path.isfile(source) else source))
-    if json:
-        as_json({name: {"value": value, "source": source} for name, value, source in rows})
-    else:
-        shown = [(name, _shown(value), os.path.basename(source)) for name, value, source in rows]
-        table(("name", "value", "source"), shown, ids=("name", "source"))
+        value, source = attrgetter(name)(settings), settings.sources.get(name, "default")
+        source = os.path.abspath(source) if os.path.isfile(source) else source
+        secret = name in SECRETS and value is not None
+        found[name] = {"value": "set" if secret else value, "source": source}
+    rows = [
+        (name, _shown(each["value"]), os.path.basename(each["source"]))
+        for name, each in found.items()
+    ]
+    show(found, json, ("name", "value", "source"), rows, ids=("name", "source"))
+    if not json:
         say(f"\ndatabase: {settings.db}")
-        for path in sorted({source for _, _, source in rows if os.path.isabs(source)}):
-            say(f"settings file: {path}")
+        for path in sorted({each["source"] for each in found.values()}):
+            if os.path.isabs(path):
+                say(f"settings file: {path}")
 
 
 def _shown(value: Any) -> str:
     """A value as it is written in `perdure.toml`; one that is not set is empty."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

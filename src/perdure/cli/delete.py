@@ -21,6 +21,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import as_json, counted, note, say, say_clean
 from perdure.cli.progress import at_work
+from perdure.cli.threads import about, title_of
 
 if TYPE_CHECKING:
     from perdure.stores import Receipt
@@ -48,24 +49,27 @@ def delete(
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
         messages = sum(file.saver.thread(each).items for each in ids)
         memories = 0 if keep_memories else _forget(file, ids, dry_run=True).items
-        what = _counted(len(ids), messages, memories)
-        names = ", ".join(map(repr, ids[:3])) + (", …" if len(ids) > 3 else "")
+        of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
+        what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
+        names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
         confirm(f"Delete {what}, of {names}, for good?", yes)
         with at_work("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
             clean = keep_memories or _forget(file, ids).clean
-            clean = _erase(file, ids) and clean
+            *others, last = ids  # the last one scrubs the file of all of them
+            file.saver.prune(others, strategy="delete")
+            clean = file.saver.erase(last).scrubbed and clean
     if json:
         as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
     else:
-        say(f"deleted {what}")
+        say(f"deleted {what}, of {names}")
         say_clean(clean)
         note("what other threads quote of it stays there")
 
 
-def _counted(threads: int, messages: int, memories: int) -> str:
-    rest = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
-    return f"{counted(threads, 'thread')} with {counted(messages, 'message')}{rest}"
+def _named(file: Database, thread: str) -> str:
+    title = title_of(file, {"thread_id": thread, **about(file.saver, thread)})
+    return f"{thread!r} ({title})" if title else repr(thread)
 
 
 def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt:
@@ -79,10 +83,3 @@ def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt
         read = {"thread_id": {"$in": ids}}
         file.store.forget(notes_of(WATERMARKS, own[0]), filter=read)
     return reduce(add, [file.store.forget(place, **what) for place in places])
-
-
-def _erase(file: Database, ids: list[str]) -> bool:
-    """Delete threads; whether no byte is left. The last one scrubs the file of all of them."""
-    *others, last = ids
-    file.saver.prune(others, strategy="delete")
-    return file.saver.erase(last).scrubbed

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import DB, app, completed_thread, opened, thread_id
-from perdure.cli.output import json_safe, replacing
+from perdure.cli.app import DB, Threads, app, opened, thread_id
+from perdure.cli.output import as_json
 from perdure.cli.progress import progress_bar
 from perdure.cli.threads import about
 from perdure.errors import ConfigurationError
@@ -22,18 +19,8 @@ if TYPE_CHECKING:
 
 @app.command()
 def export(
-    thread: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...",
-            help="Threads, or the beginnings of their ids.",
-            autocompletion=completed_thread,
-        ),
-    ] = None,
+    thread: Threads = None,
     every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")
-    ] = None,
     db: DB = None,
 ) -> None:
     """Write threads as JSONL, a line each.
@@ -46,11 +33,9 @@ def export(
         ids = [thread_id(file, each) for each in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
         ids = ids or [each.thread_id for each in file.saver.threads(limit=sys.maxsize)]
-        target = replacing(output) if output else nullcontext(sys.stdout)
-        with target as to, progress_bar("exporting", "thread") as show:
+        with progress_bar("exporting", "thread") as show:
             for number, each in enumerate(ids, 1):
-                text = json.dumps(_exported(file.saver, each), ensure_ascii=False)
-                to.write(json_safe(text) + "\n")
+                as_json(_exported(file.saver, each), indent=None)
                 show(number / len(ids), number)
 
 

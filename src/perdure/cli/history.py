@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Database, Thread, app, checkpoint_id, opened, thread_id
+from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, note, paged, size
 from perdure.cli.threads import about, in_utc
-from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
 
-NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
@@ -47,26 +45,13 @@ def history(
         chosen = thread_id(file, thread)
         at = checkpoint_id(file, chosen, checkpoint) if checkpoint else None
         said = file.saver.history(chosen, channel=channel, checkpoint_id=at)
-        if not said:
-            _check_channel(file, chosen, channel)
         title = about(file.saver, chosen).get("title")
     if json:
         as_json([_plain(item) for item in said])
     elif said:
         paged(_lines(said, title), pager=not no_pager)
     else:
-        note(f"nothing was said on {chosen!r}")
-
-
-def _check_channel(file: Database, thread: str, channel: str) -> None:
-    """Tell a channel in which nothing was said from one that the thread never had."""
-    known = {name for info in file.saver.checkpoints(thread) for name in info.counts}
-    known -= {name for name in known if name.startswith("__")}  # langgraph's own
-    if known and channel not in known:
-        raise ConfigurationError(
-            f"the thread {thread!r} has no channel {channel!r} that holds a list; --channel takes "
-            f"one of {', '.join(map(repr, sorted(known)))}"
-        )
+        note(f"nothing was said on {chosen!r} in the channel {channel!r}")
 
 
 def _plain(item: HistoryItem) -> dict[str, Any]:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
     Odd,
     described,
-    dict_of,
     fenced,
-    list_of,
+    find,
+    label,
     seconds,
     short,
     spoken,
-    text_of,
+    whole,
 )
-
-if TYPE_CHECKING:
-    from langchain_core.messages import BaseMessage
 
 _NAMES: Final = {
     **{"title": "name", "model": "model"},
@@ -40,17 +39,16 @@ def read(found: Mapping[str, Any]) -> Conversation:
     said: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
-    for number, message in enumerate(list_of(messages)):
-        known = dict_of(message)
-        key = text_of(known.get("uuid")) or f"{talk.id}-{number}"
-        above = known.get("parent_message_uuid", last)
-        parents[key] = above if isinstance(above, str) and above != _ROOT else None
+    for number, message in enumerate(find(messages, list)):
+        key = find(message, str, "uuid") or f"{talk.id}-{number}"
+        above = find(message, dict).get("parent_message_uuid", last)
+        parents[key] = whole(above) if isinstance(above, str) and above != _ROOT else None
         try:
             said[key] = _messages(key, message, talk)
         except Odd as exc:
             talk.problem(str(exc), key)
         last = key
-    shown = text_of(found.get("current_leaf_message_uuid"))
+    shown = find(found, str, "current_leaf_message_uuid")
     talk.fill(parents, said, shown if shown in parents else last)
     return talk
 
@@ -59,10 +57,10 @@ def _messages(key: str, found: Any, talk: Conversation) -> list[BaseMessage]:
     """What a message says: its text, and apart from it what tools and files say."""
     if not isinstance(found, dict):
         raise Odd("the message is no object")
-    role = _ROLES.get(str(found.get("sender")))
+    role = _ROLES.get(find(found, str, "sender"))
     if role is None:
         raise Odd(f"unknown sender {short(found.get('sender'), 40)!r}")
-    texts = [*_attached(found), *_blocks(found, talk)]
+    texts = [*_attached(found), *_blocks(found, key, talk)]
     runs = [(tool, [text for _, text in run]) for tool, run in groupby(texts, lambda each: each[0])]
     ids = [f"{key}/{number}" for number in range(1, len(runs))] + [key]
     at = seconds(found.get("created_at"))
@@ -72,36 +70,34 @@ def _messages(key: str, found: Any, talk: Conversation) -> list[BaseMessage]:
     ]
 
 
-def _blocks(found: Mapping[str, Any], talk: Conversation) -> Iterator[tuple[bool, str]]:
+def _attached(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """What came with a message: pasted text is the user's own, files are not."""
+    for file in (*find(found, list, "attachments"), *find(found, list, "files")):
+        name, text = find(file, str, "file_name"), find(file, str, "extracted_content")
+        if name:
+            yield True, label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
+        elif text.strip():
+            yield False, text
+
+
+def _blocks(found: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[tuple[bool, str]]:
     """The texts of a message, each with whether it is a tool's."""
-    for block in list_of(found.get("content")) or [found.get("text")]:
+    for block in find(found, list, "content") or [found.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            yield True, _call(block)
+            yield True, _call(find(block, str, "name") or "tool", find(block, dict, "input"))
         elif kind in _SILENT:
             talk.left_out[str(kind)] += 1
         elif kind != "text" or not isinstance(text, str):
             what = "no content" if kind == "text" else f"unknown content {short(kind, 40)!r}"
-            talk.problem(what, str(found.get("uuid")))
+            talk.problem(what, key)
         elif text.strip():
             yield False, text
 
 
-def _call(block: Mapping[str, Any]) -> str:
-    given, name = dict_of(block.get("input")), short(block.get("name") or "tool", 40)
+def _call(name: str, given: Mapping[str, Any]) -> str:
     if name == "artifacts":
         name = "artifact" if given.get("command") in (None, "create") else "artifact changed"
     asked = next((given[n] for n in ("title", "query", "url", "id", "path") if n in given), "")
-    return f"[{name}: {short(asked)}]" if asked else f"[{name}]"
-
-
-def _attached(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """What came with a message: pasted text is the user's own, files are not."""
-    for file in (*list_of(found.get("attachments")), *list_of(found.get("files"))):
-        name = text_of(dict_of(file).get("file_name"))
-        text = text_of(dict_of(file).get("extracted_content"))
-        if name:
-            yield True, f"[file: {short(name)}]" + (f"\n{fenced(text)}" if text.strip() else "")
-        elif text.strip():
-            yield False, text
+    return label(name, asked)

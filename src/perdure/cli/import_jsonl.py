@@ -1,18 +1,19 @@
-"""Messages of OpenAI's form: a message for each object, or a conversation for each."""
+"""Values of JSON one after the other, and messages of OpenAI's form in them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
 from perdure.cli.conversation import (
     Conversation,
-    Node,
     Odd,
     described,
-    dict_of,
-    list_of,
+    find,
     made_up_id,
     seconds,
     short,
@@ -20,84 +21,108 @@ from perdure.cli.conversation import (
 )
 from perdure.cli.threads import ABOUT
 
-if TYPE_CHECKING:
-    from langchain_core.messages import BaseMessage
-
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+_SPACE: Final = re.compile(r"[\s,]*")
 
-_Seen = dict[str, "BaseMessage"]  # by id
+_Path = dict[str, None]  # the ids of the messages that led to the next one
+
+
+def values(text: str) -> Iterator[tuple[int, Any]]:
+    """The values of a JSON array, or those that stand one after the other, each with its number.
+
+    The number is the place in the array, or the line. What cannot be read comes as an `Odd`.
+    """
+    decoder = json.JSONDecoder()
+    at = _after_space(text, 0)
+    array = text.startswith("[", at)
+    at += array
+    number, counted_to = 0 if array else 1, 0
+    value: Any = None
+    while (at := _after_space(text, at)) < len(text):
+        if array and text[at] == "]":
+            return
+        number += 1 if array else text.count("\n", counted_to, at)
+        counted_to = at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as exc:
+            why = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
+            value = Odd("not JSON: the rest" if array and why == "not JSON" else why)
+            at = len(text) if array else (text.find("\n", at) + 1 or len(text))
+        yield number, value
+    if array and not isinstance(value, Odd):
+        yield number + 1, Odd("the file ends within its array")
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 class Lines:
-    """What the objects of a file have said so far."""
+    """Conversations of a file that has an object for each message, or for several of them.
+
+    Objects of one thread go on from one another; where they differ, they are branches.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name  # what a thread is called that has no id
-        self._loose: dict[str, tuple[Conversation, _Seen]] = {}  # an object for each message
-        self._whole: dict[str, Conversation] = {}  # an object for all of them
+        self._talks: dict[str, tuple[Conversation, _Path]] = {}
 
-    def conversation(self, number: int, found: Mapping[str, Any]) -> Conversation:
-        """A conversation in one object, which may go on from what was said on its thread."""
-        name = str(found.get("thread_id") or found.get("id") or f"{self._name}-{number}")
+    def talks(self) -> list[Conversation]:
+        """The conversations of all objects."""
+        return [talk for talk, _ in self._talks.values()]
+
+    def add_conversation(self, number: str, found: Mapping[str, Any]) -> None:
+        """Add the messages of an object, from the first one of the thread on."""
         if not isinstance(found["messages"], list):
             raise Odd("'messages' is no list")
-        talk = described(name, found, {each: each for each in ABOUT})
-        seen: _Seen = {}
+        name = found.get("thread_id") or found.get("id") or f"{self._name}-{number}"
+        talk, path = self._thread(name, found)
+        path.clear()
         for given in found["messages"]:
-            _add(talk, seen, given)
-        before = self._whole.get(name)
-        goes_on = before is None or before.nodes == talk.nodes[: len(before.nodes)]
-        if name in self._loose or not goes_on:
-            raise Odd(f"the thread {short(name, 40)!r} is there already and says something else")
-        self._whole[name] = talk
-        return talk
+            _add(talk, path, given)
 
-    def message(self, found: Mapping[str, Any]) -> None:
-        """A message in one object."""
-        name = str(found.get("thread_id") or self._name)
-        if name in self._whole:
-            raise Odd(f"the thread {short(name, 40)!r} is there already as a conversation")
+    def add_message(self, found: Mapping[str, Any]) -> None:
+        """Add an object that is a message, after the last one."""
         given = {key: value for key, value in found.items() if key != "thread_id"}
-        _add(*self._loose.setdefault(name, (Conversation(whole(name)), {})), given)
+        _add(*self._thread(found.get("thread_id") or self._name, {}), given)
 
-    def together(self) -> list[Conversation]:
-        """The conversations whose messages have an object each."""
-        return [talk for talk, _ in self._loose.values()]
+    def _thread(self, name: object, found: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+        made = described(str(name), found, {each: each for each in ABOUT})
+        talk, path = self._talks.setdefault(made.id, (made, {}))
+        talk.about |= made.about
+        return talk, path
 
 
-def _add(talk: Conversation, seen: _Seen, given: Any) -> None:
+def _add(talk: Conversation, path: _Path, given: Any) -> None:
     """Add a message, which follows those before it, or note why it is left out."""
+    above = next(reversed(path), None)
+    last = talk.nodes[above].message if above else None
     try:
-        message = _message(given, talk)
+        message = _message(given, last, talk.id, len(path))
     except Odd as exc:
-        id = dict_of(given).get("id")
-        talk.problem(str(exc), None if id is None else str(id))
+        talk.problem(str(exc), short(given["id"]) if find(given, dict).get("id") else None)
         return
-    key = str(message.id)
-    if key not in seen:
-        talk.nodes.append(Node(key, talk.leaf, message))
-        talk.leaf = key
-    elif seen[key] != message:
-        talk.problem("the id of another message", key)
-    seen.setdefault(key, message)
+    path[talk.add(message, above)] = None
+    talk.leaf = next(reversed(path))
 
 
-def _message(found: Any, talk: Conversation) -> BaseMessage:
-    from langchain_core.messages import convert_to_messages
-
+def _message(found: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
     given = _checked(found)
-    made_of = talk.id, len(talk.nodes), found["role"], found.get("content")
-    key = whole(str(found.get("id") or made_up_id(*made_of)))
+    key = whole(str(found.get("id") or made_up_id(*place, found["role"], found.get("content"))))
     given |= {"id": key, "content": found.get("content") or ""}
     if (at := seconds(given.get("create_time"))) is not None:
         given.pop("create_time")
-        given["response_metadata"] = {**dict_of(given.get("response_metadata")), "create_time": at}
+        given["response_metadata"] = {**find(given, dict, "response_metadata"), "create_time": at}
     if isinstance(given.get("function_call"), dict) and not given.get("tool_calls"):
         call = given.pop("function_call")
         given["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
-    if given["role"] == "function":
-        given |= {"role": "tool", "tool_call_id": _call_to(talk, given.get("name"))}
+    if given["role"] == "function":  # the answer to a single call, right after it
+        if not (isinstance(last, AIMessage) and last.tool_calls):
+            raise Odd("the answer of a function that was not called")
+        given |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
     try:
         (message,) = convert_to_messages([given])
     except json.JSONDecodeError as exc:
@@ -116,20 +141,7 @@ def _checked(found: Any) -> dict[str, Any]:
         raise Odd(f"unknown role {short(str(role), 40)!r}")
     if content is None and not (role == "assistant" and any(n in found for n in _INSTEAD)):
         raise Odd("no content")
-    parts = all(isinstance(part, str | dict) for part in list_of(content))
+    parts = all(isinstance(part, str | dict) for part in find(content, list))
     if not (parts and isinstance(content, str | list | None)):
         raise Odd("content is neither text nor a list of parts")
     return dict(found)
-
-
-def _call_to(talk: Conversation, name: Any) -> str:
-    """The id of the newest call of a function that has no answer yet."""
-    answered = set()
-    for node in reversed(talk.nodes):
-        message: Any = node.message
-        if message.type == "tool":
-            answered.add(message.tool_call_id)
-        for call in getattr(message, "tool_calls", ()):
-            if call["name"] == name and call["id"] and call["id"] not in answered:
-                return str(call["id"])
-    raise Odd("the answer of a function that was not called")

@@ -1,16 +1,13 @@
-"""`perdure memories`: what is remembered of a user is listed, found, added, looked back at, erased.
-
-The commands on what waits for somebody, and on quality, are in `memories_review.py`.
-"""
+"""`perdure memories`: what is remembered of a user is listed, found, added, reviewed, erased."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import add as sum_of
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,37 +18,32 @@ from perdure.cli.app import (
     AsJson,
     AsOf,
     Database,
+    Key,
+    Limit,
     User,
+    Words,
     Yes,
     confirm,
+    erase,
     group,
+    item_place,
     opened,
     the_one,
     thread_id,
 )
-from perdure.cli.output import (
-    as_json,
-    counted,
-    day,
-    line,
-    moment,
-    note,
-    room,
-    say,
-    say_clean,
-    table,
-)
+from perdure.cli.output import ago, as_json, counted, day, moment, note, note_line, say, show
 from perdure.cli.progress import at_work
-from perdure.errors import ConfigurationError, InvalidMessages, InvalidNamespace, UnknownThread
+from perdure.cli.worker import extractor
+from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
+from perdure.settings import SEARCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from perdure.memory import Memory
+    from perdure.memory.due import Job
+    from perdure.memory.quarantine import Entry
     from perdure.stores import Receipt
 
     Namespace = tuple[str, ...]
-    Place = tuple[Namespace, str]  # a namespace and a key
 
 memories = group("memories", "Memories of a user, across threads.")
 
@@ -59,10 +51,7 @@ _LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goe
 _INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
 _HELD: Final = ("refused", "quarantined")
 _SHOWN: Final = 10  # memories that are shown before it is asked
-_ALL: Final = 1 << 31
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-Limit = Annotated[int, typer.Option(min=1, help="List at most N.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
 @memories.command("list")
@@ -78,32 +67,27 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List memories, latest change first."""
+    from perdure.memory.store_adapter import memory_of
+
     with opened(db, user, reads=True) as file:
-        every = sorted(_every(file, as_of), key=lambda each: each.valid_from or _EARLIEST)
+        options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
+        items = [file.store.search(place, **options) for place in (*_own(file), _INSTRUCTIONS)]
+        every = [memory_of(item) for some in items for item in some]
         whose = file.user
-    found = [memory for memory in reversed(every) if kind in (None, memory.kind)][:limit]
-    if json:
-        as_json([_whole(memory) for memory in found])
-    elif found:
-        _list(found)
-    elif every:
-        note(f"{whose!r} has no memories of the kind {kind!r}")
-    else:
-        note(f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts")
+    every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
+    found = [memory for memory in every if kind in (None, memory.kind)][:limit]
+    nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
+    _show(found, json, f"{whose!r} has no memories of the kind {kind!r}" if every else nothing)
 
 
 @memories.command()
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
-    limit: Limit = 10,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="List no more than N tokens of them."),
-    ] = None,
+    limit: Limit = SEARCH_LIMIT,
+    min_score: Annotated[
+        float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
+    ] = 0.2,
     as_of: AsOf = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show the parts of the scores.")
-    ] = False,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
@@ -114,21 +98,13 @@ def search(
     """
     from perdure.memory import recall
 
-    options: dict[str, Any] = {"limit": limit, "max_tokens": max_tokens, "as_of": as_of}
+    options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
-        found = recall(query, store=file.store, config=file.config, **options)
+        recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
-    if json:
-        as_json([_whole(memory, "score", *["parts"] * explain) for memory in found.memories])
-    elif found.memories:
-        _list(found.memories)
-        for memory in found.memories if explain else ():
-            parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
-            say(f"{memory.key}: {memory.score or 0:.2f} of {parts}", "dim")
-    if found.left_out:
-        note(f"{found.left_out} more do not fit into --max-tokens", "dim")
-    if not found.memories:
-        note(f"{whose!r} has no memory that answers that")
+    found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
+    _show(found, json, f"{whose!r} has no memory that answers that")
+    if not found:
         raise typer.Exit(1)
 
 
@@ -150,7 +126,10 @@ def add(
 
     Exit code 1 if one was refused or put into quarantine.
     """
-    facts = list(_facts(text))
+    typed = [line for each in text for line in (sys.stdin if each == "-" else [each or " "])]
+    facts = [fact for fact in map(str.strip, typed) if fact]
+    if not all(map(str.strip, text)):
+        raise ConfigurationError("one of the facts is empty; give each a text")
     if key is not None and len(facts) != 1:
         raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
     from perdure.memory import remember
@@ -158,10 +137,9 @@ def add(
     with opened(db, user, create=True) as file:
         outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
     if json:
-        as_json([asdict(outcome) for outcome in outcomes])
+        as_json(outcomes)
     else:
-        for outcome in outcomes:
-            say(str(outcome))
+        say("\n".join(map(str, outcomes)))
     if any(outcome.change in _HELD for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -172,14 +150,11 @@ def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) ->
     from perdure.memory.store_adapter import memory_of
 
     with opened(db, user, reads=True) as file:
-        place, chosen = _place(file, key, [*_own(file), _INSTRUCTIONS])
-        versions = [memory_of(item) for item in file.store.history(place, chosen)]
-    if json:
-        as_json([_whole(version) for version in versions])
-        return
+        place = _place(file, key, [*_own(file), _INSTRUCTIONS])
+        versions = [memory_of(item) for item in file.store.history(*place)]
     times = [(moment(v.valid_from)[:16], moment(v.valid_to)[:16]) for v in versions]  # to a minute
     rows = [(v.version or 0, *time, v.text) for v, time in zip(versions, times, strict=True)]
-    table(["version", "from", "to", "text"], rows, ids=("from", "to"))
+    show(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
     for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
         note(f"said on the thread {thread!r}", "dim")
 
@@ -190,7 +165,7 @@ def forget(
         list[str] | None,
         typer.Argument(metavar="[KEY]...", help="Keys, or the beginnings of them."),
     ] = None,
-    query: Annotated[str | None, typer.Option(help="All that contain these words.")] = None,
+    query: Words = None,
     thread: Annotated[
         str | None, typer.Option(metavar="ID", help="All that come from this thread.")
     ] = None,
@@ -209,23 +184,16 @@ def forget(
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
     with opened(db, user) as file:
         if every:
-            confirm(f"Forget all that is known of {file.user!r} for good?", yes)
-            receipt = _forget_all(file)
+            what = partial(_forget_all, file)
+        elif key:
+            what = partial(_forget_keys, file, key)
         else:
+            of = None if thread is None else _thread(file, thread)
+            what = partial(_forget_matching, file, query=query, thread_id=of)
+        if not every:
             with at_work("reading what no worker has read …"):
                 extract_due(file, file.config["configurable"])  # else it would be, afterwards
-            what: tuple[Any, ...] = (file, key or (), query, thread and _thread(file, thread))
-            found = _forget(*what, dry_run=True).keys
-            if found and not yes:
-                _show(file, found)
-                confirm(f"Forget {_counted(found)} for good?", yes)
-            receipt = _forget(*what)
-    if json:
-        as_json(asdict(receipt))
-    else:
-        say(f"forgot {_counted(receipt.keys)}")
-        if receipt.keys:
-            say_clean(receipt.clean)
+        receipt = erase(what, _counted, partial(_preview, file), yes=yes, json=json)
     if not receipt.keys:
         raise typer.Exit(1)
 
@@ -238,25 +206,8 @@ def _own(file: Database) -> list[Namespace]:
     return [(label, file.user) for label in _LABELS]
 
 
-def _every(file: Database, as_of: datetime | None = None) -> Iterator[Memory]:
-    """All memories of the user, and the instructions of the agent."""
-    from perdure.memory.store_adapter import memory_of
-
-    for place in [*_own(file), _INSTRUCTIONS]:
-        items = file.store.search(place, limit=_ALL, as_of=as_of, refresh_ttl=False)
-        yield from map(memory_of, items)
-
-
-def _place(file: Database, given: str, own: Sequence[Namespace]) -> Place:
-    """Where the memory of a key is, or the only one whose key begins so."""
-    for place in own:
-        with suppress(InvalidNamespace):  # nothing that can be a key
-            if file.store.history(place, given):  # deleted ones have a history, too
-                return place, given
-    found = {each.key: each.namespace for each in _every(file) if each.namespace in own}
-    keys = [key for key in found if key.startswith(given)]
-    chosen = the_one(given, keys, "key", "perdure memories list")
-    return found[chosen], chosen
+def _place(file: Database, given: str, own: list[Namespace]) -> tuple[Namespace, str]:
+    return item_place(file.store, own, given, "perdure memories list", deleted=True)
 
 
 def _thread(file: Database, given: str) -> str:
@@ -283,65 +234,63 @@ def extract_due(file: Database, defaults: Mapping[str, str] | None = None) -> No
 # -- erasing them
 
 
-def _forget(
-    file: Database,
-    given: Iterable[str],
-    query: str | None,
-    thread: str | None,
-    *,
-    dry_run: bool = False,
-) -> Receipt:
-    """Erase the memories that are meant, or only list them."""
+def _forget_keys(file: Database, keys: Iterable[str], *, dry_run: bool) -> Receipt:
     from perdure.memory import Collection
 
-    of = {label: Collection(file.store, (label, "{user_id}")) for label in _LABELS}
-    what: Any = {"query": query, "thread_id": thread, "config": file.config, "dry_run": dry_run}
     receipts = []
-    for place, key in dict.fromkeys(_place(file, each, _own(file)) for each in given):
+    for place, key in dict.fromkeys(_place(file, each, _own(file)) for each in keys):
         if place[0] == "profiles":  # it may have sections, which are below it
             receipts.append(file.store.forget((*place, key), dry_run=dry_run))
         if dry_run or place[0] == "profiles":
             receipts.append(file.store.forget(place, key=key, dry_run=dry_run))
         else:
-            receipts.append(of[place[0]].forget(key, config=file.config))
-    if query or thread:
-        receipts = [of[label].forget_matching(**what) for label in ("memories", "examples")]
+            collection = Collection(file.store, (place[0], "{user_id}"))
+            receipts.append(collection.forget(key, config=file.config))
     return reduce(sum_of, receipts)
 
 
-def _forget_all(file: Database) -> Receipt:
+def _forget_matching(file: Database, **what: Any) -> Receipt:
+    from perdure.memory import Collection
+
+    of = [Collection(file.store, (label, "{user_id}")) for label in ("memories", "examples")]
+    return reduce(sum_of, [each.forget_matching(config=file.config, **what) for each in of])
+
+
+def _forget_all(file: Database, *, dry_run: bool) -> Receipt:
     """Erase all of a user: the notes first, so that it can be called again if it is cut off."""
     from perdure.memory.store_adapter import NOTES, notes_of
 
     own = _own(file)
-    notes = [notes_of(kind, place) for kind in NOTES for place in own]
-    return reduce(sum_of, [file.store.forget(place) for place in (*notes, *own)])
+    places = (*(notes_of(kind, place) for kind in NOTES for place in own), *own)
+    return reduce(sum_of, [file.store.forget(place, dry_run=dry_run) for place in places])
 
 
-def _show(file: Database, found: Sequence[Place]) -> None:
+def _preview(file: Database, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
-    from perdure.memory.store_adapter import memory_of
+    from perdure.memory.store_adapter import QUARANTINE, memory_of
 
-    for place, key in found[:_SHOWN]:
+    places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
+    for place, key in places[:_SHOWN]:
         *_, last = file.store.history(place, key)
         text = memory_of(last).text if place[0] in _LABELS else "in quarantine"
-        note(f"{key}: {line(text, room(f'{key}: '))}", "dim")
-    if len(found) > _SHOWN:
-        note(f"… and {len(found) - _SHOWN} more", "dim")
+        note_line(f"{key}: {text}", "dim")
+    if len(places) > _SHOWN:
+        note(f"… and {len(places) - _SHOWN} more", "dim")
+
+
+def _counted(receipt: Receipt) -> str:
+    """How many there are; notes on them are none."""
+    count = sum(place[0] in _LABELS for place, _ in receipt.keys)
+    return counted(count, "memory", "memories")
 
 
 # -- showing them
 
 
-def _list(found: Sequence[Memory]) -> None:
+def _show(found: list[Memory], json: bool, nothing: str) -> None:
     rows = [(_day(memory), memory.kind, memory.key, memory.text) for memory in found]
-    table(["day", "kind", "key", "text"], rows, ids=("day", "kind", "key"))
-
-
-def _whole(memory: Memory, *scores: str) -> dict[str, Any]:
-    """A memory for programs."""
-    left_out = {"score", "parts"}.difference(scores)
-    return {name: part for name, part in asdict(memory).items() if name not in left_out}
+    columns = ("day", "kind", "key", "text")
+    show(found, json, columns, rows, ids=columns[:-1], nothing=nothing)
 
 
 def _day(memory: Memory) -> str:
@@ -349,17 +298,97 @@ def _day(memory: Memory) -> str:
     return day(memory.provenance.at if memory.provenance else None) or day(memory.valid_from)
 
 
-def _counted(places: Sequence[Place]) -> str:
-    """How many there are; notes on them are none."""
-    return counted(sum(place[0] in _LABELS for place, _ in places), "memory", "memories")
+# -- what waits
 
 
-def _facts(given: list[str]) -> Iterator[str]:
-    """The facts that were given, all of them before one is kept."""
-    for text in given:
-        if text == "-":
-            yield from filter(None, map(str.strip, sys.stdin))
-        elif text.strip():
-            yield text
-        else:
-            raise ConfigurationError("one of the facts is empty; give each a text")
+@memories.command()
+def quarantine(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="An entry, or the beginning of its key.")
+    ] = None,
+    release: Annotated[bool, typer.Option("--release", help="Make it a memory.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Erase it for good.")] = False,
+    yes: Yes = False,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Review what was held back.
+
+    Lists the entries, with secrets redacted. With a key it shows the entry as it was said.
+    """
+    changes = release or discard
+    if (release and discard) or (changes and key is None):
+        raise ConfigurationError("give a key, and --release or --discard or neither")
+    from perdure.memory.quarantine import Quarantine
+
+    with opened(db, user, reads=not changes) as file:
+        held, config = Quarantine(file.store), file.config
+        entries = {entry.key: entry for entry in held.list(config)}
+        if key is None:
+            _list_entries(list(entries.values()), json)
+            return
+        keys = [each for each in entries if each.startswith(key)]
+        entry = entries[the_one(key, keys, "entry", "perdure memories quarantine")]
+        if discard and not yes:
+            note(f"{entry.key}: {entry.shown}", "dim")
+            confirm("Discard it for good?", yes)
+        if changes:
+            outcome = (held.release if release else held.discard)(entry.key, config)
+    if json:
+        as_json(outcome if changes else entry)
+    elif changes:
+        say(str(outcome) if release else f"discarded {entry.key}")
+    else:
+        thread = entry.provenance and entry.provenance.thread_id
+        source = f"the thread {thread!r}" if thread else "no thread"
+        note(f"{entry.kind} from {source}, held back on {day(entry.at)}: {entry.reason}", "dim")
+        say(entry.text)
+
+
+def _list_entries(entries: list[Entry], json: bool) -> None:
+    secret = ("text", "fields")  # as they were said
+    plain = [
+        {name: part for name, part in asdict(entry).items() if name not in secret}
+        for entry in entries
+    ]
+    rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
+    columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
+    show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
+
+
+@memories.command()
+def jobs(
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Try again now what was given up.")
+    ] = False,
+    facts: Annotated[
+        bool, typer.Option("--facts", help="The jobs of 'perdure worker --facts'.")
+    ] = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """List threads that wait to be extracted.
+
+    Lists those of all users, and how often an extraction of them failed.
+    """
+    from perdure.memory.due import DueThreads, Pace
+
+    with opened(db, reads=not retry) as file:
+        extraction = file.extraction(extractor(file) if facts else None)
+        due = DueThreads(extraction, Pace(), file.config["configurable"])
+        for job in due.jobs() if retry else ():
+            if job.state == "dead":
+                with at_work(f"reading {job.thread_id} …"):
+                    extraction.extract(job.thread_id, job.config)
+        found = due.jobs()
+    rows = [
+        (job.thread_id, job.namespace[-1], job.state, ago(job.at) if job.at else "", _why(job))
+        for job in found
+    ]
+    columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
+    show(found, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
+
+
+def _why(job: Job) -> str:
+    return f"{counted(job.attempts, 'attempt')}: {job.error}" if job.error else ""

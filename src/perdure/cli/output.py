@@ -10,14 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
-
-from perdure.errors import ConfigurationError
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,31 +57,18 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line.
-
-    A line is written whole, whichever thread prints beside.
-    """
+    """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json)
-    sys.stdout.write(json_safe(text) + "\n")
+    # what `safe` would escape, as JSON escapes it
+    sys.stdout.write(_HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
-def json_safe(text: str) -> str:
-    r"""JSON with escapes for what `safe` would escape.
-
-    >>> json_safe('{"a": "\u202e"}')
-    '{"a": "\\u202e"}'
-    """
-    return _HIDDEN.sub(lambda found: found[0] if found[0] in "\r" else _in_json(found[0]), text)
-
-
-def _in_json(character: str) -> str:
-    return json.dumps(character)[1:-1]
-
-
-def _json(value: Any) -> str:
+def _json(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -110,6 +94,12 @@ def note(text: str, style: str | None = None) -> None:
     say(text, style, stderr=True)
 
 
+def note_line(text: str, style: str | None = None) -> None:
+    """Print a text to stderr on one line, cut where the terminal ends."""
+    to = console(stderr=True)
+    note(line(text, to.width if to.is_terminal else None), style)
+
+
 def speak(text: str, style: str | None = None) -> None:
     """Print a part of a text that comes in parts, at once."""
     to = console()
@@ -122,12 +112,6 @@ def speak(text: str, style: str | None = None) -> None:
         sys.stdout.flush()
 
 
-def room(head: str) -> int:
-    """The characters that a line of the terminal has after its head; when piped, many."""
-    to = console(stderr=True)
-    return to.width - len(head) if to.is_terminal else 10_000
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
     """Print rows under headings, a line each; when piped, nothing is cut.
 
@@ -136,28 +120,44 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
         rows: The cells; columns of numbers are aligned to the right.
         ids: The columns that are never cut nor wrapped, so that they can be copied.
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    rows = [[line(str(cell), None) for cell in row] for row in (list(row) for row in rows)]
+    cells = [[line(str(cell), None) for cell in row] for row in rows]
     whole = not console().is_terminal
     shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
-    needed = 0
+    needed = 2 * len(columns)
     for i, name in enumerate(columns):
-        numeric = bool(rows) and all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in rows)
+        numeric = bool(cells) and all(
+            re.fullmatch(r"[\d,.]+( bytes?| [kMG]B)?", row[i]) for row in cells
+        )
         fixed = whole or numeric or name in ids
-        needed += max([len(name), *(len(row[i]) for row in rows)]) if fixed else _OTHER
+        needed += max(map(cell_len, [name, *(row[i] for row in cells)])) if fixed else _OTHER
         shown.add_column(name, justify="right" if numeric else "left", no_wrap=fixed)
-    for row in rows:
+    for row in cells:
         shown.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
-    needed += 2 * len(columns)
-    if not whole and needed <= console().width:
-        console().print(shown)
-        return
-    options = console().options.update(max_width=1_000_000)
-    width = console().measure(shown, options=options).maximum if whole else needed
+    width = needed if whole else max(needed, console().width)
     Console(width=width, highlight=False).print(shown)
+
+
+def show(
+    value: Any,
+    json: bool,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    ids: Collection[str] = (),
+    nothing: str = "",
+) -> None:
+    """Print a value as JSON, or as a table; `nothing` is noted in place of one without rows."""
+    if json:
+        as_json(value)
+    elif value or not nothing:
+        table(columns, rows, ids)
+    else:
+        note(nothing)
 
 
 class Line(NamedTuple):
@@ -199,20 +199,6 @@ def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
         to.file.flush()
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
-    """A file that takes its place only when it is complete."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        partial.replace(path)
-    except OSError as exc:
-        raise ConfigurationError(f"{str(path)!r} cannot be written: {exc.strerror}") from exc
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def say_clean(clean: bool) -> None:
     """Say whether the bytes of what was deleted are gone from the file."""
     if clean:
@@ -242,12 +228,9 @@ def size(count: int) -> str:
     >>> size(1536)
     '1.5 kB'
     """
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GB"
+    from rich.filesize import decimal
+
+    return decimal(count)
 
 
 def ago(moment: datetime) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Final
 
-from perdure.cli.output import console, counted, note, safe
+from perdure.cli.output import console, note, safe
 
 _PATIENCE_S: Final = 0.5  # what is done by then needs no word
 
@@ -51,7 +51,9 @@ def at_work(doing: str) -> Iterator[None]:
     if not console(stderr=True).is_terminal:
         yield
         return
-    status = console(stderr=True).status(safe(doing))
+    from rich.text import Text
+
+    status = console(stderr=True).status(Text(safe(doing)))  # of a str it would read markup
     late = Timer(_PATIENCE_S, status.start)
     late.daemon = True
     late.start()
@@ -71,24 +73,3 @@ def resumable(kept: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"cut off: {kept()}; run it again to go on")
         raise
-
-
-@contextmanager
-def steady(doing: str, noun: str, kept: str = "are kept") -> Iterator[Callable[..., None]]:
-    """A bar, and word of what is kept if Ctrl-C ends the command.
-
-    Yields:
-        What is called with a count and, if it is known, the share of the whole.
-    """
-    done = 0
-    with (
-        resumable(lambda: f"{counted(done, noun)} {kept}"),
-        progress_bar(doing, noun) as show,
-    ):
-
-        def advance(count: int, share: float | None = None) -> None:
-            nonlocal done
-            done = count
-            show(share, count)
-
-        yield advance

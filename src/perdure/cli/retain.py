@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Yes, app, completed_thread, confirm, opened, thread_id
-from perdure.cli.output import as_json, counted, note, say, size, table
+from perdure.cli.app import DB, AsJson, DryRun, Threads, Yes, app, confirm, opened, thread_id
+from perdure.cli.output import counted, note, say, show, size
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError
 
@@ -24,15 +24,7 @@ def _rule(option: str, metavar: str, help: str) -> Any:
 
 @app.command()
 def retain(
-    ctx: typer.Context,
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...",
-            help="Only these threads, or beginnings of ids.",
-            autocompletion=completed_thread,
-        ),
-    ] = None,
+    ids: Threads = None,
     idle_days: Annotated[
         float | None, _rule("--idle-days", "DAYS", "Delete threads idle for longer.")
     ] = None,
@@ -45,41 +37,27 @@ def retain(
     checkpoints_days: Annotated[
         float | None, _rule("--days", "DAYS", "Keep checkpoints no older than this.")
     ] = None,
-    turns: Annotated[
-        bool | None, typer.Option(help="Keep checkpoints that end a turn, or not.")
-    ] = None,
-    history: Annotated[
-        bool | None,
-        typer.Option("--history/--no-history", help="Keep messages of no checkpoint, or not."),
-    ] = None,
-    versions_last: Annotated[
-        int | None, _rule("--versions-last", "N", "Keep N old versions of each item.")
-    ] = None,
-    versions_days: Annotated[
-        float | None, _rule("--versions-days", "DAYS", "Keep old versions for so long.")
-    ] = None,
-    quarantine_days: Annotated[
-        float | None, _rule("--quarantine-days", "DAYS", "Erase older entries in quarantine.")
-    ] = None,
-    jobs_days: Annotated[
-        float | None, _rule("--jobs-days", "DAYS", "Drop jobs that failed longer ago.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go.")] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
     """Remove old threads, checkpoints and versions.
 
-    The rules are those under [retention] in perdure.toml and the options. Expired items always go.
-    Of checkpoints and versions, what any rule keeps stays.
+    The rules are those under [retention] in perdure.toml; options override four of them. Expired
+    items always go. Of checkpoints and versions, what any rule keeps stays.
     """
     from perdure import retention
 
-    given = {name: value for name, value in ctx.params.items() if value is not None}
+    given: dict[str, Any] = {
+        "idle_days": idle_days,
+        "memories": memories,
+        "checkpoints_last": checkpoints_last,
+        "checkpoints_days": checkpoints_days,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
     with opened(db, reads=dry_run) as file:
-        names = {each.name for each in fields(retention.Rules)} & given.keys()
-        rules = replace(file.settings.retention, **{name: given[name] for name in names})
+        rules = replace(file.settings.retention, **given)
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
         if not rules:
@@ -94,21 +72,11 @@ def retain(
             confirm("Remove this for good?", yes)
             with at_work("removing what is old"):
                 report = retention.apply(*what, thread_ids=threads)
-    _show(report, "would go" if dry_run else "gone", json=json)
-
-
-def summary(report: Report) -> str:
-    """What goes, on one line."""
-    counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
-    return f"{', '.join(counts)}; about {size(report.size_bytes)}"
-
-
-def _show(report: Report, heading: str, *, json: bool) -> None:
-    if json:
-        as_json({**asdict(report), "size_bytes": report.size_bytes})
-        return
     rows = [(each.what, f"{each.count:,}", size(each.size_bytes)) for each in report.removals]
-    table((heading, "count", "about"), rows)
+    columns = ("would go" if dry_run else "gone", "count", "about")
+    show({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
+    if json:
+        return
     for each in report.removals:
         for name in each.ids[:_NAMED]:
             say(f"  {name}")
@@ -116,3 +84,9 @@ def _show(report: Report, heading: str, *, json: bool) -> None:
             say(f"  … and {counted(len(each.ids) - _NAMED, 'other')}; --json names all")
     for name in report.left:
         note(f"left for the next time, as a run has it locked: {name}")
+
+
+def summary(report: Report) -> str:
+    """What goes, on one line."""
+    counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
+    return f"{', '.join(counts)}; about {size(report.size_bytes)}"

@@ -1,24 +1,22 @@
-"""`perdure show`: a thread's checkpoints as a tree."""
+"""`perdure show`, `fork` and `rewind`: a thread's checkpoints as a tree, and other ways on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Thread, app, opened, thread_id
-from perdure.cli.history import NoPager
-from perdure.cli.output import Line, as_json, counted, line, paged
+from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
+from perdure.cli.output import Line, as_json, counted, line, paged, say
 from perdure.cli.threads import about
+from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.checkpointers import CheckpointInfo
 
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
-
-_RUN: Final = 6  # checkpoints in a row that are shown before the middle of them is left out
 
 
 @dataclass
@@ -29,28 +27,20 @@ class _Node:
 
 
 @app.command()
-def show(
-    thread: Thread,
-    every: Annotated[
-        bool, typer.Option("--all", help="Leave no checkpoint out of long runs.")
-    ] = False,
-    no_pager: NoPager = False,
-    db: DB = None,
-    json: AsJson = False,
-) -> None:
+def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         found = file.saver.checkpoints(chosen)
         title = about(file.saver, chosen).get("title", "")
     if json:
-        as_json([asdict(info) for info in found])
+        as_json(found)
     else:
         top = Line(f"{chosen}  {line(title)}".strip(), "bold", wraps=False)
-        paged([top, *_drawn(_tree(found, every))], pager=not no_pager)
+        paged([top, *_drawn(_tree(found))], pager=not no_pager)
 
 
-def _tree(found: list[CheckpointInfo], every: bool) -> _Node:
+def _tree(found: list[CheckpointInfo]) -> _Node:
     children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
     present = {(info.checkpoint_ns, info.checkpoint_id) for info in found}
     for info in sorted(found, key=lambda info: (info.ts, info.order)):
@@ -62,31 +52,25 @@ def _tree(found: list[CheckpointInfo], every: bool) -> _Node:
         if ns:
             at = _Node(line(ns, None), "italic")
             root.below.append(at)
-        _grow(at, children[ns, None], children, every)
+        _grow(at, children[ns, None], children)
     return root
 
 
-def _grow(tree: _Node, roots: list[CheckpointInfo], children: Children, every: bool) -> None:
-    """Add runs of checkpoints and, where one forks, its branches, each under its first."""
+def _grow(tree: _Node, roots: list[CheckpointInfo], children: Children) -> None:
+    """Add runs of checkpoints side by side; where several follow one, each under the one."""
     waiting = [(tree, root, len(roots) > 1) for root in roots]
     while waiting:
         at, info, forked = waiting.pop(0)
-        run = [info]
-        while len(after := children.get((info.checkpoint_ns, info.checkpoint_id), [])) == 1:
-            info = after[0]
-            run.append(info)
-        if forked:
-            at.below.append(_node(run.pop(0), "fork "))
-            at = at.below[-1]
-        shown = [_node(step) for step in run]
-        if len(run) > _RUN + 1 and not every:
-            hidden = _Node(f"… {len(run) - _RUN} more (--all shows them)", "dim")
-            shown[_RUN // 2 : -_RUN // 2] = [hidden]
-        at.below += shown
-        waiting += [(shown[-1] if shown else at, child, True) for child in after]
+        node = _node(info, "fork " if forked else "")
+        at.below.append(node)
+        after = children.get((info.checkpoint_ns, info.checkpoint_id), [])
+        if len(after) == 1:
+            waiting.insert(0, (node if forked else at, after[0], False))
+        else:
+            waiting += [(node, child, True) for child in after]
 
 
-def _node(info: CheckpointInfo, mark: str = "") -> _Node:
+def _node(info: CheckpointInfo, mark: str) -> _Node:
     # of a UUID the beginning with its time (RFC 9562, version 6) is enough
     short = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
@@ -103,3 +87,40 @@ def _drawn(root: _Node) -> Iterator[Line]:
         yield Line(f"{before}{'└── ' if last else '├── '}{node.text}", node.style, wraps=False)
         before += "    " if last else "│   "
         waiting[:0] = [(before, each, each is node.below[-1]) for each in node.below]
+
+
+@app.command()
+def fork(
+    thread: Thread,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the copy.")],
+    at: Annotated[
+        str | None, typer.Option(metavar="ID", help="Copy only what led to this checkpoint.")
+    ] = None,
+    db: DB = None,
+) -> None:
+    """Copy a thread, all of it or up to a checkpoint."""
+    with opened(db) as file:
+        source = thread_id(file, thread)
+        if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
+            wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
+            raise ConfigurationError(f"{wrong}; give another id")
+        chosen = checkpoint_id(file, source, at) if at else None
+        file.saver.copy_thread(source, new, checkpoint_id=chosen)
+    say(f"{source!r} is copied to {new!r}")
+
+
+@app.command()
+def rewind(
+    thread: Thread,
+    to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to go on from.")],
+    db: DB = None,
+) -> None:
+    """Let a thread go on from an older checkpoint.
+
+    Nothing is deleted: what came later stays as a branch.
+    """
+    with opened(db) as file:
+        source = thread_id(file, thread)
+        chosen = checkpoint_id(file, source, to)
+        file.saver.rewind(source, chosen)
+    say(f"{source!r} goes on from {chosen}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.cli.app import DB, AsJson, app, opened
-from perdure.cli.output import as_json, size, table
+from perdure.cli.output import show, size
 
 
 @app.command()
@@ -14,9 +14,7 @@ def stats(db: DB = None, json: AsJson = False) -> None:
     with opened(db, reads=True) as file:
         saver, store = file.saver.stats(), file.store.stats()
     found = {
-        "path": saver["path"],
-        "threads": saver["threads"],
-        "checkpoints": saver["checkpoints"],
+        **{name: saver[name] for name in ("path", "threads", "checkpoints")},
         "messages": saver["items"],
         "thread_bytes": saver["thread_bytes"],
         "namespaces": store.namespaces,
@@ -27,10 +25,8 @@ def stats(db: DB = None, json: AsJson = False) -> None:
         "indexes": list(store.indexes),
     }
     found |= {name: value for name, value in saver.items() if name not in found}
-    if json:
-        as_json(found)
-    else:
-        table(["", ""], [(name, _in_words(name, value, found)) for name, value in found.items()])
+    rows = [(name, _in_words(name, value, found)) for name, value in found.items()]
+    show(found, json, ("", ""), rows)
 
 
 def _in_words(name: str, value: Any, found: dict[str, Any]) -> str:

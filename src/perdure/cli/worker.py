@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.proposals import Extractor
 
-Jobs = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL.")
-]
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is extracted
 _OFF: Final = "off"
@@ -42,10 +39,10 @@ def worker(
         str | None,
         typer.Option(metavar="TIMES", help="Extract by the clock, like '0 3 * * *', or off."),
     ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Of --cron, instead of UTC.")
+    database: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
     ] = None,
-    database: Jobs = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -61,9 +58,7 @@ def worker(
     with opened(db) as file, _logged():
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
-        timezone, facts = timezone or preset.timezone, preset.facts if facts is None else facts
-        if timezone is not None and cron is None:
-            raise ConfigurationError("--timezone is that of --cron, which is not given")
+        facts = preset.facts if facts is None else facts
         background = Background(
             file.extraction(extractor(file) if facts else None),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
@@ -72,7 +67,7 @@ def worker(
             on_job=lambda job: as_json(asdict(job), indent=None) if json else say(str(job)),
         )
         if cron is not None:
-            background.every(None if cron == _OFF else cron, timezone)
+            background.every(None if cron == _OFF else cron, preset.timezone)
         if not once:
             with _hourly(lambda: _retain(file, background, json=json)):
                 run_worker(background)

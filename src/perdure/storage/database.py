@@ -9,30 +9,50 @@ if one of them fails, the transaction is rolled back and each is run in a transa
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
+from perdure.errors import SchemaMismatch
 from perdure.storage.flow import Flow, Statement
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SCRUB = "scrub"  # the setting that asks for it
 
 
-def scrub_wanted() -> Flow[None]:
-    """Record, in the transaction that deletes, that the file is to be scrubbed.
+class Migration(NamedTuple):
+    """The whole schema history of one component: `steps[i]` leads to version `i + 1`."""
 
-    Call `Database.scrub` after it. If the process is killed in between, the next to open the file
-    scrubs it.
-    """
-    yield Statement(
-        "INSERT INTO settings (name, value) VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        (SCRUB, secrets.token_bytes(8)),  # tells whether another asked since
-    )
+    component: str
+    steps: Sequence[str]
+
+    def version(self, path: str) -> Flow[int]:
+        """The version that a database with a table of migrations has.
+
+        Raises:
+            SchemaMismatch: It is newer than this code.
+        """
+        sql = "SELECT coalesce(max(version), 0) FROM migrations WHERE component = ?"
+        ((found,),) = yield Statement(sql, (self.component,))
+        if found > len(self.steps):
+            raise SchemaMismatch(
+                f"{path!r} has version {found} of the {self.component} schema, this perdure knows "
+                f"{len(self.steps)}: upgrade perdure"
+            )
+        return int(found)
+
+    def apply(self, version: int) -> Flow[None]:
+        """Take the steps after a version, within the caller's transaction."""
+        sql = "INSERT INTO migrations (component, version) VALUES (?, ?)"
+        for number, script in enumerate(self.steps[version:], version + 1):
+            yield statements(script)
+            yield Statement(sql, (self.component, number))
+
+
+def statements(script: str) -> list[Statement]:
+    """The statements of a script; none of them contains a semicolon."""
+    return [Statement(sql) for sql in script.split(";") if sql.strip()]
 
 
 class Lock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):
@@ -116,6 +136,12 @@ class Database(Protocol):
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """Write what nobody waits for; if it fails, nobody is told."""
+
+    def scrub_wanted(self) -> Flow[None]:
+        """Record, in the transaction that deletes, that its bytes are to be overwritten.
+
+        Call `scrub` after it. If the process is killed in between, the next to connect does.
+        """
 
     def scrub(self) -> bool:
         """Overwrite the bytes of what was deleted with `scrub_wanted`; writers wait meanwhile.

@@ -9,10 +9,13 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from perdure.errors import CorruptRecord, MissingDependency, WrongKey
 from perdure.storage.flow import Flow, Statement
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.serde.base import CipherProtocol
 
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
@@ -39,11 +42,7 @@ class Seal(Protocol):
         """
 
     def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on.
-
-        Raises:
-            CorruptRecord: One is damaged, or was moved from another place.
-        """
+        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on."""
         return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
@@ -124,6 +123,36 @@ class AESGCM(Seal):
             ) from exc
 
 
+class LangGraphCipher(Seal):
+    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
+
+    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
+    """
+
+    def __init__(self, cipher: CipherProtocol) -> None:
+        self._cipher = cipher
+        # such a cipher offers no key to derive from: equal contents must not be told apart by
+        # hash, so each process hashes with a key of its own and finds only what it stored itself
+        self.hash_key = os.urandom(32)
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """The cipher's name, its length before it, then the ciphertext."""
+        name, sealed = self._cipher.encrypt(data)
+        text = name.encode()
+        return bytes((len(text),)) + text + sealed
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """See `Seal.open`."""
+        try:
+            end = 1 + data[0]
+            return self._cipher.decrypt(data[1:end].decode(), data[end:])
+        except Exception as exc:
+            raise CorruptRecord(
+                f"the row {place!r} does not decrypt ({exc}): it was "
+                "damaged, or written with another key"
+            ) from exc
+
+
 def seal_for(key: bytes | str | None) -> Seal:
     """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
 
@@ -143,22 +172,19 @@ def seal_for(key: bytes | str | None) -> Seal:
 
 
 def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
-    """Check the key against the file. Encryption is fixed when the file is created.
+    """Check the key against the file at `path`. Encryption is fixed when the file is created.
 
-    Args:
-        seal: What its rows are sealed with. A seal that is not perdure's own counts as no key.
-        path: The file, for messages.
-        read_only: Whether a file of which nothing is recorded is left as it is.
+    A seal that is not perdure's own counts as no key. With `read_only` nothing is recorded.
 
     Raises:
         WrongKey: The file was made with another key, or without one, or with one.
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
     sealed = isinstance(seal, AESGCM)
+    if not rows and not read_only:
+        proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
+        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
     if not rows:
-        if not read_only:
-            proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
-            yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
         return
     proof = rows[0][0]
     if sealed and proof == _NO_KEY:
@@ -169,8 +195,7 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
     if not sealed and proof != _NO_KEY:
         raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
     try:
-        opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
+        if sealed:
+            seal.open(proof, (_CHECK,))
     except CorruptRecord:
-        opened = False
-    if not opened:
-        raise WrongKey(f"the key does not open {path!r}")
+        raise WrongKey(f"the key does not open {path!r}") from None

@@ -3,10 +3,10 @@
 A lock is held by one *run*: the context (`contextvars`) in which it was taken, with the tasks and
 `to_thread` calls that inherit it. Within a process the next holder is the one that waited longest.
 Between processes no order is kept: they try again after short pauses. A process that dies releases
-its locks, because they are locks of the operating system on bytes of a file beside the database,
-one byte a name.
+its locks: `FileLocks` are locks of the operating system on bytes of a file beside the database, one
+byte a name; those of Postgres belong to a connection.
 
-POSIX drops such locks when the process closes *any* descriptor of the file
+POSIX drops locks on files when the process closes *any* descriptor of the file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html), so a process opens the file
 once for each database, and closes it with the database. Locks are advisory, and hold only on file
 systems where `fcntl` locks work.
@@ -21,15 +21,14 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
-
-_PAUSE_S: Final = 0.01  # between two tries to take a lock that another process has
 
 if sys.platform == "win32":
     import msvcrt
@@ -62,23 +61,22 @@ def offset_of(name: str) -> int:
 
 
 class Turn:
-    """A place in the queue for a name; the first in the queue may take the byte.
+    """A place in the queue for a name; the first in the queue may take it from other processes.
 
-    Args:
-        name: What is to be locked.
-        timeout_s: How long to wait; None: as long as it takes.
-        loop: The event loop that waits; None: a thread does.
+    An event loop waits for it, or, with None, a thread.
     """
 
     def __init__(
-        self, name: str, timeout_s: float | None, loop: asyncio.AbstractEventLoop | None
+        self,
+        owner: Locks,
+        name: str,
+        timeout_s: float | None,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        self.name = name
-        self.has_byte = False
+        self.owner, self.name, self.timeout_s, self._loop = owner, name, timeout_s, loop
+        self.taken, self.session = False, 0  # between processes, and in which session
         self.reached: Future[None] = Future()
-        self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._loop = loop
 
     def reach(self) -> bool:
         """Tell the one that waits that it is first. Returns False if its event loop is closed."""
@@ -92,45 +90,110 @@ class Turn:
         """The remaining time to wait for it."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def pause_s(self) -> float:
-        """The pause before the next try between processes.
-
-        Raises:
-            TimeoutError: The time is over.
-        """
-        left = self.left_s()
-        if left == 0:
-            raise TimeoutError
-        return _PAUSE_S if left is None else min(_PAUSE_S, left)
-
-    def late(self) -> StorageUnavailable:
-        """The error for one that waited too long."""
-        return StorageUnavailable(
-            f"{self.name!r} has been locked by another run for {self._timeout_s} s; try again, or "
-            "wait longer with timeout_s"
-        )
-
 
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("perdure_locks", default=())
+
+
+class Between(Protocol):
+    """Locks between processes, of the process that has this object; at most one for each name."""
+
+    pause_s: float  # between two tries
+    session: int  # another number when all that were taken have been lost
+
+    def take(self, name: str) -> bool:
+        """Take a lock if no other process has it."""
+
+    def give_back(self, name: str) -> None:
+        """Release a lock."""
+
+    def check(self) -> None:
+        """Change `session` if the locks were lost."""
+
+    def close(self) -> None:
+        """Release all."""
+
+
+class FileLocks(Between):
+    """Locks on bytes of a file, one for each name.
+
+    Args:
+        path: The file, made when it is first needed and never removed.
+        offset: The byte for a name.
+    """
+
+    pause_s = 0.01
+    session = 0
+
+    def __init__(self, path: str, offset: Callable[[str], int] = offset_of) -> None:
+        self._path, self._offset = path, offset
+        self._guard = threading.Lock()
+        self._taken: Counter[int] = Counter()  # how many names have a locked byte
+        self._fd: int | None = None
+
+    def take(self, name: str) -> bool:
+        """See `Between.take`.
+
+        Raises:
+            StorageError: The file cannot be used.
+        """
+        offset = self._offset(name)
+        with self._guard:
+            fd = self._opened()
+            if not self._taken[offset]:
+                try:
+                    _lock_byte(fd, offset)
+                except (BlockingIOError, PermissionError):
+                    return False
+                except OSError as exc:
+                    raise StorageError(
+                        f"the file system of {self._path!r} has no locks between processes ({exc})"
+                    ) from exc
+            self._taken[offset] += 1
+        return True
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            try:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as exc:
+                raise StorageError(
+                    f"the file of locks {self._path!r} cannot be opened ({exc.strerror}): "
+                    "check the permissions of its folder"
+                ) from exc
+        return self._fd
+
+    def give_back(self, name: str) -> None:
+        """See `Between.give_back`."""
+        offset = self._offset(name)
+        with self._guard:
+            self._taken[offset] -= 1
+            if self._fd is not None and not self._taken[offset]:
+                with contextlib.suppress(OSError):  # the file system may have gone
+                    _unlock_byte(self._fd, offset)
+
+    def check(self) -> None:
+        """See `Between.check`: they last as long as the process."""
+
+    def close(self) -> None:
+        """See `Between.close`."""
+        with self._guard:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
 
 
 class Locks:
     """The locks that one process has on the names of one database.
 
     Args:
-        path: The file whose bytes are locked, made when it is first needed and never removed; None:
-            no other process can have the database open.
-        offset: The byte for a name.
+        between: Keeps other processes out; None: none can have the database open.
     """
 
-    def __init__(self, path: str | None, offset: Callable[[str], int] = offset_of) -> None:
-        self._path = path
-        self._offset = offset
+    def __init__(self, between: Between | None) -> None:
+        self._between = between
         self._pid = os.getpid()
         self._guard = threading.Lock()  # of what follows; held for moments only
         self._queues: dict[str, deque[Turn]] = {}
-        self._bytes: dict[int, int] = {}  # how many turns of this process share a locked byte
-        self._fd: int | None = None
         self._closed = False
 
     def acquire(self, name: str, timeout_s: float | None) -> Turn:
@@ -139,28 +202,25 @@ class Locks:
         Raises:
             AlreadyLocked: This run has it.
             StorageUnavailable: It was not free in time, or the database is closed.
-            StorageError: The file of locks cannot be used.
+            StorageError: There can be no locks between processes.
         """
-        turn = Turn(name, timeout_s, None)
+        turn = Turn(self, name, timeout_s, None)
         with self._taking(turn) as first:
             if not first:
                 turn.reached.result(turn.left_s())
-            self._open()
-            while not self._take_byte(turn):
-                time.sleep(turn.pause_s())
+            while not self._take(turn):
+                time.sleep(self._pause_s(turn))
         return turn
 
     async def aacquire(self, name: str, timeout_s: float | None) -> Turn:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
-        turn = Turn(name, timeout_s, asyncio.get_running_loop())
+        turn = Turn(self, name, timeout_s, asyncio.get_running_loop())
         with self._taking(turn) as first:
             if not first:
                 async with asyncio.timeout(turn.left_s()):
                     await asyncio.wrap_future(turn.reached)
-            if self._fd is None:
-                await asyncio.to_thread(self._open)
-            while not self._take_byte(turn):  # noqa: ASYNC110 - no event spans processes
-                await asyncio.sleep(turn.pause_s())
+            while not await asyncio.to_thread(self._take, turn):
+                await asyncio.sleep(self._pause_s(turn))
         return turn
 
     @contextlib.contextmanager
@@ -180,9 +240,35 @@ class Locks:
         except BaseException as exc:
             self.release(turn)
             if isinstance(exc, TimeoutError):
-                raise turn.late() from None
+                raise StorageUnavailable(
+                    f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
+                    "again, or wait longer with timeout_s"
+                ) from None
             raise
         _held.set((*_held.get(), turn))
+
+    def _take(self, turn: Turn) -> bool:
+        """Take the lock between processes for the first of the queue, unless it has left."""
+        if self._between is None:
+            return True
+        if self._closed:
+            raise StorageUnavailable("the database is closed")
+        if not self._between.take(turn.name):
+            return False
+        with self._guard:
+            turn.taken = turn in self._queues.get(turn.name, ())
+            turn.session = self._between.session
+        if not turn.taken:
+            self._between.give_back(turn.name)
+        return turn.taken
+
+    def _pause_s(self, turn: Turn) -> float:
+        """The pause before the next try; TimeoutError if the time is over."""
+        left = turn.left_s()
+        if left == 0:
+            raise TimeoutError
+        pause = 0.0 if self._between is None else self._between.pause_s
+        return pause if left is None else min(pause, left)
 
     def release(self, turn: Turn) -> None:
         """Give a lock, or a place in the queue, to the next. In a forked process: do nothing."""
@@ -193,71 +279,43 @@ class Locks:
             queue = self._queues.get(turn.name)
             if queue is None or turn not in queue:
                 return  # its event loop was closed, and others passed it over
-            if turn.has_byte:
-                self._give_byte_back(self._offset(turn.name))
-            was_first = turn is queue[0]
+            was_first, taken = turn is queue[0], turn.taken
             queue.remove(turn)
+        if taken and self._between is not None and not self._closed:
+            self._between.give_back(turn.name)
+        with self._guard:
             while was_first and queue and not queue[0].reach():
                 queue.popleft()
-            if not queue:
+            if not queue and self._queues.get(turn.name) is queue:
                 del self._queues[turn.name]
+
+    def check(self) -> None:
+        """Make sure that the locks that the calling run has are its still.
+
+        Raises:
+            StorageUnavailable: One was lost with its connection.
+        """
+        held = _held.get()
+        if not held or self._between is None:
+            return
+        self._between.check()
+        for turn in held:
+            if turn.taken and turn.owner is self and turn.session != self._between.session:
+                raise StorageUnavailable(
+                    f"the lock on {turn.name!r} was lost with its connection, and another run may "
+                    "have it now: end this run, and begin it again under a new lock"
+                )
 
     def close(self) -> None:
         """Release all between processes; those that wait are refused when their turn has come."""
         with self._guard:
             self._closed = True
-            self._bytes.clear()
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
-
-    def _open(self) -> None:
-        if self._path is None or self._fd is not None:
-            return
-        with self._guard:
-            if self._closed:
-                raise StorageUnavailable(f"the database of {self._path!r} is closed")
-            if self._fd is None:
-                try:
-                    self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-                except OSError as exc:
-                    raise StorageError(
-                        f"the file of locks {self._path!r} cannot be opened ({exc.strerror}): "
-                        "check the permissions of its folder"
-                    ) from exc
-
-    def _take_byte(self, turn: Turn) -> bool:
-        if self._path is None:
-            return True
-        offset = self._offset(turn.name)
-        with self._guard:
-            if self._fd is None:
-                raise StorageUnavailable(f"the database of {self._path!r} is closed")
-            if offset not in self._bytes:
-                try:
-                    _lock_byte(self._fd, offset)
-                except (BlockingIOError, PermissionError):
-                    return False
-                except OSError as exc:
-                    raise StorageError(
-                        f"the file system of {self._path!r} has no locks between processes ({exc})"
-                    ) from exc
-            self._bytes[offset] = self._bytes.get(offset, 0) + 1
-            turn.has_byte = True
-        return True
-
-    def _give_byte_back(self, offset: int) -> None:
-        if self._fd is None:
-            return
-        self._bytes[offset] -= 1
-        if not self._bytes[offset]:
-            del self._bytes[offset]
-            with contextlib.suppress(OSError):  # the file system may have gone
-                _unlock_byte(self._fd, offset)
+        if self._between is not None:
+            self._between.close()
 
 
 class NamedLock:
-    """A lock for `with` and for `async with`.
+    """A lock for `with` and for `async with`; see `Database.lock`.
 
     Args:
         locks: Opens the database if need be, and returns its locks.
@@ -285,21 +343,21 @@ class NamedLock:
             )
         self._locks, self._aconnect = locks, aconnect
         self._wanted = name, timeout_s
-        self._holder: tuple[Locks, Turn] | None = None
+        self._release: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         locks = self._locks()
-        self._holder = locks, locks.acquire(*self._wanted)
+        self._release = partial(locks.release, locks.acquire(*self._wanted))
 
     async def __aenter__(self) -> None:
         await self._aconnect()
         locks = self._locks()
-        self._holder = locks, await locks.aacquire(*self._wanted)
+        self._release = partial(locks.release, await locks.aacquire(*self._wanted))
 
     def __exit__(self, *exc: object) -> None:
-        if self._holder is not None:
-            (locks, turn), self._holder = self._holder, None
-            locks.release(turn)
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
 
     async def __aexit__(self, *exc: object) -> None:
         self.__exit__()

@@ -15,6 +15,8 @@ import hashlib
 import os
 import random
 import re
+import secrets
+import select
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,8 +28,8 @@ from weakref import WeakSet
 import psycopg
 from psycopg import RawCursor, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.string import BytesBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+from psycopg.types.string import BytesBinaryDumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import (
@@ -37,9 +39,9 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from perdure.storage.database import SCRUB
+from perdure.storage.database import Migration
 from perdure.storage.flow import AnyText, Flow, Last, Request, Row, Statement, rows_of, run
-from perdure.storage.migrations import Migration
+from perdure.storage.locks import Between, Locks, NamedLock
 from perdure.storage.threads import Threads
 
 T = TypeVar("T")
@@ -55,6 +57,10 @@ CREATE TABLE IF NOT EXISTS migrations (
 );
 CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)
 """
+_SCRUB_WANTED: Final = (
+    "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
+    "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
@@ -105,7 +111,7 @@ class _Whole(NumericBinaryLoader):
 class _AnyText(BytesBinaryDumper):
     """Text in a column of text or bytes."""
 
-    def dump(self, obj: AnyText) -> Any:
+    def dump(self, obj: Any) -> Any:
         return super().dump(obj.as_bytes())
 
 
@@ -125,7 +131,7 @@ class Server:
         self.name = _shown(dsn)
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
-        self.threads = Threads(_THREADS, "perdure-postgres")
+        self.threads = Threads(_THREADS, "perdure-postgres", lasting=True)
         self._pool = ConnectionPool(
             dsn,
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 2},
@@ -183,6 +189,70 @@ _servers: WeakSet[Server] = WeakSet()
 _registry_lock = threading.Lock()
 
 
+class AdvisoryLocks(Between):
+    """Locks of a connection of its own, which holds all of a process.
+
+    Args:
+        dsn: Of the server itself: a pooler would give them to whoever is next.
+        of: Goes into each key.
+    """
+
+    pause_s = 0.05
+
+    def __init__(self, dsn: str, *of: str) -> None:
+        self._dsn, self._of = dsn, of
+        self.session = 0
+        self._guard = threading.Lock()
+        self._conn: psycopg.Connection[Row] | None = None
+
+    def take(self, name: str) -> bool:
+        """See `Between.take`.
+
+        Raises:
+            StorageUnavailable: The server cannot be reached.
+        """
+        with self._guard, mapped(_shown(self._dsn)):
+            try:
+                return self._call("pg_try_advisory_lock", name)
+            except psycopg.OperationalError:  # it lay idle, and was closed
+                self._lose()
+                return self._call("pg_try_advisory_lock", name)
+
+    def give_back(self, name: str) -> None:
+        """See `Between.give_back`."""
+        with self._guard, suppress(psycopg.Error):
+            if self._conn is not None:
+                self._call("pg_advisory_unlock", name)
+
+    def _call(self, function: str, name: str) -> bool:
+        if self._conn is None:
+            self._conn = psycopg.connect(self._dsn, autocommit=True)
+        key = _lock_key(*self._of, "lock", name)
+        ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
+        return bool(done)
+
+    def check(self) -> None:
+        """See `Between.check`: a connection that was closed can be read, and has nothing."""
+        with self._guard:
+            conn = self._conn
+            if conn is not None and (conn.closed or select.select([conn], [], [], 0)[0]):
+                try:
+                    conn.execute("SELECT 1")
+                except psycopg.Error:
+                    self._lose()
+
+    def _lose(self) -> None:
+        self.session += 1
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    def close(self) -> None:
+        """See `Between.close`."""
+        with self._guard:
+            self._lose()
+
+
 @dataclass(slots=True)
 class _Attempt:
     """What is known of a transaction, should its connection be lost."""
@@ -201,6 +271,7 @@ class PostgresDatabase:
         schema: The schema that holds the tables, made if it is not there.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
+        direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
         read_only: Nothing is made or written.
         pool_size: How many connections this process may have.
         timeout_s: How long to wait for a connection.
@@ -217,6 +288,7 @@ class PostgresDatabase:
         begin: Callable[[], Flow[object]] | None = None,
         schema: str = "perdure",
         pooled: bool = False,
+        direct: str | None = None,
         read_only: bool = False,
         pool_size: int = 10,
         timeout_s: float = 30.0,
@@ -232,6 +304,9 @@ class PostgresDatabase:
         tables = _tables_of("".join((_TABLES, *migration.steps)))
         self._sent = _Translator(schema, tables)
         self._tables = sorted(tables)
+        between = _checked_dsn(direct) if direct is not None else None if pooled else self._dsn
+        self._lockable = between is not None
+        self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
         self._server: Server | None = None
         self._closed = False
 
@@ -337,6 +412,7 @@ class PostgresDatabase:
             self._closed = True
             server, self._server = self._server, None
             if server is not None:
+                self._locks.close()
                 _left(server)
 
     # -- writing
@@ -367,6 +443,8 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
+        if not self._read_only:
+            self._locks.check()  # here: the threads of a pool are nobody's run
         return self.in_thread(lambda: self.write(make, committed, undone, exclusive))
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
@@ -377,6 +455,7 @@ class PostgresDatabase:
     def _writable(self) -> Server:
         if self._read_only:
             raise StorageError(f"{self.path} was opened read-only; open it without read_only")
+        self._locks.check()
         return self._connected()
 
     def _transact(
@@ -489,12 +568,12 @@ class PostgresDatabase:
         if self._server is None:
             return self._later(work)
         self._server.check()
-        return self._server.threads.submit(work)
+        return self._server.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
     def _later(self, work: Callable[[], T]) -> Awaitable[T]:
         async def after_connecting() -> T:
             await self.aconnect()
-            return await self._connected().threads.submit(work)
+            return await self._connected().threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
         if self._closed:
             raise StorageUnavailable(f"the database {self.path} is closed")
@@ -546,15 +625,34 @@ class PostgresDatabase:
                 _pause(again)
         raise AssertionError
 
+    # -- locking
+
+    def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
+        """See `Database.lock`: an advisory lock, held by one connection of this process.
+
+        Raises:
+            ConfigurationError: There is only a DSN of a pooler.
+        """
+        if not self._lockable:
+            raise ConfigurationError(
+                f"{self.path} is pooled, and a lock needs a connection that stays: give "
+                "direct=, the DSN of the server itself"
+            )
+        return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
+
     # -- upkeep
+
+    def scrub_wanted(self) -> Flow[None]:
+        """See `Database.scrub_wanted`."""
+        yield Statement(_SCRUB_WANTED, (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
         """See `Database.scrub`: the tables are vacuumed; backups and the WAL are yours to expire."""
-        asked = self.read(rows_of("SELECT value FROM settings WHERE name = ?", SCRUB))
+        asked = self.read(rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
             self.shrink()
-            drop = "DELETE FROM settings WHERE name = ? AND value = ?"
-            self.write(lambda: rows_of(drop, SCRUB, asked[0][0]))
+            drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
+            self.write(lambda: rows_of(drop, *asked[0]))
         return True
 
     def shrink(self) -> None:
@@ -585,7 +683,7 @@ def _rows(cursor: RawCursor[Row]) -> list[Row]:
 
 
 def _pause(again: int) -> None:
-    time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))  # noqa: S311 - spreads who tries again
+    time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
 
 
 def _left(server: Server) -> None:
@@ -627,7 +725,7 @@ def _is_lost(exc: psycopg.Error) -> bool:
         return True
     if not isinstance(exc, psycopg.OperationalError):
         return False
-    return exc.sqlstate is None or exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014"
+    return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
 
 
 @contextmanager
@@ -657,6 +755,7 @@ def _end_all() -> None:
 
 
 def _after_fork_in_child() -> None:
+    _registry_lock.release()
     for server in _servers:
         server.refused = "is closed in this forked process: open it again here"
     _servers.clear()
@@ -667,5 +766,5 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
         before=_registry_lock.acquire,
         after_in_parent=_registry_lock.release,
-        after_in_child=lambda: (_registry_lock.release(), _after_fork_in_child()),
+        after_in_child=_after_fork_in_child,
     )

@@ -18,10 +18,11 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.flow import Flow, T, rows_of
-from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.migrations import Migration
+from perdure.storage.database import Migration
+from perdure.storage.flow import Flow, Statement, T, rows_of
+from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.sqlite_connection import (
+    DURABLE,
     Connector,
     Synchronous,
     check_name,
@@ -29,7 +30,7 @@ from perdure.storage.sqlite_connection import (
     mapped,
 )
 from perdure.storage.sqlite_readers import AsyncReaders, Readers
-from perdure.storage.sqlite_writer import Job, Writer
+from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, Writer
 from perdure.storage.threads import Threads
 
 _READING_THREADS = 4
@@ -48,8 +49,8 @@ class SQLiteFile:
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
         self.readers = Readers(connector)
-        self.locks = Locks(path + ".locks" if connector.on_disk else None)
-        self.threads = Threads(_READING_THREADS, "perdure-read")
+        self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
+        self.threads = Threads(_READING_THREADS, "perdure-read", lasting=True)
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
         self._writer: Writer | None = None
@@ -93,7 +94,7 @@ class SQLiteFile:
         self.check()
         with self._gate:
             self.check()
-            return self.threads.submit(work)
+            return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -102,6 +103,23 @@ class SQLiteFile:
             return self.writer.read(flow, snapshot=snapshot)
         with mapped(self.path):
             return self.readers.read(flow, snapshot=snapshot)
+
+    async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
+        """See `Database.aread`. A database in memory is read in a thread."""
+        self.check()
+        if not self.connector.on_disk:
+            return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
+        return await self.async_readers.read(flow, snapshot=snapshot)
+
+    def leave(self) -> bool:
+        """Count one user less. Returns whether it was the last, and the file is to be closed."""
+        self.users -= 1
+        if self.users or self.refused:
+            return False
+        for path, shared in list(_registry.items()):
+            if shared is self:
+                del _registry[path]
+        return True
 
     def end(self) -> None:
         """Finish what was handed in, and close all connections."""
@@ -127,7 +145,7 @@ _registry_lock = threading.Lock()  # of both; held while a file is opened
 
 
 class SQLiteDatabase:
-    """One component's `Database` in an SQLite file.
+    """One component's `Database` in an SQLite file; its methods are those of `Database`.
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
@@ -151,7 +169,7 @@ class SQLiteDatabase:
         migration: Migration | None,
         *,
         begin: Callable[[], Flow[object]] | None = None,
-        synchronous: Synchronous = "full",
+        synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = 30.0,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
@@ -167,12 +185,12 @@ class SQLiteDatabase:
 
     @property
     def path(self) -> str:
-        """See `Database.path`; absolute once it is connected."""
+        """The file, absolute once it is connected, or `":memory:"`."""
         return self._connector.path
 
     @property
     def read_only(self) -> bool:
-        """See `Database.read_only`."""
+        """Whether writes are refused."""
         return self._connector.read_only
 
     # -- connecting and closing
@@ -182,7 +200,7 @@ class SQLiteDatabase:
         self._connected()
 
     async def aconnect(self) -> None:
-        """See `Database.aconnect`."""
+        """See `Database.connect`."""
         if self._file is None:
             await asyncio.to_thread(self.connect)
 
@@ -199,17 +217,20 @@ class SQLiteDatabase:
         self._check()
         if self._connector.on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
-        file = self._shared() or self._new()
-        if self._begin is not None:
-            try:
-                if self.read_only:
-                    file.read(self._begin(), snapshot=True)
-                else:
-                    file.submit(Job(self._begin, awaited=False)).result()
-            except BaseException:
-                if _left(file):
-                    file.end()
-                raise
+        file = self._shared()
+        if file is None:
+            file = SQLiteFile(self._connector, self._migration)
+            if self._connector.on_disk and not self.read_only:
+                _registry[os.path.realpath(self.path)] = file
+        try:
+            if self._begin is not None and self.read_only:
+                file.read(self._begin(), snapshot=True)
+            elif self._begin is not None:
+                file.submit(Job(self._begin, awaited=False)).result()
+        except BaseException:
+            if file.leave():
+                file.end()
+            raise
         return file
 
     def _shared(self) -> SQLiteFile | None:
@@ -228,12 +249,6 @@ class SQLiteDatabase:
         file.users += 1
         return file
 
-    def _new(self) -> SQLiteFile:
-        file = SQLiteFile(self._connector, self._migration)
-        if self._connector.on_disk and not self.read_only:
-            _registry[os.path.realpath(self.path)] = file
-        return file
-
     def _check(self) -> None:
         if self._closed:
             raise StorageUnavailable(f"the database {self.path!r} is closed")
@@ -243,11 +258,11 @@ class SQLiteDatabase:
         with _registry_lock:
             self._closed = True
             file, self._file = self._file, None
-            last = file is not None and _left(file)
+            last = file is not None and file.leave()
         if file is not None and last:
             file.end()
 
-    # -- writing
+    # -- writing and reading
 
     def write(
         self,
@@ -267,7 +282,7 @@ class SQLiteDatabase:
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
-        """See `Database.awrite`."""
+        """See `Database.write`."""
         job = Job(make, committed, undone, awaited=True)
         if self._file is None:
             return self._later(lambda file: file.submit(job))
@@ -286,6 +301,27 @@ class SQLiteDatabase:
         with suppress(StorageUnavailable):
             self._connected().submit(Job(make, awaited=False))
 
+    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """See `Database.read`."""
+        return self._connected().read(flow, snapshot=snapshot)
+
+    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """See `Database.aread`."""
+        await self.aconnect()
+        return await self._connected().aread(flow, snapshot=snapshot)
+
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `Database.in_thread`."""
+        if self._file is None:
+            return self._later(lambda file: file.in_thread(work))
+        return self._file.in_thread(work)
+
+    # -- maintenance
+
+    def scrub_wanted(self) -> Flow[None]:
+        """See `Database.scrub_wanted`."""
+        yield Statement(SCRUB_WANTED)
+
     def scrub(self) -> bool:
         """See `Database.scrub`. Takes the time, and for a moment the space, of writing the file."""
         return self._connected().writer.scrub()
@@ -293,27 +329,6 @@ class SQLiteDatabase:
     def shrink(self) -> None:
         """See `Database.shrink`."""
         self._connected().writer.shrink(lambda: self.write(lambda: rows_of("SELECT 1")))
-
-    # -- reading
-
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """See `Database.read`."""
-        return self._connected().read(flow, snapshot=snapshot)
-
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """See `Database.aread`. A database in memory is read in a thread."""
-        await self.aconnect()
-        file = self._connected()
-        file.check()
-        if not self._connector.on_disk:
-            return await file.in_thread(lambda: file.read(flow, snapshot=snapshot))
-        return await file.async_readers.read(flow, snapshot=snapshot)
-
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        if self._file is None:
-            return self._later(lambda file: file.in_thread(work))
-        return self._file.in_thread(work)
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
@@ -328,8 +343,6 @@ class SQLiteDatabase:
             "wal_bytes": self._connector.wal_bytes(),
         }
 
-    # -- locking
-
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
         return NamedLock(self._locks, self.aconnect, name, timeout_s)
@@ -338,17 +351,6 @@ class SQLiteDatabase:
         file = self._connected()
         _ = file.writer  # one that only reads could not make the file of locks
         return file.locks
-
-
-def _left(file: SQLiteFile) -> bool:
-    """Count one user less. Returns whether it was the last, and the file is to be closed."""
-    file.users -= 1
-    if file.users or file.refused:
-        return False
-    for path, shared in list(_registry.items()):
-        if shared is file:
-            del _registry[path]
-    return True
 
 
 @atexit.register

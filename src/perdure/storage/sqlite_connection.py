@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from filelock import FileLock, Timeout
 
@@ -21,11 +21,22 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from perdure.storage.database import Migration, statements
 from perdure.storage.flow import Flow, Request, T, run
-from perdure.storage.migrations import Migration, is_perdures, migrate, version
 
 Synchronous = Literal["full", "normal"]
-MEMORY = ":memory:"
+DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
+MEMORY: Final = ":memory:"
+_APPLICATION_ID: Final = 0x70657264  # "perd"; https://sqlite.org/pragma.html#pragma_application_id
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS migrations (
+    component TEXT NOT NULL, version INTEGER NOT NULL,
+    applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (component, version)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
+STRICT, WITHOUT ROWID
+"""
 _INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
 _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
@@ -34,25 +45,14 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
     "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
     "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
-    "SQLITE_CANTOPEN": (
-        StorageError,
-        "it cannot be opened: check that folder and file may be used",
-    ),
+    "SQLITE_CANTOPEN": (StorageError, "it cannot be opened: check folder and file"),
     "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
 }
 
 
 @dataclass(frozen=True)
 class Connector:
-    """Opens connections.
-
-    Args:
-        path: A file, or `":memory:"`.
-        synchronous: How a commit waits for the disk.
-        read_only: Whether all connections only read.
-        timeout_s: How long to wait for another process.
-        factory: The connection class.
-    """
+    """Opens connections; see the arguments of `SQLiteDatabase`."""
 
     path: str
     synchronous: Synchronous
@@ -65,14 +65,11 @@ class Connector:
         """Whether other processes can open it."""
         return self.path != MEMORY
 
-    @property
-    def wal(self) -> str:
-        """The file of its write-ahead log."""
-        return self.path + "-wal"
-
     def wal_bytes(self) -> int:
         """The size of its write-ahead log, if there is one."""
-        return os.path.getsize(self.wal) if self.on_disk and os.path.exists(self.wal) else 0
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.getsize(self.path + "-wal") if self.on_disk else 0
+        return 0
 
     @cached_property
     def file_lock(self) -> FileLock:
@@ -106,7 +103,7 @@ class Connector:
         with self.between_processes():
             conn = self._connect()
             try:
-                if not run(is_perdures(self.path), partial(execute, conn)):
+                if not self._is_perdures(conn):
                     # must come before the first page is written
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
@@ -119,51 +116,64 @@ class Connector:
                 raise
         return conn
 
+    def another_writer(self) -> sqlite3.Connection:
+        """One in the place of a connection that had to be given up."""
+        return self._configured(self._connect())
+
     def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
         conn.execute("PRAGMA secure_delete = ON")
         return conn
 
-    def another_writer(self) -> sqlite3.Connection:
-        """One in the place of a connection that had to be given up."""
-        return self._configured(self._connect())
-
     def migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
-        """Bring a component's schema up to date."""
-        by = partial(execute, conn)
+        """Bring a component's schema up to date; forty processes may do so at once."""
         with self.between_processes():
-            if run(version(migration, self.path), by) == len(migration.steps):
+            found = self._version(conn, migration)
+            if found == len(migration.steps):
                 return
             conn.execute("BEGIN IMMEDIATE")
             try:
-                run(migrate(migration, self.path), by)
+                conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                execute(conn, statements(_TABLES))
+                run(migration.apply(found), partial(execute, conn))
                 conn.execute("COMMIT")
             except BaseException:
                 conn.execute("ROLLBACK")
                 raise
 
     def check_readable(self, migration: Migration) -> None:
-        """Make sure that there is something to read.
-
-        Raises:
-            StorageError: The database holds nothing of the component yet, or in an earlier form.
-        """
+        """Raise StorageError if there is nothing of the component yet, or in an earlier form."""
         with contextlib.closing(self.reader()) as conn:
-            by = partial(execute, conn)
-            found = run(version(migration, self.path), by) if run(is_perdures(self.path), by) else 0
+            found = self._version(conn, migration)
         if found < len(migration.steps):
             raise StorageError(
                 f"{self.path!r} has version {found} of the {migration.component} schema, 0: none, "
                 f"and reading takes {len(migration.steps)}; open it once for writing"
             )
 
+    def _version(self, conn: sqlite3.Connection, migration: Migration) -> int:
+        if not self._is_perdures(conn):
+            return 0
+        return run(migration.version(self.path), partial(execute, conn))
+
+    def _is_perdures(self, conn: sqlite3.Connection) -> bool:
+        """False when it is empty and may become perdure's; NotADatabase when it is another's."""
+        (found,) = conn.execute("PRAGMA application_id").fetchone()
+        if found == _APPLICATION_ID:
+            return True
+        tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
+        if not tables and found == 0:
+            return False
+        hint = (
+            "langgraph-checkpoint-sqlite wrote it: open a new file and call import_from() on it"
+            if {"checkpoints", "writes"} <= tables
+            else "give a new path, or one that perdure wrote"
+        )
+        raise NotADatabase(f"{self.path!r} is an SQLite database of another application; {hint}")
+
     @contextlib.contextmanager
     def between_processes(self) -> Iterator[None]:
-        """Alone among the processes that have the file open.
-
-        Raises:
-            StorageUnavailable: Another held the lock for too long.
-        """
+        """Alone among the processes that have the file open; see `file_lock`."""
         if not self.on_disk:
             yield
             return
@@ -184,7 +194,7 @@ class Connector:
             conn = self._connect("mode=ro")
             conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            if not self.read_only or os.path.exists(self.wal):
+            if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
         return conn
@@ -211,29 +221,21 @@ def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
     return result
 
 
-def check_name(path: object, read_only: bool) -> str:
-    """A path as text, unless no file can have it; the disk is not looked at.
-
-    Raises:
-        ConfigurationError: It is of another type, empty, has a NUL or a character that no file
-            name has.
-    """
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise ConfigurationError(f"the database path is {path!r}; expected a file name")
-    path = os.fsdecode(path)
-    if not path:
-        raise ConfigurationError("the database path is empty; give a file name, or ':memory:'")
-    if path == MEMORY and read_only:
-        raise ConfigurationError("':memory:' cannot be opened read-only: it would be empty")
+def check_name(path: Any, read_only: bool) -> str:
+    """A path as text; ConfigurationError if no file can have it. The disk is not looked at."""
     try:
-        usable = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
+        text = os.fsdecode(path)
+        usable = text and b"\0" not in os.fsencode(text)
+    except (TypeError, UnicodeEncodeError):
         usable = False
     if not usable:
         raise ConfigurationError(
-            f"the database path is {path!r}; expected a file name without NUL and lone surrogates"
+            f"the database path is {path!r}; expected a file name without NUL and lone surrogates, "
+            "or ':memory:'"
         )
-    return path
+    if text == MEMORY and read_only:
+        raise ConfigurationError("':memory:' cannot be opened read-only: it would be empty")
+    return text
 
 
 def check_path(path: str, read_only: bool) -> None:
@@ -266,10 +268,7 @@ def check_path(path: str, read_only: bool) -> None:
 
 
 def _check_header(path: str) -> None:
-    """Refuse a file that is no database before anything is put beside it.
-
-    Source: https://sqlite.org/fileformat.html#magic_header_string
-    """
+    """Refuse a file that is no database (https://sqlite.org/fileformat.html#magic_header_string)."""
     try:
         with open(path, "rb") as file:
             begins = file.read(16)
@@ -290,7 +289,7 @@ def _unusable(exc: OSError, path: str) -> StorageError:
 
 @contextlib.contextmanager
 def mapped(path: str) -> Iterator[None]:
-    """Turn sqlite3's errors into perdure's; see `translated`."""
+    """Turn sqlite3's errors into perdure's."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as exc:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -22,11 +22,7 @@ _CHUNK: Final = 64  # rows; not used, as whole pages are fetched
 
 
 class Readers:
-    """Connections for threads.
-
-    Args:
-        connector: Opens them.
-    """
+    """Connections for threads."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
@@ -103,49 +99,43 @@ class AsyncReaders:
             async with turns:
                 while not self._idle:
                     await asyncio.shield(self._add())  # its thread answers to this event loop
-                conn, clean = self._idle.pop(), False
+                conn = self._idle.pop()
                 try:
                     if snapshot:
                         await conn.execute_fetchall("BEGIN")
-                    result = await arun(flow, partial(_execute, conn))
-                    clean = not snapshot
-                    return result
+                    return await arun(flow, partial(_execute, conn))
                 finally:
-                    await asyncio.shield(self._take_back(conn, clean=clean))
+                    await asyncio.shield(self._take_back(conn))
 
     async def _add(self) -> None:
-        """Open one more connection."""
         made = self._in_thread(lambda: aiosqlite.Connection(self._connector.reader, _CHUNK))
         self._idle.append(await (await made))
 
-    async def _take_back(self, conn: aiosqlite.Connection, *, clean: bool) -> None:
+    async def _take_back(self, conn: aiosqlite.Connection) -> None:
         """Also wait for a statement that was cancelled: its thread answers to this event loop."""
         try:
-            if not clean:
-                await conn.rollback()
+            await conn.rollback()
         except sqlite3.Error:
             await conn.close()
             return
         self._idle.append(conn)
         if self._closed:
-            await _close_all(self._idle)
+            await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
 
     def close(self) -> None:
         """Close those that nobody uses; the others are closed when their tasks have read."""
         self._closed = True
         if self._idle:  # by an event loop of its own: the calling thread's may be running
-            thread = threading.Thread(target=lambda: asyncio.run(_close_all(self._idle)))
+            thread = threading.Thread(target=lambda: asyncio.run(self._close_idle()))
             thread.start()
             thread.join()
-
-
-async def _close_all(conns: list[aiosqlite.Connection]) -> None:
-    while conns:
-        await conns.pop().close()
 
 
 async def _execute(conn: aiosqlite.Connection, request: Request) -> Any:
     if isinstance(request, list):
         return [await _execute(conn, statement) for statement in request]
-    rows: Sequence[Any] = list(await conn.execute_fetchall(request.sql, request.params))
-    return rows
+    return list(await conn.execute_fetchall(request.sql, request.params))

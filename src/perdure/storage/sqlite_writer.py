@@ -18,16 +18,18 @@ from typing import Any, Final
 
 from filelock import Timeout
 
-from perdure.storage.database import SCRUB
+from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, T, run
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
 from perdure.storage.threads import Promise, settle
 
 _log = logging.getLogger("perdure")
 
+SCRUB_WANTED: Final = """
+INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""  # the value tells whether another asked since
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
-_WAL_LOOK_EVERY: Final = 8  # commits between two looks at its size
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
 
@@ -46,38 +48,34 @@ class Job(Promise[T]):
         awaited: bool,
     ) -> None:
         super().__init__(awaited=awaited)
-        self.make = make
-        self.committed = committed
-        self.undone = undone
+        self.make, self.committed, self.undone = make, committed, undone
 
     def succeed(self) -> None:
         """Its transaction is committed."""
-        if self.committed is not None:
-            try:
+        try:
+            if self.committed is not None:
                 self.committed(self._result)
-            except Exception:
-                _log.exception("committed() failed; the write is stored, undone() is called")
-                self._undo()
+        except Exception:
+            _log.exception("committed() failed; the write is stored, undone() is called")
+            self._undo()
 
     def fail(self, error: BaseException) -> None:
         """Its flow, or the commit, failed."""
-        self._error = error
+        super().fail(error)
         self._undo()
 
     def _undo(self) -> None:
-        if self.undone is not None:
-            try:
+        try:
+            if self.undone is not None:
                 self.undone()
-            except Exception:
-                _log.exception("undone() failed")
+        except Exception:
+            _log.exception("undone() failed")
 
 
 class Writer:
     """Commits jobs in the order in which they come; those that wait together share a transaction.
 
-    Args:
-        connector: Opens the connection.
-        migration: The schema to bring up to date first.
+    The schema is brought up to date first.
     """
 
     def __init__(self, connector: Connector, migration: Migration) -> None:
@@ -86,7 +84,7 @@ class Writer:
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
         self._vacuuming = False
-        self._commits = self._wal_mark = 0
+        self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
         self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
@@ -171,13 +169,10 @@ class Writer:
     # -- the WAL and the size of the file
 
     def _after_commit(self) -> None:
-        """Give some free pages back, if that is wanted; look at the WAL now and then.
+        """Give some free pages back, if that is wanted, and empty the WAL when it has grown.
 
         Never fails: what could not be done is tried again later.
         """
-        self._commits += 1
-        if not self._vacuuming and self._commits % _WAL_LOOK_EVERY:
-            return
         with suppress(sqlite3.Error, OSError):
             if self._vacuuming:
                 more = False  # a vacuum that fails is not tried for ever
@@ -189,11 +184,7 @@ class Writer:
                 self._checkpoint(self._conn, wait_s=0.05)
 
     def _checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        """Move the WAL into the database file, unless another process is doing so.
-
-        Returns:
-            Whether nothing is left in the WAL.
-        """
+        """Move the WAL into the file, unless another process does. Returns whether all is moved."""
         if not self._connector.on_disk:
             return True
         emptied = False
@@ -220,18 +211,20 @@ class Writer:
             Whether it is done. It is not while another process reads the earlier state.
         """
         with self._between_commits() as conn:
-            rows = conn.execute("SELECT value FROM settings WHERE name = ?", (SCRUB,)).fetchall()
-            if not rows:
+            asked = conn.execute("SELECT name, value FROM settings WHERE name = 'scrub'").fetchone()
+            if asked is None:
                 return True
             conn.execute("VACUUM")
             emptied = self._checkpoint(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
             if emptied:  # unless another asked meanwhile
-                asked = (SCRUB, *rows[0])
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
             return emptied
 
     def shrink(self, commit: Callable[[], object]) -> None:
-        """See `Database.shrink`; `commit` has an empty job run, and after it a step is made."""
+        """See `Database.shrink`; `commit` has an empty job run, and after it a step is made.
+
+        So it takes turns with those who write (a thread of its own waited six times as long).
+        """
         self._vacuuming = True
         while self._vacuuming:
             commit()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -20,8 +21,7 @@ T = TypeVar("T")
 class Promise(Generic[T]):
     """The outcome of work that another thread does.
 
-    Made within a coroutine with `awaited=True`, its `future` is awaited there; else
-    `future.result()` blocks for it.
+    With `awaited` it is made within a coroutine, and its `future` is asyncio's.
     """
 
     __slots__ = ("_error", "_loop", "_result", "future")
@@ -82,32 +82,38 @@ class Threads:
     thread, and the connection and the caches that go with it.
 
     Args:
-        count: How many threads at most.
+        most: How many threads at most.
         name: What they are called.
+        lasting: Whether they wait for more work, until `close`; else they end when there is none.
     """
 
-    def __init__(self, count: int, name: str) -> None:
-        self._queue: SimpleQueue[tuple[Promise[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._count, self._name = count, name
-        self._threads: list[threading.Thread] = []
+    def __init__(self, most: int, name: str, *, lasting: bool) -> None:
+        self._most, self._name, self._lasting = most, name, lasting
+        self._lock = threading.Lock()  # of what follows
+        self._waiting: deque[tuple[Promise[Any], Callable[[], Any]]] = deque()
         self._undone = 0
-        self._counting = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # of lasting ones; False: no more will come
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Have work done for a coroutine."""
-        promise: Promise[T] = Promise(awaited=True)
-        with self._counting:
+    def submit(self, work: Callable[[], T], *, awaited: bool) -> Any:
+        """Have work done. Returns its future: asyncio's for a coroutine that calls."""
+        promise: Promise[T] = Promise(awaited=awaited)
+        with self._lock:
+            while self._waiting and self._waiting[0][0].future.cancelled():
+                self._waiting.popleft()  # else those given up pile up behind threads that hang
+                self._undone -= 1
+            self._waiting.append((promise, work))
             self._undone += 1
-            if len(self._threads) < min(self._undone, self._count):
-                name = f"{self._name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()
+            if len(self._threads) < min(self._undone, self._most):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
-        self._queue.put((promise, work))
-        return promise.future  # type: ignore[return-value]
+                thread.start()
+        if self._lasting:
+            self._wake.put(True)
+        return promise.future
 
     def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
+        while (task := self._next()) is not None:
             promise, work = task
             wanted = promise.claim()
             if wanted:
@@ -115,15 +121,59 @@ class Threads:
                     promise.keep(work())
                 except BaseException as exc:
                     promise.fail(exc)
-            with self._counting:  # first: who is told the outcome may have more work at once
+            with self._lock:  # first: who is told the outcome may have more work at once
                 self._undone -= 1
             if wanted:
                 settle([promise])
             del task, promise, work  # else the last result lives until the next
 
+    def _next(self) -> tuple[Promise[Any], Callable[[], Any]] | None:
+        while not self._lasting or self._wake.get():
+            with self._lock:
+                if self._waiting:
+                    return self._waiting.popleft()
+                if not self._lasting:
+                    self._threads.remove(threading.current_thread())
+                    return None
+        return None
+
     def close(self) -> None:
-        """Finish what was handed in, then end the threads."""
+        """Finish what was handed in, then end lasting threads."""
         for _ in self._threads:
-            self._queue.put(None)
+            self._wake.put(False)
         for thread in self._threads:
             thread.join()
+
+
+# -- calls of what a user gives, which may hang
+
+
+class TimedOut(TimeoutError):
+    """A call took longer than its limit. It may go on; its outcome is ignored."""
+
+
+def waited_for(future: Future[T], timeout_s: float | None) -> T:
+    """The outcome of a call, for which a thread waits.
+
+    Raises:
+        TimedOut: There was none in time. A `TimeoutError` of the call itself is raised as it is.
+    """
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as exc:
+        if future.done():
+            raise
+        future.cancel()
+        raise TimedOut(f"no answer within {timeout_s} s") from exc
+
+
+async def awaited_for(call: Awaitable[T], timeout_s: float | None) -> T:
+    """See `waited_for`."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await call
+    except Exception as exc:
+        if limit.expired():
+            raise TimedOut(f"no answer within {timeout_s} s") from exc
+        raise

@@ -1,0 +1,235 @@
+"""How imported conversations become threads, with memories.
+
+A thread gets a checkpoint at the end of each of its first turns and at fewer and fewer of the
+later ones: each checkpoint lists all that was said before it, so the work grows with the messages
+and not with their square. Where they fall depends on the tree alone, so an import that was cut off
+and goes on makes the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.cli.app import Database
+from perdure.cli.conversation import Conversation, Problem
+from perdure.cli.import_ import Report
+from perdure.cli.progress import at_work, progress_bar
+from perdure.cli.threads import TITLED
+from perdure.errors import InvalidMessages, InvalidNamespace, SerializationError, UnknownThread
+from perdure.storage.flow import rows_of
+from perdure.storage.sqlite import SQLiteDatabase
+
+NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
+_GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
+
+
+class Importing:
+    """Stores conversations, and makes memories of them, with a report."""
+
+    def __init__(self, file: Database, report: Report, *, wanted: bool, later: bool) -> None:
+        self._file, self._report = file, report
+        self._user = file.user if wanted else ""
+        self._extraction = file.extraction() if wanted and not later else None
+        report.memories = None if self._extraction is None else 0
+
+    def store(self, prefix: str, talks: list[Conversation]) -> None:
+        """Make a thread of each, whose id begins with the prefix."""
+        total, done = sum(len(talk.nodes) for talk in talks), 0
+        with progress_bar("importing", "message") as show:
+            for talk in talks:
+
+                def advance(count: int, begun: int = done) -> None:
+                    show((begun + count) / total, begun + count)
+
+                self._report.skipped += talk.problems
+                if talk.nodes:
+                    self._store(prefix + talk.id, talk, advance)
+                    done += len(talk.nodes)
+                    advance(0, done)
+                else:
+                    self._report.empty += 1
+
+    def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
+        talk.about["user_id"] = self._user
+        try:
+            new = ThreadImport(self._file.saver, thread_id, talk).run(advance)
+        except SerializationError as exc:  # a field of a message that no file can hold
+            self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
+            return
+        self._remember(thread_id)
+        self._report.conversations += 1
+        self._report.messages += new
+        self._report.unchanged += not new
+        self._report.left_out += talk.left_out
+
+    def take_over(self, path: Path) -> None:
+        """Import a database of langgraph."""
+        with at_work(f"importing {path}"):
+            done = self._file.saver.import_from(path)
+        self._report.conversations += done.threads
+        self._report.checkpoints += done.checkpoints
+        with closing(SQLiteDatabase(path, None, read_only=True)) as source:
+            rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
+        with progress_bar("making memories", "thread") as show:
+            for number, (thread_id,) in enumerate(rows, 1):
+                self._remember(thread_id)
+                show(number / done.threads, number)
+
+    def _remember(self, thread_id: str) -> None:
+        """Extract memories of a thread; what was read before is not read again."""
+        if self._extraction is None:
+            return
+        try:
+            done = self._extraction.extract(thread_id, self._file.config)
+        except (InvalidMessages, InvalidNamespace) as exc:
+            # a program's own, with something else in that channel; an id that no memory can name
+            self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
+            return
+        self._report.memories = (self._report.memories or 0) + done.added
+        self._report.quarantined += done.quarantined
+
+
+class ThreadImport:
+    """One conversation on its way into one thread.
+
+    `_held` has the checkpoint that ends with a message, else the oldest one that holds it; None if
+    what came before that one was removed, so that no branch can begin within it.
+    """
+
+    def __init__(self, saver: SQLiteCheckpointer, thread_id: str, talk: Conversation) -> None:
+        self._saver, self._talk = saver, talk
+        self._thread = {"thread_id": thread_id, "checkpoint_ns": ""}
+        try:
+            self._found = saver.checkpoints(thread_id, checkpoint_ns="")
+        except UnknownThread:
+            self._found = []
+        self._held: dict[str, str | None] = {}
+        ids = {None, *(info.checkpoint_id for info in self._found)}
+        for info in reversed(self._found):
+            if NODE in info.metadata:
+                cut = info.checkpoint_id if info.parent_id in ids else None
+                self._hold(info.metadata[NODE], info.checkpoint_id, cut)
+        self._last: CheckpointTuple | None = None  # put just now, so that it need not be read
+
+    def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
+        """Store what is new, and tell how many messages are done; returns how many are new."""
+        begins = not self._found or any(info.parent_id is None for info in self._found)
+        ends, new = _ends(self._talk), 0
+        for done, key in enumerate(self._talk.nodes):
+            if key not in ends:
+                continue
+            batch, above = self._missing(key)
+            if batch and (begins if above is None else self._held[above]):
+                self._put(above, batch)
+                new += len(batch)
+                advance(done)
+        self._move_head(bool(new))
+        return new
+
+    def _missing(self, key: str) -> tuple[list[BaseMessage], str | None]:
+        """The messages up to one that are not there yet, and the one that they follow."""
+        batch: list[BaseMessage] = []
+        at: str | None = key
+        while at is not None and at not in self._held:
+            node = self._talk.nodes[at]
+            batch.append(node.message)
+            at = node.parent
+        return batch[::-1], at
+
+    def _hold(self, end: str, checkpoint_id: str, cut: str | None) -> None:
+        self._held[end] = checkpoint_id
+        node = self._talk.nodes.get(end)
+        while node is not None and node.parent is not None and node.parent not in self._held:
+            self._held[node.parent] = cut
+            node = self._talk.nodes[node.parent]
+
+    def _put(self, parent: str | None, batch: list[BaseMessage]) -> None:
+        """Put a checkpoint that ends with a batch, or without one with what is there already."""
+        base = None if parent is None else self._read(str(self._held[parent]))
+        checkpoint = base.checkpoint if base else empty_checkpoint()
+        messages = checkpoint["channel_values"].get("messages", [])
+        places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == parent)
+        kept = next(places, len(messages))
+        cut = kept < len(messages)  # what came together with later ones, which stay behind
+        if not batch and not cut:
+            return
+        above = None if base is None else base.parent_config if cut else base.config
+        above = above or {"configurable": self._thread}
+        step = base.metadata.get("step", 0) + (not cut) if base else 0
+        version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
+        said = messages[:kept] + batch
+        at = self._talk.at(said)
+        moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
+        new: Checkpoint = {
+            **checkpoint,
+            "id": str(uuid6(clock_seq=step)),
+            "ts": moment.isoformat(),
+            "channel_values": {"messages": said},
+            "channel_versions": {**checkpoint["channel_versions"], "messages": version},
+        }
+        end = str(said[-1].id)
+        metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
+        metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
+        config = self._saver.put(above, new, metadata, {"messages": version})
+        self._last = CheckpointTuple(config, new, metadata, above)
+        self._hold(end, new["id"], new["id"])
+
+    def _read(self, checkpoint_id: str) -> CheckpointTuple:
+        if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
+            return self._last
+        at = {**self._thread, "checkpoint_id": checkpoint_id}
+        found = self._saver.get_tuple({"configurable": at})
+        assert found is not None
+        return found
+
+    def _move_head(self, new: bool) -> None:
+        """Let the thread go on from where the conversation was left, unless it went on since.
+
+        Each put moves the head, and only when all is there does it go where it belongs. So a head
+        that is the newest of all, was imported and is of this conversation (else the export is an
+        older one) may be where an import was killed.
+        """
+        leaf, head = self._talk.leaf, next((info for info in self._found if info.is_head), None)
+        went_on = next((info for info in self._found if NODE not in info.metadata), None)
+        ended = head.metadata.get(NODE) if head is not None and head is self._found[0] else None
+        goal = went_on if went_on is not None and ended is not None else head
+        at = goal.checkpoint_id if goal is not None else None
+        news = new or (ended in self._talk.nodes and ended != leaf)
+        if went_on is None and news and leaf is not None and self._held.get(leaf):
+            self._put(leaf, [])
+            at = self._held[leaf]
+        stands = self._last.checkpoint["id"] if self._last else head and head.checkpoint_id
+        if at is not None and at != stands:
+            self._saver.rewind(self._thread["thread_id"], at)
+
+
+def _ends(talk: Conversation) -> set[str]:
+    """The messages after which there is a checkpoint.
+
+    It is where the tree forks or ends, and where a turn ends if there is enough since the last.
+    """
+    followers: dict[str | None, list[str]] = defaultdict(list)
+    for node in talk.nodes.values():
+        followers[node.parent].append(node.message.type)
+    depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}  # of all, and since a checkpoint
+    ends = set()
+    for key, node in talk.nodes.items():
+        depth, since = (count + 1 for count in depths[node.parent])
+        then = followers[key]
+        grown = since >= depth // _GROWTH and then == ["human"]
+        if grown or len(then) != 1 or key == talk.leaf:
+            ends.add(key)
+            since = 0
+        depths[key] = depth, since
+    return ends
