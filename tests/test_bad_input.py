@@ -185,7 +185,7 @@ def test_paths_that_cannot_be_a_database(tmp_path: Path) -> None:
     for path, kind, said in (
         (tmp_path, NotADatabase, "is a folder"),
         (tmp_path / "no" / "x.db", ConfigurationError, "does not exist; create it"),
-        ("", ConfigurationError, "path is empty"),
+        ("", ConfigurationError, "path is ''"),
         (text, NotADatabase, "not an SQLite database"),
         (other, NotADatabase, "another application"),
         (old, NotADatabase, "import_from"),

@@ -11,6 +11,11 @@ import pytest
 from perdure.storage.flow import load
 
 
+def _statements(package: str) -> list[str]:
+    scripts = Path(str(files(package).joinpath(""))).glob("*.sql")
+    return [name for script in scripts for name in load(package, script.name)]
+
+
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
 def test_every_statement_is_used(package: str) -> None:
     """A statement whose name stands nowhere in its package's code is a dead one."""
@@ -18,7 +23,7 @@ def test_every_statement_is_used(package: str) -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     named = set(re.findall(r"""["'](\w+)["']""", code))
 
-    assert sorted(set(load(package, "sqlite.sql")) - named) == []
+    assert sorted(set(_statements(package)) - named) == []
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
@@ -29,4 +34,4 @@ def test_every_statement_used_is_there(package: str) -> None:
     wanted = set(re.findall(r"""\bsql[\[(]["'](\w+)["']""", code))
 
     assert wanted
-    assert sorted(wanted - set(load(package, "sqlite.sql"))) == []
+    assert sorted(wanted - set(_statements(package))) == []
