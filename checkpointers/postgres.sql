@@ -49,9 +49,6 @@ CREATE TABLE tags (
     PRIMARY KEY (tag, checkpoint)
 );
 
--- same_hashes: candidates for being items that are stored already
-SELECT id, body FROM items WHERE h = ANY (ARRAY(SELECT value::bigint FROM json_array_elements_text(?::json)));
-
 -- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
 SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;
 
@@ -60,9 +57,6 @@ SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND ui
 
 -- tags_beside: see `astray`
 SELECT '' WHERE false AND (?1::bigint, ?2::bigint, ?3::bigint) IS NULL;
-
--- indexed_checkpoints: how many a namespace has within a range of keys
-SELECT count(*) FROM checkpoints WHERE namespace = ? AND id >= ? AND id < ?;
 
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at, thread FROM threads

@@ -120,7 +120,7 @@ SELECT log, name,
 FROM logs WHERE thread = ? ORDER BY log;
 
 -- same_hashes: candidates for being items that are stored already
-SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?));
+SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?) AS asked);
 
 -- add_item: one item, at its position
 INSERT INTO items (id, h, body) VALUES (?, ?, ?);

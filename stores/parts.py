@@ -54,6 +54,8 @@ class Parts:
         options: Options,
         now: Callable[[], int],
         database_of: Callable[[Callable[[], Flow[None]]], Database],
+        *,
+        narrows: bool = True,
     ) -> Self:
         """Make the parts; `database_of` is given what to run whenever the database is opened."""
         seal = seal_for(options.key)
@@ -81,7 +83,7 @@ class Parts:
 
         database = database_of(begin)
         records = Records(seal)
-        reader, writer = Reader(sql, records), Writer(sql, records)
+        reader, writer = Reader(sql, records, narrows), Writer(sql, records)
         indexes = Indexes(
             sql,
             records,

@@ -13,7 +13,7 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal
-from perdure.storage.flow import Flow, NamedSQL, Row, Statement
+from perdure.storage.flow import ALL, AnyText, Flow, NamedSQL, Row, Statement, stored_text
 from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
 from perdure.stores.filter_sql import Condition, condition_of
 from perdure.stores.filters import Filter
@@ -92,12 +92,13 @@ class Records:
 
     def shut(self, text: str, place: Place) -> str | bytes:
         """Text as it is stored."""
-        return self.seal.seal(text.encode(), place) if self.sealed else text
+        return self.seal.seal(text.encode(), place) if self.sealed else AnyText(text)
 
     def text(self, stored: str | bytes, place: Place) -> str:
         """Text from how it is stored, unless it was damaged, or moved from another row."""
         if isinstance(stored, bytes) and self.sealed:
             return self.seal.open(stored, place).decode()
+        stored = stored if self.sealed else stored_text(stored)
         if isinstance(stored, str) and not self.sealed:
             return stored
         raise CorruptRecord(f"the row {place!r} holds a {type(stored).__name__}: it was damaged")
@@ -181,6 +182,7 @@ class Reader:
 
     sql: NamedSQL
     records: Records
+    narrows: bool = True  # whether the database reads the JSON of values
 
     # -- one key
 
@@ -238,9 +240,9 @@ class Reader:
         if wanted.filter is None or wanted.provenance is not None or self.records.sealed:
             return [row[0] for row, _ in (yield from self.rows(wanted))]
         condition, indexed = yield from self._condition(wanted)
-        rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", -1)
+        rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", ALL)
         matches = wanted.filter.matches
-        return [row for row, value in rows if matches(decode(value))]
+        return [row for row, value in rows if matches(decode(stored_text(value)))]
 
     # -- conditions and indexes
 
@@ -251,7 +253,7 @@ class Reader:
 
     def _condition(self, wanted: Wanted) -> Flow[tuple[Condition, str]]:
         """The part of a filter that SQL can decide, and the index to use."""
-        if wanted.filter is None or self.records.sealed:
+        if wanted.filter is None or self.records.sealed or not self.narrows:
             return Condition("TRUE"), ""
         condition = condition_of(wanted.filter, "i.value", (yield from self.indexes()))
         for path in condition.paths:
@@ -280,7 +282,7 @@ class Reader:
         """The plan of a search without a query."""
         sql, bound = yield from self._under(wanted)
         account = yield Statement(self.sql["explain"].format(query=sql), (*bound, 10, 0))
-        steps = tuple(row[3] for row in account)
+        steps = tuple(row[-1] for row in account)
         used = tuple(
             path
             for path in (yield from self.indexes())

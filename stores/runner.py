@@ -68,6 +68,12 @@ _Advance = Callable[[], Effect]  # goes on with an operation up to its next effe
 _Ask = tuple[Any, asyncio.Future[Any]]  # what a coroutine asks for, and its answer
 
 
+def named(puts: Sequence[Put]) -> list[str]:
+    """What puts write to, and what their limits count: no other may do so meanwhile."""
+    paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
+    return [path.hex() for path in paths]
+
+
 class _Done(NamedTuple):
     """The end of an operation."""
 
@@ -141,7 +147,9 @@ class Runner:
             case Write(make):
                 return self.database.write(make)
             case WritePuts():
-                return self.database.write(partial(self.writer.write, *effect))
+                return self.database.write(
+                    partial(self.writer.write, *effect), exclusive=named(effect.puts)
+                )
             case Embed(text):
                 return self._embedder.embed_query(text)
             case EmbedAll(texts):
@@ -161,7 +169,8 @@ class Runner:
                 return await self._embedder.aembed(texts)
 
     def _aput(self, effect: WritePuts) -> Awaitable[None]:
-        return self.database.awrite(partial(self.writer.write, *effect))
+        make = partial(self.writer.write, *effect)
+        return self.database.awrite(make, exclusive=named(effect.puts))
 
     @property
     def _embedder(self) -> CheckedEmbedder:

@@ -7,7 +7,7 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- bump_setting: count something up
 INSERT INTO store_settings (name, value) VALUES (?, 1)
-ON CONFLICT (name) DO UPDATE SET value = value + 1;
+ON CONFLICT (name) DO UPDATE SET value = store_settings.value + 1;
 
 -- add_namespace: a new namespace; its counter is higher than that of one that was there and dropped
 INSERT INTO store_namespaces (path, changes)
@@ -20,7 +20,8 @@ UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = chan
 INSERT INTO store_namespaces (path, items, bytes, changes)
 VALUES (?, ?, ?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) << 32)
 ON CONFLICT (path) DO UPDATE SET
-    items = items + excluded.items, bytes = bytes + excluded.bytes, changes = changes + 1;
+    items = store_namespaces.items + excluded.items, bytes = store_namespaces.bytes + excluded.bytes,
+    changes = store_namespaces.changes + 1;
 
 -- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
 DELETE FROM store_namespaces WHERE path >= ? AND path < ?
@@ -68,8 +69,9 @@ FROM store_items WHERE id = ?;
 -- drop_item: take a version from among the present
 DELETE FROM store_items WHERE id = ?;
 
--- last_id: the newest id there ever was; nothing before the first
-SELECT seq FROM sqlite_sequence WHERE name = 'store_items';
+-- new_ids: ids that no item ever had, as many as a list has
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'store_items'), 0) + asked.key + 1
+FROM json_each(?) AS asked;
 
 -- add_item: a new present version
 INSERT INTO store_items
@@ -77,14 +79,15 @@ INSERT INTO store_items
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- add_new: the first version of a key; nothing if the key is there, or was
-INSERT OR IGNORE INTO store_items
+INSERT INTO store_items
     (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
-VALUES (?1, (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2 AND NOT EXISTS
-             (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.key = ?3)),
-        ?3, 1, ?4, ?4, ?5, ?6, ?7, ?8, ?9, ?10);
+SELECT ?1, n.ns, ?3, 1, ?4, ?4, ?5, ?6, ?7, ?8, ?9, ?10 FROM store_namespaces n
+WHERE n.path = ?2 AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.key = ?3)
+ON CONFLICT (ns, key) DO NOTHING;
 
--- ids_from: the ids of present items from one on
-SELECT id FROM store_items WHERE id >= ?;
+-- ids_added: which ids of a list are those of present items
+SELECT asked.value FROM json_each(?) AS asked
+WHERE EXISTS (SELECT 1 FROM store_items i WHERE i.id = asked.value);
 
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
@@ -111,7 +114,7 @@ UPDATE store_namespaces SET changes = changes + 1 WHERE path = ?;
 
 -- add_pending: a present version that waits for its vectors
 INSERT INTO store_pending (id, attempts, error) SELECT id, 1, ?2 FROM store_items WHERE id = ?1
-ON CONFLICT (id) DO UPDATE SET attempts = attempts + 1, error = excluded.error;
+ON CONFLICT (id) DO UPDATE SET attempts = store_pending.attempts + 1, error = excluded.error;
 
 -- hush_pending: an error may quote what was erased
 UPDATE store_pending SET error = ? WHERE id = ?;
@@ -145,7 +148,7 @@ WHERE (i.searched OR x.id IS NOT NULL) AND x.model IS NOT ?;
 -- old_versions: closed versions under a prefix that a rule does not keep
 SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_to < ?3
-AND (?4 >= 1 << 62 OR (SELECT count(*) FROM store_versions w
+AND (?4 >= 4611686018427387904 OR (SELECT count(*) FROM store_versions w
      WHERE w.ns = v.ns AND w.key = v.key AND w.version > v.version) >= ?4)
 LIMIT ?5;
 
@@ -162,7 +165,7 @@ WITH closed (ns, key, version, valid_to, size, expired) AS (
 ), ranked AS (
     SELECT *, row_number() OVER (PARTITION BY ns, key ORDER BY version DESC) - 1 AS newer FROM closed
 ), judged AS (
-    SELECT ns, key, size, expired, valid_to < ?4 AND (?5 >= 1 << 62 OR newer >= ?5) AS goes FROM ranked
+    SELECT ns, key, size, expired, valid_to < ?4 AND (?5 >= 4611686018427387904 OR newer >= ?5) AS goes FROM ranked
 )
 SELECT n.path, j.key, max(j.expired), sum(j.goes), sum(j.goes * j.size)
 FROM judged j JOIN store_namespaces n ON n.ns = j.ns WHERE j.goes OR j.expired
@@ -295,9 +298,10 @@ WHERE path >= ? AND path < ? AND items > 0 ORDER BY path;
 SELECT body FROM store_indexes WHERE ns = ?;
 
 -- keep_index: the compact form of a namespace's index, unless something was erased since it was made
-INSERT OR REPLACE INTO store_indexes (newest, closed, body, ns)
+INSERT INTO store_indexes (newest, closed, body, ns)
 SELECT ?, ?, ?, n.ns FROM store_namespaces n WHERE n.ns = ? AND n.path = ?
-AND coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) = ?;
+AND coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) = ?
+ON CONFLICT (ns) DO UPDATE SET newest = excluded.newest, closed = excluded.closed, body = excluded.body;
 
 -- drop_indexes: all compact forms
 DELETE FROM store_indexes;

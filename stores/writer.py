@@ -111,19 +111,22 @@ class Writer:
         hopeful = [put for put in puts if put.text is not None and put.if_version is None]
         if not hopeful:
             return puts
-        first = yield from self._next_id()
+        ids = yield from self._new_ids(len(hopeful))
         rows: list[Row] = []
         grown: dict[bytes, list[Any]] = {}
-        for row, put in enumerate(hopeful, first):
+        for row, put in zip(ids, hopeful, strict=True):
             size, *shut = self._stored(put, 1)
             expires = None if put.ttl is None else now + put.ttl
             rows.append((row, put.path, put.key, now, expires, put.ttl, size, put.searched, *shut))
             of = grown.setdefault(put.path, [put.path, 0, 0])
             of[1] += 1
             of[2] += size
-        yield Statement(self.sql["grow_path"], list(grown.values()), many=True)
-        yield Statement(self.sql["add_new"], rows, many=True)
-        added = {row for (row,) in (yield self.sql("ids_from", first))}
+        *_, there = yield [
+            Statement(self.sql["grow_path"], list(grown.values()), many=True),
+            Statement(self.sql["add_new"], rows, many=True),
+            self.sql("ids_added", json.dumps(ids)),
+        ]
+        added = {row for (row,) in there}
         known = []
         for put, (row, *_, size, _, _, _) in zip(hopeful, rows, strict=True):
             if row not in added:
@@ -135,7 +138,7 @@ class Writer:
                 changes.indexed.append((put, row))
         if known:
             yield Statement(self.sql["grow_path"], known, many=True)
-        done = {id(put) for row, put in enumerate(hopeful, first) if row in added}
+        done = {id(put) for row, put in zip(ids, hopeful, strict=True) if row in added}
         return [put for put in puts if id(put) not in done]
 
     def _apply(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[None]:
@@ -176,17 +179,19 @@ class Writer:
 
     def close(self, ends: Sequence[tuple[int, int]]) -> Flow[None]:
         """Make present versions closed ones, each given as its end and its row."""
-        yield Statement(self.sql["close"], ends, many=True)
         rows = [(row,) for _, row in ends]
-        yield Statement(self.sql["drop_item"], rows, many=True)
-        yield Statement(self.sql["drop_pending"], rows, many=True)
+        yield [
+            Statement(self.sql["close"], ends, many=True),
+            Statement(self.sql["drop_item"], rows, many=True),
+            Statement(self.sql["drop_pending"], rows, many=True),
+        ]
 
     def add(self, added: Sequence[New], changes: Changes) -> Flow[list[int]]:
         """Add present versions of keys that have none. Returns their rows."""
         numbers: dict[bytes, int] = {}
-        first = yield from self._next_id()
+        ids = yield from self._new_ids(len(added))
         rows = []
-        for row, (put, ns, version, times) in enumerate(added, first):
+        for row, (put, ns, version, times) in zip(ids, added, strict=True):
             if ns is None:
                 if put.path not in numbers:
                     numbers[put.path] = (yield self.sql("add_namespace", put.path))[0][0]
@@ -197,11 +202,11 @@ class Writer:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
         yield Statement(self.sql["add_item"], rows, many=True)
-        return list(range(first, first + len(rows)))
+        return ids
 
-    def _next_id(self) -> Flow[int]:
-        last = yield self.sql("last_id")
-        return last[0][0] + 1 if last else 1
+    def _new_ids(self, count: int) -> Flow[list[int]]:
+        rows = yield self.sql("new_ids", json.dumps([*range(count)]))
+        return [row for (row,) in rows]
 
     def _stored(self, put: Put, version: int) -> tuple[int, str | bytes, str | bytes | None]:
         """The bytes of a value, and the value and the provenance as they are stored."""

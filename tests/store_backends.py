@@ -17,6 +17,8 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.stores import SQLiteStore
+from perdure.stores.postgres import PostgresStore
+from tests import postgres_server
 from tests.backends import KEY
 
 DIMS = 512
@@ -97,7 +99,15 @@ def open_store(
     return Store.open(path, **options)
 
 
-BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
+def _postgres(folder: Path, *, clock: Callable[[], float] = time.time, **options: Any) -> Any:
+    class Store(PostgresStore):
+        _clock = staticmethod(clock)
+
+    options = {"index": {"embed": Words(), "dims": DIMS}, "pool_size": 4, **options}
+    return Store.open(postgres_server.dsn(), schema=postgres_server.schema(folder), **options)
+
+
+BACKENDS: dict[str, Callable[..., Any]] = {
     "memory": lambda folder, **options: open_store(":memory:", **of_words(**options)),
     "file": lambda folder, **options: open_store(folder / "plain.db", **of_words(**options)),
     "sealed": lambda folder, **options: open_store(
@@ -106,6 +116,8 @@ BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
     "keyed": lambda folder, **options: open_store(
         folder / "keyed.db", key=KEY, text_index="keyed", **of_words(**options)
     ),
+    "postgres": _postgres,
+    "postgres-sealed": lambda folder, **options: _postgres(folder, key=KEY, **options),
 }
 
 

@@ -46,7 +46,7 @@ def plain(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
 
 
 def _opened(name: str, folder: Path, clock: Clock) -> Iterator[SQLiteStore]:
-    backend, door = name.split("-")
+    backend, door = name.rsplit("-", 1)
     if backend == "langgraph":
         opened = like_langgraph(folder)
     else:

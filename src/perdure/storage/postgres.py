@@ -70,6 +70,11 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind 
 
 # -- SQL: what is written for both databases, as Postgres takes it
 
+_DIALECT: Final = (
+    ("CROSS JOIN", "JOIN"),  # with a condition; the order of joins is the planner's
+    ("json_each($1)", "(SELECT e::bigint AS value FROM json_array_elements_text($1::json) AS e)"),
+    ("json_each($2)", "(SELECT e::bigint AS value FROM json_array_elements_text($2::json) AS e)"),
+)
 _PARAMETER = re.compile(r"\?(\d*)")
 _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
 
@@ -93,7 +98,10 @@ class _Translator(dict[str, bytes]):
             return f"{found[1]} {self._schema}.{name}" if name in self._tables else found[0]
 
         sent = _TABLE.sub(table, _PARAMETER.sub(parameter, text))
-        made = self[text] = sent.replace("CROSS JOIN", "JOIN").encode()
+        sent = sent.replace("{schema}", self._schema)
+        for ours, theirs in _DIALECT:
+            sent = sent.replace(ours, theirs)
+        made = self[text] = sent.encode()
         return made
 
 
