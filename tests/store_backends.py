@@ -104,6 +104,7 @@ def _postgres(folder: Path, *, clock: Callable[[], float] = time.time, **options
         _clock = staticmethod(clock)
 
     options = {"index": {"embed": Words(), "dims": DIMS}, "pool_size": 4, **options}
+    options.pop("synchronous", None)  # of files
     return Store.open(postgres_server.dsn(), schema=postgres_server.schema(folder), **options)
 
 

@@ -588,7 +588,7 @@ class PostgresDatabase:
         return asyncio.ensure_future(after_connecting())
 
     def _read(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
-        with ExitStack() as stack, mapped(server.name):
+        with mapped(server.name), ExitStack() as stack:
             conn: psycopg.Connection[Row] | None = None
 
             def execute(request: Request) -> Any:
