@@ -25,7 +25,8 @@ from perdure.errors import CorruptRecord
 # The format of stored messages, ours and fixed. A message begins with the byte of its class; its
 # fields go by their places here, and are left out when they have these values. langchain-core may
 # add fields: they are not stored here, so a message that uses one goes through the serializer.
-# Nothing in these tables is ever changed or moved; a new field would come at the end of its tuple.
+# Nothing in these tables is ever changed or moved; a new field would come at the end of its tuple,
+# a new class with a code below 16, from where on codec.py has its own.
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,

@@ -7,9 +7,12 @@ The synonyms are a table inside the package, made from the static embedder's by
 from __future__ import annotations
 
 import io
+import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -49,6 +52,29 @@ def _table() -> tuple[
         return stems, numbers, arrays["starts"], arrays["kin"], arrays["near"]
 
 
+class Vocabulary(dict[str, int]):
+    """Words with their numbers; a word that is looked up and not there gets the next number."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        super().__init__(zip(words, count()))
+        self._by_letters: dict[str, list[str]] = defaultdict(list)  # first one, last two
+        self._sorted = 0  # how many words are in there
+        self._sorting = threading.Lock()
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+    def near(self, word: str) -> list[str]:
+        """All words that `nearest` may answer: they begin or end like a word."""
+        with self._sorting:
+            for other in list(self)[self._sorted :] if self._sorted < len(self) else ():
+                self._by_letters[other[:1]].append(other)
+                self._by_letters[f"-{other[-2:]}"].append(other)
+                self._sorted += 1
+            return self._by_letters[word[:1]] + self._by_letters[f"-{word[-2:]}"]
+
+
 def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """The words that one may have been meant to be, nearest first, ties by the alphabet.
 
@@ -62,15 +88,15 @@ def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     most = 2 if size >= _LONG else 1
     others = [
         other
-        for other in vocabulary
+        for other in dict.fromkeys(vocabulary)
         if (other[:1] == first or other[-2:] == last) and -most <= len(other) - size <= most
     ]
     found = []
-    for other, count in zip(others, slips(word, others).tolist(), strict=True):
+    for other, wrong in zip(others, slips(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), size))
-        right = 0 < count <= (2 if shorter >= _LONG else 1) and 1 - count / longer >= _LEAST
+        right = 0 < wrong <= (2 if shorter >= _LONG else 1) and 1 - wrong / longer >= _LEAST
         if right and (longer >= _LONG or other[:1] == first):
-            found.append((count / longer, other))
+            found.append((wrong / longer, other))
     return [other for _, other in sorted(found)[:limit]]
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perdure.stores.expansion import Vocabulary
 from perdure.stores.index_view import ROW, Ints, Postings, Vectors, View, places
 from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix
@@ -59,7 +60,7 @@ class Index:
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model
         self._approximate_above = approximate_above
-        self.vocabulary = _numbers()
+        self.vocabulary = Vocabulary()
         self.threads = _numbers()
         self.actors = _numbers()
         self.rows = np.empty(0, ROW)
@@ -181,7 +182,7 @@ class Index:
         used = np.flatnonzero(np.diff(starts))
         if len(used) < len(self.vocabulary):
             known = list(self.vocabulary)
-            self.vocabulary = _numbers(known[number] for number in used.tolist())
+            self.vocabulary = Vocabulary(known[number] for number in used.tolist())
         counts = (key & _MOST_COUNTED).astype(np.uint8)
         key >>= _COUNT_BITS
         key &= (1 << _ROW_BITS) - 1
@@ -354,7 +355,7 @@ def unpacked(
     index = Index(model, approximate_above)
     index.rows = rows.copy()
     index.postings = Postings(starts, of, counts)
-    index.vocabulary = _numbers(words.split("\n") if words else ())
+    index.vocabulary = Vocabulary(words.split("\n") if words else ())
     index.threads, index.actors = _numbers(head["threads"]), _numbers(head["actors"])
     if rest and model is not None and head["model"] == model.number:
         owner, numbers, *scale = rest

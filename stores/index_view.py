@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perdure.storage.flow import Flow
-from perdure.stores.expansion import nearest
+from perdure.stores.expansion import Vocabulary, nearest
 from perdure.stores.models import Model
 from perdure.stores.ranking import Arrangement, arrange
 from perdure.stores.text import is_misspellable
@@ -27,7 +28,7 @@ Rows = NDArray[np.integer[Any]]
 Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
 _MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
-_CANDIDATES: Final = 8  # for one of them: some are only words of deleted items
+_CANDIDATES: Final = 64  # for one of them: some are only words of rows that are not searched
 NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW: Final = np.dtype(
     [
@@ -85,7 +86,7 @@ class View:
     """An index as it was at a moment, or some of its rows."""
 
     order: Ints  # the rows that are in, those of a thread side by side, in its order
-    vocabulary: Mapping[str, int]  # numbers of words; may have got more
+    vocabulary: Vocabulary  # may have got more
     actors: Sequence[str]  # by number
     threads: int  # how many have a number
     nbytes: int  # what the index takes, about
@@ -200,26 +201,30 @@ def scope_of(
     """The rows of some views; all are looked at again if words of the query may be misspelt."""
     words = {other for word, some in sought.words.items() for other in (word, *some)}
 
+    def terms_of(view: View) -> dict[str, Found]:
+        found = ((word, view.term(word)) for word in words)
+        return {word: term for word, term in found if len(term[0])}
+
     def part(view: View) -> Scope:
         cosines = None
         if sought.vector is not None and sought.model is not None and model is not None:
             if sought.model != model:
                 raise model.mismatch(sought.model)
             cosines = view.cosines(sought.vector, approximate_above)
-        found = ((word, view.term(word)) for word in words)
-        terms = {word: term for word, term in found if len(term[0])}
-        return Scope(view.candidates, view.actors, view.threads, terms, cosines)
+        return Scope(view.candidates, view.actors, view.threads, terms_of(view), cosines)
 
     scope = _joined((yield from each(part)))
     unknown = _unknown(scope, sought) if len(scope) else []
     if unknown:
-        known = set[str]().union(*(yield from each(_vocabulary)))
-        nearby = {word: nearest(word, known, _CANDIDATES) for word in unknown}
-        words.update(other for some in nearby.values() for other in some)
-        if any(nearby.values()):
-            scope = _joined((yield from each(part)))
+        like = yield from each(lambda view: [view.vocabulary.near(word) for word in unknown])
+        nearby = {
+            word: nearest(word, chain.from_iterable(some), _CANDIDATES)
+            for word, some in zip(unknown, zip(*like, strict=True), strict=True)
+        }
+        words = {other for some in nearby.values() for other in some}
+        found = _terms((yield from each(lambda view: (len(view.order), terms_of(view)))))
         for word, some in nearby.items():
-            scope.terms[word] = next((scope.terms[w] for w in some if w in scope.terms), NOWHERE)
+            scope.terms[word] = next((found[w] for w in some if w in found), NOWHERE)
     return scope
 
 
@@ -233,8 +238,20 @@ def _unknown(scope: Scope, sought: Sought) -> list[str]:
     return unknown[:_MOST_MISSPELT] if sought.corrected else []
 
 
-def _vocabulary(view: View) -> list[str]:
-    return list(view.vocabulary)
+def _terms(parts: Sequence[tuple[int, dict[str, Found]]]) -> dict[str, Found]:
+    """The terms of several namespaces, each with how many rows it has, one after another."""
+    if len(parts) == 1:
+        return parts[0][1]
+    found = defaultdict[str, list[Found]](list)
+    first = 0
+    for size, terms in parts:
+        for word, (rows, counts) in terms.items():
+            found[word].append((rows + first, counts))
+        first += size
+    return {
+        word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
+        for word, some in found.items()
+    }
 
 
 def _joined(parts: Sequence[Scope]) -> Scope:
@@ -243,8 +260,7 @@ def _joined(parts: Sequence[Scope]) -> Scope:
         return parts[0]
     every, cosines = [np.empty(0, ROW)], [np.empty(0, np.float32)]
     numbers = dict[str, int]()
-    found = defaultdict[str, list[Found]](list)
-    first_row = first_thread = 0
+    first_thread = 0
     for part in parts:
         own = part.candidates.rows.copy()
         own["thread"][own["thread"] >= 0] += first_thread
@@ -252,13 +268,7 @@ def _joined(parts: Sequence[Scope]) -> Scope:
         own["actor"] = np.array([*codes, -1])[own["actor"]]
         every.append(own)
         cosines += [] if part.cosines is None else [part.cosines]
-        for word, (rows, counts) in part.terms.items():
-            found[word].append((rows + first_row, counts))
-        first_row += len(part)
         first_thread += part.threads
-    terms = {
-        word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
-        for word, some in found.items()
-    }
+    terms = _terms([(len(part), part.terms) for part in parts])
     together = np.concatenate(cosines) if len(cosines) > 1 else None
     return Scope(Candidates(np.concatenate(every)), list(numbers), first_thread, terms, together)

@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, NamedSQL, Row
+from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index_cache import Indexes, Overtaken
 from perdure.stores.index_view import Ints, Scope, Sought
 from perdure.stores.models import Embeddings
+from perdure.stores.namespaces import span
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
@@ -114,7 +115,7 @@ class Searcher:
     def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         model = self.embeddings.model
-        vector = yield from self._vector(query)
+        vector = yield from self._vector(query, wanted)
         words: dict[str, list[tuple[str, float]]] = {}
         if query.mode != "semantic":
             by_meaning = vector is not None and self.masked is None  # of hashes nothing is known
@@ -182,7 +183,7 @@ class Searcher:
                 len(cosines),
             )
 
-    def _vector(self, query: Query) -> Effects[Floats | None]:
+    def _vector(self, query: Query, wanted: Wanted) -> Effects[Floats | None]:
         """The vector of a query; None if it is searched by words alone."""
         if query.mode == "text":
             return None
@@ -192,6 +193,12 @@ class Searcher:
                     "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
                 )
             return None
+        if wanted.as_of is None and not self.embeddings.in_process:  # a call that may cost money
+            there = yield Read(
+                rows_of(self.sql["namespaces_under"], *span(wanted.prefix)), snapshot=False
+            )
+            if not there:
+                return None
         try:
             vector: Floats = yield Embed(query.text[:_LONGEST])
             return vector

@@ -11,7 +11,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, InvalidFilter
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import BACKENDS, FEWER, Clock, keys, of_words, write
+from tests.store_backends import BACKENDS, DIMS, FEWER, Clock, Words, keys, of_words, write
 
 A = ("a",)
 MODES: list[Any] = ["hybrid", "text", "semantic"]
@@ -320,3 +320,21 @@ def test_a_reopened_store_searches_the_same(tmp_path: Path) -> None:
         assert [[i.score for i in found] for found in before] == [
             [i.score for i in found] for found in after
         ]
+
+
+def test_a_misspelt_word_is_corrected_among_the_rows_that_are_searched(plain: SQLiteStore) -> None:
+    for letter in "abcdefghij":
+        plain.put(A, letter, {"text": f"server{letter}", "who": "ann"})
+    plain.put(A, "mine", {"text": "sarver", "who": "bob"})
+
+    found = plain.search(A, query="server", filter={"who": "bob"}, mode="text")
+
+    assert keys(found) == ["mine"]
+
+
+def test_nothing_is_embedded_where_nothing_is_searched(tmp_path: Path) -> None:
+    words = Words()
+    words.in_process = False
+    with BACKENDS["file"](tmp_path, index={"embed": words, "dims": DIMS}) as store:
+        assert store.search(A, query="tea") == []
+        assert words.calls == []
