@@ -1,5 +1,8 @@
 """Thread state: checkpointers for `graph.compile(checkpointer=...)`."""
 
+from typing import TYPE_CHECKING, Any
+
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -11,15 +14,39 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.settings import is_dsn
+
+if TYPE_CHECKING:
+    from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
     "CheckpointInfo",
     "ErasureReport",
     "HistoryItem",
     "ImportReport",
+    "PostgresCheckpointer",
     "PruneReport",
     "Retention",
     "SQLiteCheckpointer",
     "ThreadHead",
     "ThreadInfo",
+    "open_checkpointer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs the extra `postgres` when it is first used."""
+    if name == "PostgresCheckpointer":
+        from perdure.checkpointers.postgres import PostgresCheckpointer
+
+        return PostgresCheckpointer
+    raise AttributeError(f"module 'perdure.checkpointers' has no attribute {name!r}")
+
+
+def open_checkpointer(db: str, **options: Any) -> Checkpointer:
+    """Open a file, or a Postgres DSN; see `SQLiteCheckpointer` and `PostgresCheckpointer`."""
+    if is_dsn(db):
+        from perdure.checkpointers.postgres import PostgresCheckpointer
+
+        return PostgresCheckpointer.open(db, **options)
+    return SQLiteCheckpointer.open(db, **options)

@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
 from perdure.storage.database import Migration
 from perdure.storage.encryption import agree_on_key
@@ -72,8 +73,10 @@ class PostgresCheckpointer(Checkpointer):
         super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
 
     @classmethod
-    def open(cls, dsn: str, **options: Any) -> Self:
+    def open(cls, dsn: str = settings.CHOSEN, **options: Any) -> Self:
         """Open a database now; in a running event loop, at the first use.
+
+        Without a DSN, that of the settings, with their key: see `perdure config`.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -81,6 +84,9 @@ class PostgresCheckpointer(Checkpointer):
             WrongKey: The key does not open it, it needs one, or it was made without.
             StorageError: The database cannot be opened.
         """
+        if dsn is settings.CHOSEN:
+            chosen = settings.load()
+            dsn, options = chosen.db, {"key": chosen.key, **options}
         saver = cls(dsn, **options)
         saver.setup()
         return saver

@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
+from perdure.errors import ConfigurationError
 from perdure.storage.database import Migration
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
@@ -97,6 +98,10 @@ class SQLiteCheckpointer(Checkpointer):
         if path is settings.CHOSEN:
             chosen = settings.load()
             path, options = chosen.db, {"key": chosen.key, **options}
+            if settings.is_dsn(chosen.db):
+                raise ConfigurationError(
+                    "the settings name a Postgres DSN: use PostgresCheckpointer.open()"
+                )
         saver = cls(path, **options)
         saver.setup()
         return saver

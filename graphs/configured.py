@@ -12,14 +12,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.extraction import remember_turns
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.memory.use_memories import use_memories
-from perdure.stores import SQLiteStore
+from perdure.stores import open_store
+from perdure.stores.whole_store import WholeStore
 
 TOKENS = 8_000
 """What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
@@ -43,18 +45,18 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
 
 
 @asynccontextmanager
-async def checkpointer() -> AsyncIterator[SQLiteCheckpointer]:
+async def checkpointer() -> AsyncIterator[Checkpointer]:
     """The checkpointer of the settings' database, for a server's lifetime."""
     chosen = await asyncio.to_thread(settings.load)
-    async with SQLiteCheckpointer.open(chosen.db, key=chosen.key) as saver:
+    async with open_checkpointer(chosen.db, key=chosen.key) as saver:
         yield saver
 
 
 @asynccontextmanager
-async def store() -> AsyncIterator[SQLiteStore]:
+async def store() -> AsyncIterator[WholeStore]:
     """The store of the settings' database."""
     chosen = await asyncio.to_thread(settings.load)
-    async with SQLiteStore.open(chosen.db, key=chosen.key) as opened:
+    async with open_store(chosen.db, key=chosen.key) as opened:
         yield opened
 
 

@@ -1,5 +1,8 @@
 """Long-term state: namespaced JSON documents with versions, filters and search."""
 
+from typing import TYPE_CHECKING, Any
+
+from perdure.settings import is_dsn
 from perdure.stores.base import (
     FoundItem,
     Pending,
@@ -19,12 +22,17 @@ from perdure.stores.models import Model
 from perdure.stores.ranking import Weights
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.store import ScopedStore
+from perdure.stores.whole_store import WholeStore
+
+if TYPE_CHECKING:
+    from perdure.stores.postgres import PostgresStore
 
 __all__ = [
     "Embedder",
     "FoundItem",
     "Model",
     "Pending",
+    "PostgresStore",
     "Provenance",
     "PutItem",
     "QueryPlan",
@@ -39,4 +47,23 @@ __all__ = [
     "Weights",
     "WhyNot",
     "embedder_from",
+    "open_store",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs the extra `postgres` when it is first used."""
+    if name == "PostgresStore":
+        from perdure.stores.postgres import PostgresStore
+
+        return PostgresStore
+    raise AttributeError(f"module 'perdure.stores' has no attribute {name!r}")
+
+
+def open_store(db: str, **options: Any) -> WholeStore:
+    """Open a file, or a Postgres DSN; see `SQLiteStore` and `PostgresStore`."""
+    if is_dsn(db):
+        from perdure.stores.postgres import PostgresStore
+
+        return PostgresStore.open(db, **options)
+    return SQLiteStore.open(db, **options)

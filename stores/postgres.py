@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
+from perdure import settings
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
@@ -18,7 +19,9 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-_SQL: Final = NamedSQL(load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql"))
+_SQL: Final = NamedSQL(
+    load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
+)
 SCHEMA: Final = Migration("stores", (_SQL["postgres_1"],))
 
 
@@ -96,8 +99,10 @@ class PostgresStore(WholeStore):
         super().__init__(parts)
 
     @classmethod
-    def open(cls, dsn: str, **options: Any) -> Self:
+    def open(cls, dsn: str = settings.CHOSEN, **options: Any) -> Self:
         """Open a database now; in a running event loop, at the first use.
+
+        Without a DSN, that of the settings, with their key: see `perdure config`.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -105,6 +110,9 @@ class PostgresStore(WholeStore):
             WrongKey: The key does not open it, or it needs one.
             StorageError: The database cannot be opened.
         """
+        if dsn is settings.CHOSEN:
+            chosen = settings.load()
+            dsn, options = chosen.db, {"key": chosen.key, **options}
         store = cls(dsn, **options)
         store.setup()
         return store

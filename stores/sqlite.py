@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure import settings
+from perdure.errors import ConfigurationError
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.sqlite import SQLiteDatabase
@@ -136,6 +137,10 @@ class SQLiteStore(WholeStore):
         if path is settings.CHOSEN:
             chosen = settings.load()
             path, options = chosen.db, {"key": chosen.key, **options}
+            if settings.is_dsn(chosen.db):
+                raise ConfigurationError(
+                    "the settings name a Postgres DSN: use PostgresStore.open()"
+                )
         store = cls(path, **options)
         store.setup()
         return store

@@ -29,7 +29,7 @@ def _postgres(folder: Path, **options: Any) -> Any:
     return PostgresCheckpointer.open(postgres_server.dsn(), schema=schema, pool_size=4, **options)
 
 
-BACKENDS: dict[str, Callable[..., Any]] = {
+BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     "memory": lambda folder, **options: SQLiteCheckpointer.open(":memory:", **options),
     "file": lambda folder, **options: SQLiteCheckpointer.open(folder / "plain.db", **options),
     "sealed": lambda folder, **options: SQLiteCheckpointer.open(

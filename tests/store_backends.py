@@ -108,7 +108,7 @@ def _postgres(folder: Path, *, clock: Callable[[], float] = time.time, **options
     return Store.open(postgres_server.dsn(), schema=postgres_server.schema(folder), **options)
 
 
-BACKENDS: dict[str, Callable[..., Any]] = {
+BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
     "memory": lambda folder, **options: open_store(":memory:", **of_words(**options)),
     "file": lambda folder, **options: open_store(folder / "plain.db", **of_words(**options)),
     "sealed": lambda folder, **options: open_store(

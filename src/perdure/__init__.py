@@ -1,4 +1,4 @@
-"""Memory for LangGraph agents: threads that resume, history that stays, in one SQLite file."""
+"""Memory for LangGraph agents: threads that resume, history that stays, in a file or Postgres."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,14 +6,26 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.stores import SQLiteStore
+    from perdure.checkpointers import PostgresCheckpointer, SQLiteCheckpointer
+    from perdure.stores import PostgresStore, SQLiteStore
 
     __version__: str
 
-__all__ = ["PerdureError", "SQLiteCheckpointer", "SQLiteStore", "__version__"]
+__all__ = [
+    "PerdureError",
+    "PostgresCheckpointer",
+    "PostgresStore",
+    "SQLiteCheckpointer",
+    "SQLiteStore",
+    "__version__",
+]
 
-_PARTS = {"SQLiteCheckpointer": "perdure.checkpointers", "SQLiteStore": "perdure.stores"}
+_PARTS = {
+    "PostgresCheckpointer": "perdure.checkpointers",
+    "PostgresStore": "perdure.stores",
+    "SQLiteCheckpointer": "perdure.checkpointers",
+    "SQLiteStore": "perdure.stores",
+}
 
 
 def __getattr__(name: str) -> Any:

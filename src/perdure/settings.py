@@ -119,7 +119,7 @@ class Settings:
     """What perdure works with where nothing else is said.
 
     Attributes:
-        db: The database file.
+        db: The database: a file, or a Postgres DSN.
         model: Name of a chat model at an OpenAI-compatible endpoint; None: the offline responder.
         base_url: That endpoint; None: OpenAI's.
         api_key: Its key; local servers take any.
@@ -148,6 +148,11 @@ NAMES: Final = {
 }
 
 
+def is_dsn(db: str) -> bool:
+    """Whether a database is one of Postgres, rather than a file."""
+    return db.startswith(("postgresql://", "postgres://"))
+
+
 def load(**arguments: str | None) -> Settings:
     """Put the settings together; an argument that is None is left to the environment and the file.
 
@@ -167,7 +172,7 @@ def load(**arguments: str | None) -> Settings:
     found |= {table: of(**found[table]) for table, of in _TABLES.items()}
     sources = {name: source for name, (_, source) in given.items()}
     db = os.path.expanduser(found.pop("db")) or _default_db()
-    if db != ":memory:" and sources.get("db") != "argument":
+    if db != ":memory:" and not is_dsn(db) and sources.get("db") != "argument":
         db = os.path.abspath(db)
     return Settings(db, **found, sources=sources)
 
@@ -208,7 +213,7 @@ def _in_file() -> dict[str, Given]:
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
         _checked(where, value, NAMES[name])
-    if found.get("db") not in (None, "", ":memory:"):  # beside the file that names it
+    if found.get("db") not in (None, "", ":memory:") and not is_dsn(found["db"]):  # beside the file
         found["db"] = str(path.parent / os.path.expanduser(found["db"]))
     return {name: (value, str(path)) for name, value in found.items()}
 

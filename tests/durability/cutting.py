@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import tempfile
@@ -109,8 +110,6 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 def _shut(*socks: socket.socket) -> None:
     for sock in socks:
-        try:
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         sock.close()

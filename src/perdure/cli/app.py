@@ -22,14 +22,15 @@ from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
-    from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.checkpointers.checkpointer import Checkpointer
     from perdure.memory.extraction import Extraction
     from perdure.memory.proposals import Extractor
     from perdure.settings import Settings
-    from perdure.stores import Receipt, SQLiteStore
+    from perdure.stores import Receipt
+    from perdure.stores.whole_store import WholeStore
 
     Namespace = tuple[str, ...]
-    Part = TypeVar("Part", SQLiteCheckpointer, SQLiteStore)
+    Part = TypeVar("Part", Checkpointer, WholeStore)
 
 
 class Command(typer.core.TyperCommand):
@@ -190,24 +191,26 @@ class Database:
     """The database of a command: each part is opened when it is first used."""
 
     def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool, hasty: bool) -> None:
+        from perdure.settings import is_dsn
+
         self.settings, self.user = settings, settings.user
         self._stack = stack
         self._reads = reads
-        self._options = {"synchronous": "normal"} if hasty else {}
+        self._options = {"synchronous": "normal"} if hasty and not is_dsn(settings.db) else {}
 
     @cached_property
-    def saver(self) -> SQLiteCheckpointer:
+    def saver(self) -> Checkpointer:
         """The threads."""
-        from perdure.checkpointers import SQLiteCheckpointer
+        from perdure.checkpointers import open_checkpointer
 
-        return self._opened(SQLiteCheckpointer)
+        return self._opened(open_checkpointer)
 
     @cached_property
-    def store(self) -> SQLiteStore:
+    def store(self) -> WholeStore:
         """The items, memories among them."""
-        from perdure.stores import SQLiteStore
+        from perdure.stores import open_store
 
-        return self._opened(SQLiteStore)
+        return self._opened(open_store)
 
     @property
     def config(self) -> RunnableConfig:
@@ -225,18 +228,18 @@ class Database:
 
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
 
-    def _opened(self, part: type[Part]) -> Part:
+    def _opened(self, open_part: Callable[..., Part]) -> Part:
         from perdure.errors import StorageError
 
         path, key = self.settings.db, self.settings.key
         try:
-            opened = part.open(path, key=key, **self._options)
+            opened = open_part(path, key=key, **self._options)
             return self._stack.enter_context(opened)
         except StorageError as exc:
             # its kinds say that the file is locked, damaged or none: reading would say so again
             if not self._reads or type(exc) is not StorageError:
                 raise
-            return self._stack.enter_context(part.open(path, key=key, read_only=True))
+            return self._stack.enter_context(open_part(path, key=key, read_only=True))
 
 
 @contextmanager
@@ -254,10 +257,10 @@ def opened(
     a write does not wait for the disk: a power cut may lose the last, so the command must be one
     that can be repeated.
     """
-    from perdure.settings import load
+    from perdure.settings import is_dsn, load
 
     settings = load(db=db, user=user)
-    if not create and not Path(settings.db).exists():
+    if not create and not is_dsn(settings.db) and not Path(settings.db).exists():
         raise ConfigurationError(
             f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' begins "
             "one, --db names another"
@@ -289,7 +292,7 @@ def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
 
 
 def item_place(
-    store: SQLiteStore,
+    store: WholeStore,
     places: Sequence[Namespace],
     given: str,
     listing: str,

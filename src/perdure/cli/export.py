@@ -14,7 +14,7 @@ from perdure.cli.threads import about
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.checkpointers.checkpointer import Checkpointer
 
 
 @app.command()
@@ -39,7 +39,7 @@ def export(
                 show(number / len(ids), number)
 
 
-def _exported(saver: SQLiteCheckpointer, thread: str) -> dict[str, Any]:
+def _exported(saver: Checkpointer, thread: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
 
     said = [item.value for item in saver.history(thread) if not item.branch]

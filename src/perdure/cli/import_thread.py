@@ -20,7 +20,7 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.cli.app import Database
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
@@ -107,7 +107,7 @@ class ThreadImport:
     what came before that one was removed, so that no branch can begin within it.
     """
 
-    def __init__(self, saver: SQLiteCheckpointer, thread_id: str, talk: Conversation) -> None:
+    def __init__(self, saver: Checkpointer, thread_id: str, talk: Conversation) -> None:
         self._saver, self._talk = saver, talk
         self._thread = {"thread_id": thread_id, "checkpoint_ns": ""}
         try:

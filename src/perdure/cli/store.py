@@ -30,7 +30,8 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 if TYPE_CHECKING:
-    from perdure.stores import FoundItem, Receipt, SQLiteStore, StoredItem
+    from perdure.stores import FoundItem, Receipt, StoredItem
+    from perdure.stores.whole_store import WholeStore
 
 store = group("store", "Items under namespaces, with versions and search.")
 
@@ -85,7 +86,7 @@ def _object(text: str | None, what: str) -> dict[str, Any] | None:
 
 
 def _place(
-    store: SQLiteStore, where: tuple[str, ...], key: str, *, deleted: bool = False
+    store: WholeStore, where: tuple[str, ...], key: str, *, deleted: bool = False
 ) -> tuple[tuple[str, ...], str]:
     listing = f"perdure store search {shown(where)}"
     return item_place(store, [where], key, listing, deleted=deleted)

@@ -16,7 +16,7 @@ from perdure.cli.output import ago, line, show
 from perdure.errors import UnknownThread
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.checkpointers.checkpointer import Checkpointer
 
 ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")  # of a conversation
 TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
@@ -72,7 +72,7 @@ def in_utc(seconds: Any) -> datetime | None:
         return None
 
 
-def about(saver: SQLiteCheckpointer, thread: str, newest: Any = None) -> dict[str, Any]:
+def about(saver: Checkpointer, thread: str, newest: Any = None) -> dict[str, Any]:
     """The title and times that an import left in a thread, those that it has.
 
     They are in the metadata of its `newest` checkpoint, unless the thread went on in a program of

@@ -219,7 +219,7 @@ class Locks:
             if not first:
                 async with asyncio.timeout(turn.left_s()):
                     await asyncio.wrap_future(turn.reached)
-            while not await asyncio.to_thread(self._take, turn):
+            while not await asyncio.to_thread(self._take, turn):  # noqa: ASYNC110 - across processes
                 await asyncio.sleep(self._pause_s(turn))
         return turn
 

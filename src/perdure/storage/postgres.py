@@ -25,15 +25,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-import psycopg
-from psycopg import RawCursor, errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
-from psycopg.types.string import BytesBinaryDumper
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
-
 from perdure.errors import (
     ConfigurationError,
+    MissingDependency,
     SchemaMismatch,
     StorageError,
     StorageFull,
@@ -43,6 +37,18 @@ from perdure.storage.database import Migration
 from perdure.storage.flow import AnyText, Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Between, Locks, NamedLock
 from perdure.storage.threads import Threads
+
+try:
+    import psycopg
+    from psycopg import RawCursor, errors
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+    from psycopg.types.string import BytesBinaryDumper
+    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+except ImportError as exc:
+    raise MissingDependency(
+        "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
+    ) from exc
 
 T = TypeVar("T")
 _THREADS: Final = 8  # that do the work of coroutines
@@ -80,7 +86,7 @@ _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
 
 
 class _Translator(dict[str, bytes]):
-    """Statements as they are sent, by their SQL: `?` and `?1` numbered, tables with their schema."""
+    """Statements as they are sent, by their SQL: parameters numbered, tables with their schema."""
 
     def __init__(self, schema: str, tables: frozenset[str]) -> None:
         self._schema, self._tables = schema, tables
@@ -162,8 +168,8 @@ class Server:
             conn = self._pool.getconn()
         except PoolTimeout as exc:
             raise StorageUnavailable(
-                f"{self.name}: no connection within {self.timeout_s} s ({exc}): check the server, or "
-                "give a larger pool_size"
+                f"{self.name}: no connection within {self.timeout_s} s ({exc}): check the server, "
+                "or give a larger pool_size"
             ) from exc
         except PoolClosed as exc:
             raise StorageUnavailable(f"the database {self.name} is closed") from exc
@@ -655,7 +661,7 @@ class PostgresDatabase:
         yield Statement(_SCRUB_WANTED, (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
-        """See `Database.scrub`: the tables are vacuumed; backups and the WAL are yours to expire."""
+        """See `Database.scrub`: the tables are vacuumed; the WAL and backups are yours to expire."""
         asked = self.read(rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
             self.shrink()
@@ -751,6 +757,8 @@ def translated(exc: BaseException, name: str) -> StorageError:
         return StorageFull(f"{name}: {exc}; free space on the server, then write again")
     if isinstance(exc, psycopg.Error) and _is_lost(exc):
         return StorageUnavailable(f"{name}: {exc}; check that the server runs and can be reached")
+    if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
+        return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
     if isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled):
         return StorageUnavailable(f"{name}: {exc}; try again")
     return StorageError(f"{name}: {exc}")
