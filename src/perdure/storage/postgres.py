@@ -608,10 +608,11 @@ class PostgresDatabase:
                     rows = self._again(lambda: self._asked_alone(server, asked))
                 return rows if isinstance(request, list) else rows[0]
 
-            result = run(flow, execute)
-            if conn is not None:
-                conn.execute("COMMIT")
-            return result
+            try:
+                return run(flow, execute)
+            finally:
+                if conn is not None and not conn.broken:
+                    conn.execute("ROLLBACK")  # it only read
 
     def _begun(
         self, server: Server, asked: list[Statement], stack: ExitStack
@@ -661,7 +662,7 @@ class PostgresDatabase:
         yield Statement(_SCRUB_WANTED, (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
-        """See `Database.scrub`: the tables are vacuumed; the WAL and backups are yours to expire."""
+        """See `Database.scrub`: tables are vacuumed; the WAL and backups are yours to expire."""
         asked = self.read(rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
             self.shrink()
