@@ -84,6 +84,14 @@ LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM
 ELSE (n.namespace << 32) + n.pinned END
 WHERE t.thread_id = ?3;
 
+-- unchanged: a number if all that `state` answers is as it was, and a checkpoint is not there yet
+SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2
+LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END
+WHERE t.thread_id = ?3 AND t.thread = ?4 AND t.seq = ?5 AND t.generation = ?6 AND n.namespace = ?7 AND n.pinned = ?8
+AND coalesce(h.id, 0) = ?9 AND coalesce(h.began, 0) = ?10
+AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = n.namespace);
+
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
 
@@ -209,6 +217,9 @@ SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 -- add_writes: what a task wrote, if it is the first of it
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (namespace, uid, task) DO NOTHING RETURNING 1;
+
+-- new_writes: what a task wrote, which has written nothing yet
+INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?);
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

@@ -33,7 +33,7 @@ from perdure.checkpointers.records import (
     unpack_id,
     written_said,
 )
-from perdure.storage.flow import Flow, Last, Row, Statement
+from perdure.storage.flow import Flow, Hope, Last, Row, Statement, Unexpected
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
@@ -110,8 +110,8 @@ class Writer:
 
         What is known of the thread is taken for what the first statement will answer, and the
         flow is run so far here, in the caller's thread: then the thread that commits has next to
-        nothing to do in Python but to see that the answer is that one. If it is not, the flow
-        begins anew (docs/decisions/0013).
+        nothing to do in Python, and the database is asked once. If the thread is not as it was
+        known, the flow begins anew (docs/decisions/0013).
         """
 
         def make() -> Flow[Written]:
@@ -127,23 +127,30 @@ class Writer:
             then = ahead[0].send([state])
         except Stale:
             return make
+        # the last activity decides nothing, and an id goes with its key
+        key, seq, generation, _, namespace, pinned, head, began, _, existing = state
+        if namespace is None or existing is not None or not isinstance(then, Last):
+            return make
+        assert isinstance(first, Statement)
+        known = (*first.params, key, seq, generation, namespace, pinned, head or 0, began or 0)
+        if isinstance(plan, PlannedWrites):
+            then[0] = Statement(self.sql["new_writes"], then[0].params)
 
-        def verified() -> Flow[Written]:
+        def hopeful() -> Flow[Written]:
             if not ahead:
                 return (yield from make())
             flow = ahead.pop()
-            rows = yield first
-            # the last activity apart, which decides nothing
-            if not rows or (rows[0][:3], rows[0][4:]) != (state[:3], state[4:]):
-                return (yield from make())
-            request = then
             try:
-                while True:
-                    request = flow.send((yield request))
+                yield Hope([self.sql("unchanged", *known), *then])
+            except Unexpected:
+                return (yield from make())
+            try:
+                flow.send([[(1,)]])
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
+            raise AssertionError("a flow went on after its last request")
 
-        return verified
+        return hopeful
 
     # -- a checkpoint
 
@@ -289,7 +296,7 @@ class Writer:
         row = (pack_id(plan.at.checkpoint_id or ""), pack_id(plan.task), plan.path)
         writes, body = plan.writes, seal_writes(self.seal, *plan.at[:2], row, plan.writes)
         add = self.sql("add_writes", out.namespace, *row, body)
-        added, *_ = yield [add, *self._touched(out)]
+        added, *_ = yield Last([add, *self._touched(out)])
         if not added:
             ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
             before = open_writes(self.seal, *plan.at[:2], (*row[:2], path, stored))

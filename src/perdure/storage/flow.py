@@ -46,7 +46,20 @@ class Statement(NamedTuple):
 
 
 class Last(list[Statement]):
-    """The last request of a flow that writes: nothing is done with its rows, and none are sent."""
+    """The last request of a flow, unless the rows of its first statement say otherwise."""
+
+
+class Hope(list[Statement]):
+    """A whole transaction, if it can be made: the first statement has to answer a number, not NULL.
+
+    No rows are sent. If it cannot be made, because of that answer or a key that is there already,
+    nothing of it is, and `Unexpected` is raised in the flow; or the flow is made anew, where a
+    transaction that failed cannot go on.
+    """
+
+
+class Unexpected(Exception):
+    """See `Hope`."""
 
 
 Request = Statement | list[Statement]

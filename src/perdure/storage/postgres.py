@@ -34,7 +34,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import Migration
-from perdure.storage.flow import AnyText, Flow, Last, Request, Row, Statement, rows_of, run
+from perdure.storage.flow import AnyText, Flow, Hope, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Between, Locks, NamedLock
 from perdure.storage.threads import Threads
 
@@ -272,7 +272,7 @@ class _Attempt:
     """What is known of a transaction, should its connection be lost."""
 
     xid: str | None = None
-    ending: bool = False  # the COMMIT is on its way
+    hoped: bool = False  # all of it was sent in one request
 
 
 class PostgresDatabase:
@@ -485,6 +485,10 @@ class PostgresDatabase:
                 return outcome[0]
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
                 error: BaseException = exc
+            except (errors.DivisionByZero, errors.UniqueViolation) as exc:
+                if not attempt.hoped:
+                    raise translated(exc, server.name) from exc
+                continue  # it was not as hoped: the flow is made anew
             except psycopg.Error as exc:
                 if not _is_lost(exc):
                     raise translated(exc, server.name) from exc
@@ -507,7 +511,10 @@ class PostgresDatabase:
 
         def execute(request: Request) -> Any:
             asked = request if isinstance(request, list) else [request]
-            rows = self._asked(conn, [*before, *asked], fetched=not isinstance(request, Last))
+            if isinstance(request, Hope):
+                attempt.hoped = True
+                return self._asked(conn, [*before, *asked], fetched=False)
+            rows = self._asked(conn, [*before, *asked])
             if before:
                 attempt.xid = rows[1][0][0] if rows[1] else None
                 del rows[:2], before[:]
@@ -520,7 +527,6 @@ class PostgresDatabase:
                 if not (isinstance(exc, psycopg.Error) and _is_lost(exc)):
                     conn.execute("ROLLBACK")
                 raise
-            attempt.ending = True
             conn.execute("COMMIT")
 
     def _asked(

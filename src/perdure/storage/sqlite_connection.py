@@ -22,7 +22,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import Migration, statements
-from perdure.storage.flow import Flow, Request, T, run
+from perdure.storage.flow import Flow, Hope, Request, T, Unexpected, run
 
 Synchronous = Literal["full", "normal"]
 DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
@@ -202,6 +202,8 @@ class Connector:
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:
     """Run what a flow yielded on a connection; see `flow.Request`."""
+    if isinstance(request, Hope):
+        return _hoped(conn, request)
     if isinstance(request, list):
         return [execute(conn, statement) for statement in request]
     sql, params, many = request
@@ -209,6 +211,20 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
         conn.executemany(sql, params)
         return []
     return conn.execute(sql, params).fetchall()
+
+
+def _hoped(conn: sqlite3.Connection, request: Hope) -> None:
+    conn.execute("SAVEPOINT hope")
+    try:
+        if execute(conn, request[0])[0][0] is None:
+            raise Unexpected
+        for statement in request[1:]:
+            execute(conn, statement)
+    except (Unexpected, sqlite3.IntegrityError) as exc:
+        conn.execute("ROLLBACK TO hope")
+        raise Unexpected from exc
+    finally:
+        conn.execute("RELEASE hope")
 
 
 def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
