@@ -136,15 +136,14 @@ def test_ids_from_a_generator(saver: SQLiteCheckpointer) -> None:
 
 def test_prefixes_with_odd_characters(saver: SQLiteCheckpointer) -> None:
     """A prefix is taken letter by letter: nothing in it is a wildcard or an end."""
-    names = []
-    for name in [f"{odd}{n}" for odd in [*ODD, "a", "axb"] for n in range(2)]:
-        try:
-            saver.put(at(thread_id=name), checkpoint("1"), {}, {"x": 1})
-            names.append(name)
-        except StorageError as exc:  # Postgres has no text with NUL
-            assert "NUL" in str(exc) and "\0" in name
+    names = [f"{odd}{n}" for odd in [*ODD, "a", "axb"] for n in range(2)]
+    if not isinstance(saver, SQLiteCheckpointer):  # Postgres has no text with NUL
+        with pytest.raises(StorageError, match="NUL"):
+            saver.put(at(thread_id="a\0b"), checkpoint("1"), {}, {"x": 1})
+        names = [name for name in names if "\0" not in name]
+    for name in names:
+        saver.put(at(thread_id=name), checkpoint("1"), {}, {"x": 1})
 
-    assert len(names) > 10
     for prefix in [*ODD, "a", "a\0", "\0", "A", "", "ä"]:
         expected = {name for name in names if name.startswith(prefix)}
         assert expected == {info.thread_id for info in saver.threads(prefix=prefix)}
