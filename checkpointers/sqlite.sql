@@ -84,6 +84,10 @@ LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM
 ELSE (n.namespace << 32) + n.pinned END
 WHERE t.thread_id = ?3;
 
+-- known: a number if a thread and its namespace are there still, and nothing of the thread was removed
+SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread
+WHERE t.thread_id = ? AND t.thread = ? AND t.generation = ? AND n.namespace = ?;
+
 -- unchanged: a number if all that `state` answers is as it was, and a checkpoint is not there yet
 SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2
 LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)

@@ -81,7 +81,8 @@ class Written:
         ns = self.at.checkpoint_ns
         thread = cache.thread(self.at.thread_id, self.key, self.generation)
         state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
-        keep(thread.states, ns, (*state, *self.head, None))
+        if self.snapshot is not None or ns not in thread.states:
+            keep(thread.states, ns, (*state, *self.head, None))
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
@@ -132,16 +133,19 @@ class Writer:
         if namespace is None or existing is not None or not isinstance(then, Last):
             return make
         assert isinstance(first, Statement)
-        known = (*first.params, key, seq, generation, namespace, pinned, head or 0, began or 0)
-        if isinstance(plan, PlannedWrites):
+        check = self.sql("known", plan.at.thread_id, key, generation, namespace)
+        if isinstance(plan, PlannedWrites):  # they do not mind which checkpoints come meanwhile
             then[0] = Statement(self.sql["new_writes"], then[0].params)
+        else:
+            at = key, seq, generation, namespace, pinned, head or 0, began or 0
+            check = self.sql("unchanged", *first.params, *at)
 
         def hopeful() -> Flow[Written]:
             if not ahead:
                 return (yield from make())
             flow = ahead.pop()
             try:
-                yield Hope([self.sql("unchanged", *known), *then])
+                yield Hope([check, *then])
             except Unexpected:
                 return (yield from make())
             try:

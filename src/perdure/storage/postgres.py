@@ -520,14 +520,14 @@ class PostgresDatabase:
                 del rows[:2], before[:]
             return rows if isinstance(request, list) else rows[0]
 
-        with conn.pipeline():
-            try:
+        try:
+            with conn.pipeline():
                 outcome.append(run(flow, execute))
-            except BaseException as exc:
-                if not (isinstance(exc, psycopg.Error) and _is_lost(exc)):
-                    conn.execute("ROLLBACK")
-                raise
-            conn.execute("COMMIT")
+                conn.execute("COMMIT")
+        except BaseException:
+            with suppress(psycopg.Error):
+                conn.rollback()
+            raise
 
     def _asked(
         self, conn: psycopg.Connection[Row], statements: list[Statement], *, fetched: bool = True
