@@ -467,7 +467,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
-            ForbiddenType: Nor can a value that may hold a message: a class in it is not allowed.
+            ForbiddenType: A value that may hold a message has a class that is not allowed. Nothing
+                was erased.
         """
         from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
 
