@@ -301,7 +301,7 @@ class _Eraser:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
         texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS
         where, new = Where(inputs, texts, tasks or self._in_sent), ref
-        if ref[0] in (ITEM, LIST, DICT) and not isinstance(ref, bytes):
+        if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new = yield from self._split(ref, where)
         elif (yield from self._may_change(ref)):
             new = self._left((yield from self._value(ref)), where, ref)
@@ -314,7 +314,7 @@ class _Eraser:
             return True
         for log, numbers in references(ref):
             ranges = yield from self.reader.ranges(numbers)
-            if any(_between(self._suspects[log], *each) for each in ranges):
+            if any(_between(self._suspects, log, *each) for each in ranges):
                 return True
         return False
 
@@ -352,8 +352,8 @@ class _Eraser:
 
     def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
         """Whether a dict that was split is itself a message."""
-        suspects = self._suspects[log]
-        if count(ranges) > _MESSAGE_FIELDS or not any(_between(suspects, *r) for r in ranges):
+        suspects = (_between(self._suspects, log, *each) for each in ranges)
+        if count(ranges) > _MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
 
@@ -392,7 +392,7 @@ class _Eraser:
         parts: list[New | Range] = []
         same = True
         for start, stop in ranges:
-            for position in _between(self._hits[log], start, stop):
+            for position in _between(self._hits, log, start, stop):
                 new = self._item(log, self.thread.logs[log].origin(position), pairs, where)
                 if new is None:
                     continue
@@ -418,8 +418,9 @@ class _Eraser:
         return GONE if new is GONE else self._encoded(new)
 
 
-def _between(positions: list[int], start: int, stop: int) -> list[int]:
-    return positions[bisect_left(positions, start) : bisect_left(positions, stop)]
+def _between(found: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:
+    at = found.get(log, [])
+    return at[bisect_left(at, start) : bisect_left(at, stop)]
 
 
 def _entry(value: Any) -> dict[Any, Any] | None:
