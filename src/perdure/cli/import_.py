@@ -174,9 +174,8 @@ def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversa
                         raise Odd("no conversation")
                     known = True
                 except Odd as exc:
-                    if isinstance(wrong := exc.__cause__, jsonlib.JSONDecodeError):
-                        at = f"{where}line {wrong.lineno}, column {wrong.colno}"
-                        why = why or f"is no valid JSON: {at}"
+                    if isinstance(wrong := exc.__cause__, jsonlib.JSONDecodeError) and not why:
+                        why = f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
                     report.skipped.append(Problem(str(exc), f"{name}, {number}"))
             found += lines.talks()
     except zipfile.BadZipFile as exc:
