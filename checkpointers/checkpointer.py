@@ -8,6 +8,7 @@ does the same in another thread.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import (
@@ -466,7 +467,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
-            ForbiddenType: A value cannot, as a class of it is not allowed. Nothing was erased.
+            ForbiddenType: A value that may hold a message has a class that is not allowed. Nothing
+                was erased.
         """
         from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
 
@@ -573,11 +575,24 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
                 The threads before it are kept.
         """
-        codec = Codec(serde or self.serde)
-        parts = codec, self._reader, self._read, self._write
-        return Importer(langgraph_sqlite_path, *parts).run()
+        return self._importer(langgraph_sqlite_path, serde).run()
 
-    aimport_from = awaited(import_from)
+    async def aimport_from(
+        self,
+        langgraph_sqlite_path: str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+    ) -> ImportReport:
+        """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
+        importer = self._importer(langgraph_sqlite_path, serde)
+        try:
+            return await asyncio.to_thread(importer.run)
+        finally:
+            importer.stopped.set()
+
+    def _importer(self, path: str | os.PathLike[str], serde: SerializerProtocol | None) -> Importer:
+        codec = Codec(serde or self.serde)
+        return Importer(path, codec, self._reader, self._read, self._write)
 
     # -- running flows
 

@@ -13,13 +13,15 @@ all of them.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import packb
 from pydantic import BaseModel
@@ -124,14 +126,18 @@ class Codec:
         try:
             if name == "msgpack" and self._allowlist is not None:
                 return Converter(self._allowlist).unpack(data)
-            return self.serde.loads_typed((name, data))
+            with _blocked() as blocked:
+                value = self.serde.loads_typed((name, data))
         except TypeNotAllowed as exc:
-            raise _forbidden(exc, "a stored value") from exc
+            raise _forbidden(exc.name, "a stored value") from exc
         except Exception as exc:
             raise CorruptRecord(
                 f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
                 "was it written with another serializer?"
             ) from exc
+        if blocked:
+            raise _forbidden(blocked[0], "a stored value")
+        return value
 
     # -- the full form
 
@@ -224,7 +230,7 @@ def _refusal(
             break
         parts = _parts(value)
     if isinstance(reason, TypeNotAllowed):
-        return _forbidden(reason, where)
+        return _forbidden(reason.name, where)
     if isinstance(reason, RecursionError):
         return Unstorable(
             f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
@@ -254,9 +260,33 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _forbidden(refused: TypeNotAllowed, where: str) -> ForbiddenType:
+# -- langgraph's own serializers report a refused type only as an event
+
+_refused = threading.local()
+
+
+def _note_refusal(event: SerdeEvent) -> None:
+    names = getattr(_refused, "names", None)
+    if names is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
+        names.append((event["module"], event["name"]))
+
+
+register_serde_event_listener(_note_refusal)
+
+
+@contextmanager
+def _blocked() -> Iterator[list[tuple[str, str]]]:
+    """The types that the serializer refuses in this thread meanwhile."""
+    _refused.names = found = list[tuple[str, str]]()
+    try:
+        yield found
+    finally:
+        _refused.names = None
+
+
+def _forbidden(name: tuple[str, ...], where: str) -> ForbiddenType:
     """The error that names a refused type, and how to allow it."""
-    module, cls = refused.name
+    module, cls = name
     return ForbiddenType(
         f"{where} holds a {module}.{cls}, which is not on the allowlist of types that may be "
         f"rebuilt from a database; if you trust it, open the checkpointer with "

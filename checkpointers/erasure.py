@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
@@ -34,6 +34,7 @@ from perdure.checkpointers.manifest import (
     flat,
     once,
     positions,
+    references,
 )
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
@@ -50,7 +51,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.values import unpack
+from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import Flow, Row
 
@@ -77,7 +78,11 @@ def erased(
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
-    eraser.remover.settle(eraser.values())
+    eraser.settle()
+    if eraser.dicts:  # histories come before the older dicts whose parts they hold
+        channels = {*eraser.remover.channels}
+        yield from eraser.run(looking=True)
+        eraser.remover.channels = channels
     yield from eraser.run(looking=False)
     yield eraser.appender.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
@@ -118,6 +123,7 @@ class _Eraser:
     Attributes:
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
+        dicts: Logs whose items are pairs.
     """
 
     def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
@@ -129,12 +135,15 @@ class _Eraser:
         self.appender = Appender(*of)
         self.checkpoints = 0
         self.cancelled: set[str] = set()
+        self.dicts: set[int] = set()
+        self._needles = remover.needles()
         self._looking = True  # nothing is written yet
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
-        self._hits: dict[int, list[int]] = {}  # the positions of those that may have to change
+        # the positions of those whose bytes may name a message, and of those that may change
+        self._suspects: dict[int, list[int]] = {}
+        self._hits: dict[int, list[int]] = {}
         self._item: Callable[..., Any] = self._new_item
         self._calling: set[tuple[int, int]] = set()  # messages with calls that go
-        self._dicts: set[int] = set()  # logs whose items are pairs
         self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
         # the tasks sent that quoted a message, by checkpoint and place, for one namespace
         self._sent: dict[str, dict[int, str]] = {}
@@ -158,10 +167,16 @@ class _Eraser:
             for position, stored in items.items():  # what is left of another item may be this
                 self.appender.placed.setdefault((name, stored), position)
 
-    def values(self) -> Iterator[Any]:
-        """Each item, decoded."""
-        for items in self._stored.values():
-            yield from map(self.codec.decode, items.values())
+    def settle(self) -> None:
+        """Learn what the messages found say that no other message says."""
+        self.remover.settle()
+        self._needles = self.remover.needles()
+        stored = (stored for items in self._stored.values() for stored in items.values())
+        self.remover.spare(map(self.codec.decode, filter(self._may_name, stored)))
+
+    def _may_name(self, stored: bytes) -> bool:
+        """Whether something to erase may be in these bytes; what cannot hold it is not decoded."""
+        return not self.codec.compact or any(needle in stored for needle in self._needles)
 
     def run(self, *, looking: bool) -> Flow[None]:
         """Go over the thread once."""
@@ -169,14 +184,16 @@ class _Eraser:
         self._item = cache(self._new_item)
         self.cancelled.clear()
         for key, items in self._stored.items():
-            hits = {p for p, stored in items.items() if self._is_hit(self.codec.decode(stored))}
+            suspects = {p for p, stored in items.items() if self._may_name(stored)}
+            hits = {p for p in suspects if self._is_hit(self.codec.decode(items[p]))}
             origins = self.thread.logs[key].origins.items()
-            self._hits[key] = sorted([*hits, *(p for p, origin in origins if origin in hits)])
-        for namespace, ns, at in (yield self.sql("thread_namespaces", self.thread.key)):
+            for found, at in (self._suspects, suspects), (self._hits, hits):
+                found[key] = sorted([*at, *(p for p, origin in origins if origin in at)])
+        for namespace, ns, newest in (yield self.sql("thread_namespaces", self.thread.key)):
             self._in_sent = f"{ns}|".startswith(self._subgraphs)
             self._sent, head = {}, None
             for row, snapshot in (yield from self.reader.rows(self.thread_id, ns, namespace)):
-                is_head = row[0] == place(namespace, at)
+                is_head = row[0] == place(namespace, newest)
                 head = snapshot.uid if is_head else head
                 yield from self._checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
@@ -185,11 +202,10 @@ class _Eraser:
 
     def _is_hit(self, value: Any) -> bool:
         """Whether an item, whatever it is part of, may not stay as it is."""
-        # of a dict that was split, the pair that holds its id
-        pair = type(value) is list and len(value) == 2 and type(value[1]) is str
-        if pair and value[1] in self.remover.ids:
+        where, entry = Where(True, True, True), _entry(value)
+        if entry is not None and self.remover.without(entry, where) is not entry:
             return True
-        return self.remover.without(value, Where(True, True, True)) is not value
+        return self.remover.without(value, where) is not value
 
     # -- checkpoints and pending writes
 
@@ -214,12 +230,12 @@ class _Eraser:
                     self.cancelled.add(_task(ns, channel.removeprefix(_NEXT)))
         if self._looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
             return
-        # it is found no more by what its metadata does not hold any more
-        old, new = (
-            {*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1])
-        )
-        for number in old - new:
-            yield self.sql("drop_tag", number, row[0])
+        if fields[1] is not metadata:  # it is found no more by what this does not hold any more
+            old, new = (
+                {*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1])
+            )
+            for number in old - new:
+                yield self.sql("drop_tag", number, row[0])
         snapshot.fields = fields
         snapshot.refs = {channel: ref for channel, ref in refs.items() if ref is not GONE}
         body = seal_checkpoint(self.seal, self.thread_id, ns, row, snapshot, said)
@@ -228,7 +244,7 @@ class _Eraser:
 
     def _tasks(self, uid: str, ref: Any) -> Flow[Any]:
         """The tasks sent to run next, without those that quote."""
-        value = yield from self._value(ref)
+        value = (yield from self._value(ref)) if (yield from self._may_change(ref)) else None
         tasks = dict(enumerate(value)) if isinstance(value, list) else {}
         where = Where(tasks=True)
         gone = {at: t for at, t in tasks.items() if self.remover.without(t, where) is GONE}
@@ -284,21 +300,30 @@ class _Eraser:
     def _ref(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
         texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS
-        where = Where(inputs, texts, tasks or self._in_sent)
-        if isinstance(ref, bytes):
-            new = self._inline(ref, where)
-        elif ref[0] in (ITEM, LIST, DICT):
+        where, new = Where(inputs, texts, tasks or self._in_sent), ref
+        if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new = yield from self._split(ref, where)
-        else:
+        elif (yield from self._may_change(ref)):
             new = self._left((yield from self._value(ref)), where, ref)
         if new is not ref and self._looking and not channel.startswith("__"):
             self.remover.channels.add(channel)
         return new
 
+    def _may_change(self, ref: Any) -> Flow[bool]:
+        if self._may_name(ref if isinstance(ref, bytes) else pack(ref)):
+            return True
+        for log, numbers in references(ref):
+            ranges = yield from self.reader.ranges(numbers)
+            if any(_between(self._suspects, log, *each) for each in ranges):
+                return True
+        return False
+
     def _value(self, ref: Any) -> Flow[Any]:
         return (yield from self.reader.value(self.thread_id, self.thread, ref))
 
     def _inline(self, stored: bytes, where: Where) -> Any:
+        if not self._may_name(stored):
+            return stored
         return self._left(self.codec.decode(stored), where, stored)
 
     def _left(self, value: Any, where: Where, ref: Any) -> Any:
@@ -312,7 +337,7 @@ class _Eraser:
         kind, log, numbers = ref
         ranges = yield from self.reader.ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
-            self._dicts.add(log)
+            self.dicts.add(log)
             if (yield from self._is_message(log, ranges, where)):
                 self._parts_of_gone |= {(log, position) for position in positions(ranges)}
                 return GONE
@@ -327,7 +352,8 @@ class _Eraser:
 
     def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
         """Whether a dict that was split is itself a message."""
-        if count(ranges) > _MESSAGE_FIELDS or not any(self._hits_in(log, *r) for r in ranges):
+        suspects = (_between(self._suspects, log, *each) for each in ranges)
+        if count(ranges) > _MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
 
@@ -335,7 +361,7 @@ class _Eraser:
         """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
         ranges = yield from self.reader.ranges(numbers)
         split = isinstance(held, list) and held[0] in (LIST, DICT)
-        pairs = held[0] == DICT if split else log in self._dicts
+        pairs = held[0] == DICT if split else log in self.dicts
         parts = self._parts(log, ranges, Where(tasks=self._in_sent), pairs=pairs)
         gone = self._parts_of_gone and self._parts_of_gone.intersection(
             (log, position) for position in positions(ranges)
@@ -359,10 +385,6 @@ class _Eraser:
 
     # -- items
 
-    def _hits_in(self, log: int, start: int, stop: int) -> list[int]:
-        hits = self._hits[log]
-        return hits[bisect_left(hits, start) : bisect_left(hits, stop)]
-
     def _parts(
         self, log: int, ranges: Ranges, where: Where, *, pairs: bool
     ) -> list[New | Range] | None:
@@ -370,7 +392,7 @@ class _Eraser:
         parts: list[New | Range] = []
         same = True
         for start, stop in ranges:
-            for position in self._hits_in(log, start, stop):
+            for position in _between(self._hits, log, start, stop):
                 new = self._item(log, self.thread.logs[log].origin(position), pairs, where)
                 if new is None:
                     continue
@@ -384,16 +406,29 @@ class _Eraser:
     def _new_item(self, log: int, position: int, pair: bool, where: Where) -> Any:
         """A hit without the messages, as it is stored; None: it stays as it is."""
         value = self.codec.decode(self._stored[log][position])
-        pair = pair and type(value) is list and len(value) == 2
-        before = {value[0]: value[1]} if pair else value
+        entry = _entry(value) if pair else None
+        before = value if entry is None else entry
         new = self.remover.without(before, where)
         if new is before:
             return None
-        if new is GONE and getattr(value, "tool_calls", None):
+        if new is GONE and isinstance(value, AIMessage) and value.tool_calls:
             self._calling.add((log, position))
-        if pair and new is not GONE:
+        if entry is not None and new is not GONE:
             new = [*new.popitem()] if new else GONE
         return GONE if new is GONE else self._encoded(new)
+
+
+def _between(found: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:
+    at = found.get(log, [])
+    return at[bisect_left(at, start) : bisect_left(at, stop)]
+
+
+def _entry(value: Any) -> dict[Any, Any] | None:
+    """The entry of a dict of which an item is the pair; None: it is none."""
+    if type(value) is list and len(value) == 2:
+        with suppress(TypeError):  # no key
+            return dict([value])
+    return None
 
 
 def _is_stopped(writes: list[Any]) -> bool:

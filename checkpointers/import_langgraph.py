@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -56,7 +57,7 @@ class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
     `codec` reads the values of the file, `read` runs a flow of the reader's, and `write` stores
-    what a function plans for a thread.
+    what a function plans for a thread. Once `stopped` is set, no further checkpoint is taken over.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Importer:
     ) -> None:
         self.source = SQLiteDatabase(path, None, read_only=True)
         self.codec, self.reader, self.read, self.write = codec, reader, read, write
+        self.stopped = threading.Event()
         self._done: Counter[str] = Counter()
 
     def run(self) -> ImportReport:
@@ -119,6 +121,8 @@ class Importer:
         last = ("", "")
         while rows := self.source.read(rows_of(_CHECKPOINTS, thread_id, *last, _PAGE)):
             for ns, uid, parent, name, blob, metadata in rows:
+                if self.stopped.is_set():
+                    raise ImportFailed(f"the import of {self.source.path!r} was cancelled")
                 where = f"{self.source.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 tasks: dict[str, _Task] = {}
                 found = self.source.read(rows_of(writes, thread_id, ns, uid))

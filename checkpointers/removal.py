@@ -73,14 +73,27 @@ class Remover:
     _traces: set[str] = field(default_factory=set)  # long texts that tell of them in tasks
     _path: set[int] = field(default_factory=set)
 
-    def settle(self, others: Iterable[Any]) -> None:
-        """Learn what the messages found say; what a message among others says is not their own."""
+    def settle(self) -> None:
+        """Learn what the messages found say."""
         own = self._calls, self._deeds, self._texts, self._traces
         for message in self.removed.values():
             if message.content or _calls(message):  # an empty one has no twin
                 self._says.add(_saying(message))
             for known, more in zip(own, _tells(message), strict=True):
                 known |= more
+
+    def needles(self) -> list[bytes]:
+        """Texts of which one is in the bytes of each value that may have to change."""
+        texts = {*self.ids, *self._calls, *self._texts, *self._traces}
+        for message in self.removed.values():
+            texts |= {call["name"] or "" for call in _calls(message)}
+            if message.content:  # "" is in all
+                texts.add(max(_strings(message.content), key=len, default=""))
+        return [text.encode(errors="surrogatepass") for text in texts]
+
+    def spare(self, others: Iterable[Any]) -> None:
+        """Learn what else is said by a message that stays: that is not their own."""
+        own = self._calls, self._deeds, self._texts, self._traces
         for value in others:
             uid, fields = _identified(value)
             if not uid or uid in self.ids or _get(value, "tool_call_id") in self._calls:
@@ -97,7 +110,7 @@ class Remover:
         if self.is_gone(value, where):
             return GONE
         if isinstance(value, str):
-            return "" if self._quotes(value, where) else value
+            return "" if not isinstance(value, Enum) and self._quotes(value, where) else value
         self._path.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
@@ -206,7 +219,10 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 
 def _get(value: Any, name: str) -> str:
     """A text that a dict or an object has under a name; else an empty one."""
-    found = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    try:
+        found = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    except Exception:  # a property's
+        return ""
     return found if type(found) is str else ""
 
 

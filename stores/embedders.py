@@ -241,8 +241,9 @@ class CheckedEmbedder:
 
     def _flow(self, texts: Sequence[str], *, query: bool) -> Generator[list[str], Floats, Floats]:
         """Yields batches for the model, is sent their vectors, returns those of all texts."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError(f"cannot embed {texts!r}: expected a list of strings")
+        given, texts = texts, list(texts)
+        if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError(f"cannot embed {given!r}: expected a list of strings")
         if not texts:
             return np.empty((0, self._dims or 0), np.float32)
         known = self._cached(texts, query)

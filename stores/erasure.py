@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
-from perdure.stores.base import Namespace, Receipt
+from perdure.stores.base import PROVENANCE, Namespace, Receipt
+from perdure.stores.filters import parse
 from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.reading import Wanted, moment
@@ -88,7 +89,12 @@ def forget(
             "the whole store, with the prefix"
         )
     choice = _Choice(
-        parts.wanted(() if prefix is None else prefix, filter, provenance),
+        Wanted(
+            parts.path(() if prefix is None else prefix),
+            parts.now(),
+            parse(filter) if filter else None,  # not `Parts.wanted`, which keeps what it parsed
+            parse(provenance, PROVENANCE) if provenance else None,
+        ),
         None if key is None else check_key(key),
         _words(query),
     )

@@ -1,8 +1,8 @@
 """SQL conditions that narrow a scan for a filter: true for every row that the filter matches.
 
 They let through more than the filter does, never less; what comes through is checked by
-`Filter.matches`. Strings, finite numbers and truths narrow, as operands of `$eq`, `$in` and an
-order, and strings of `$contains`; of everything else SQL says nothing.
+`Filter.matches`. Strings, finite numbers, truths and null narrow, as operands of `$eq`, `$in` and
+an order, and so do `$contains` and what has to exist; of everything else SQL says nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def indexable(filter: Filter) -> list[str]:
         if isinstance(field, Field) and _may_be_indexed(field.key)
         for part in _conjuncts(field.condition)
         if isinstance(part, Compare) and part.operator != "$contains"
-        if _compared(part.operator, part.operand, _Place("")) is not _ANY
+        if _compared(part.operator, part.operand, _Place("", (), "index")) is not _ANY
     ]
     return list(dict.fromkeys(key for _, key in sorted(found, key=lambda pair: pair[0])))
 
@@ -119,28 +119,37 @@ def _condition(node: Node, place: _Place, indexed: Collection[str] = ()) -> Cond
 
 def _compared(name: str, operand: Any, place: _Place) -> Condition:
     match name:
+        case "$eq":
+            return _equal(operand, place)
         case "$in":
             exact = [key for value in operand if (key := _exact(value)) is not None]
-            rest = [_compared("$eq", value, place) for value in operand if _exact(value) is None]
+            rest = [_equal(value, place) for value in operand if _exact(value) is None]
             among = place.value("IN (SELECT value FROM json_each(?))", json.dumps(exact))
             return _any([among, *rest])
         case "$contains" if isinstance(operand, str):
             return place.somewhere(operand, quoted=False)
-        case "$eq" if isinstance(operand, str) and not place.paths:
-            return place.somewhere(operand, quoted=True)
-        case "$eq" if (key := _exact(operand)) is not None:
-            return place.value("= ?", key)
+        case "$contains":
+            return place.typed("= 'array'")
+        case "$exists" if operand:
+            return place.typed("IS NOT NULL")
     bounds = _bounds(operand)
-    if bounds is None:
-        return _ANY
     match name:
-        case "$eq":
-            return place.value("BETWEEN ? AND ?", *bounds)
-        case "$gt" | "$gte":  # a string may go on after a NUL, at which SQL cuts it
+        case "$gt" | "$gte" if bounds:  # a string may go on after a NUL, at which SQL cuts it
             return place.value(">= ?", bounds[0])
-        case "$lt" | "$lte":
+        case "$lt" | "$lte" if bounds:
             return place.value("<= ?", bounds[1])
     return _ANY
+
+
+def _equal(value: Any, place: _Place) -> Condition:
+    if value is None:
+        return place.typed("= 'null'")
+    if isinstance(value, str) and not place.paths:
+        return place.somewhere(value, quoted=True)
+    if (key := _exact(value)) is not None:
+        return place.value("= ?", key)
+    bounds = _bounds(value)
+    return _ANY if bounds is None else place.value("BETWEEN ? AND ?", *bounds)
 
 
 def _exact(value: Any) -> str | int | None:
@@ -219,6 +228,11 @@ class _Place(NamedTuple):
             return Condition(f"{self.expression} {asked}", params)
         text = f"json_extract({self.column}, ?) {asked}"
         return _any([Condition(text, (path, *params)) for path in self.paths])
+
+    def typed(self, asked: str) -> Condition:
+        """The value's type in JSON meets a comparison, which no index serves."""
+        text = f"json_type({self.column}, ?) {asked}"
+        return _any([Condition(text, (path,)) for path in self.paths])
 
     def somewhere(self, text: str, *, quoted: bool) -> Condition:
         """The column's JSON has the text anywhere, in either way that `json.dumps` writes it."""

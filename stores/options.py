@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, Required
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from perdure.errors import ConfigurationError, CorruptRecord
@@ -22,14 +22,31 @@ _ALIKE: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
 _WORDS: Final = "words"  # the setting that says how words are kept
 _KEPT: Final = ("clear", "sealed", "keyed")
 
-_Minutes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Number = int | InstanceOf[float]  # `float` alone takes fractions and decimals too
+_Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
 _Natural = Annotated[int, Field(ge=0)]
-_Paths = Annotated[list[Annotated[str, Field(min_length=1)]], Field(strict=False)]
+_Path = Annotated[str, Field(min_length=1)]
+_Paths = list[_Path] | tuple[_Path, ...]
 _STRICT: Final = ConfigDict(strict=True, extra="forbid")
+_MINUTES: Final = "minutes, more than zero, or None"
+_PATHS: Final = "a list of paths like ['text'], or None"
+_TRUTH: Final = "True or False"
 _EXPECTED: Final = {
     "index": "'offline', None, or a dict with 'embed'",
     "key": "16, 24 or 32 bytes, as many in hexadecimal, or None",
     "ttl": "a dict like {'default_ttl': 60}, in minutes, or None",
+    "default_ttl": _MINUTES,
+    "sweep_interval_minutes": _MINUTES,
+    "refresh_on_read": _TRUTH,
+    "omit_expired": _TRUTH,
+    "read_only": _TRUTH,
+    "fields": _PATHS,
+    "text_fields": _PATHS,
+    "vectors": "'float32', 'float16', 'int8' or None",
+    "approximate_above": "a whole number of vectors, zero or more",
+    "index_bytes": "a whole number of bytes, zero or more",
+    "max_value_bytes": "a whole number of bytes, 1 or more",
+    "timeout_s": "seconds, 0 to 2,000,000",
 }
 
 
@@ -69,7 +86,7 @@ class Options(BaseModel):
     index_bytes: _Natural
     max_value_bytes: Annotated[int, Field(ge=1)]
     read_only: bool
-    timeout_s: Annotated[float, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
+    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
 
 
 def options_of(**given: Any) -> Options:
@@ -78,24 +95,24 @@ def options_of(**given: Any) -> Options:
     Raises:
         ConfigurationError: One of them is wrong.
     """
+    given = {name: dict(v) if isinstance(v, Mapping) else v for name, v in given.items()}
     try:
         return Options(**given)
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
     option, *within = error["loc"]
+    name, value = str(option), given[str(option)]
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        known = {"ttl": TTLOptions, "index": IndexOptions}[str(option)].__annotations__
+        known = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
         raise ConfigurationError(
-            f"{option} has the unknown setting {within[0]!r}; {meant(within[0], known)}"
+            f"{name} has the unknown setting {within[0]!r}; {meant(within[0], known)}"
         )
-    if option == "key" or error["type"] == "missing":
-        within = []
-    kind = type(error["input"]).__name__
-    shown = f"of type {kind}" if option == "key" else f"{error['input']!r:.80}"
-    expected = error["msg"].removeprefix("Input should be ")
-    if not within:
-        expected = _EXPECTED.get(str(option), expected)
-    name = " ".join(map(str, (option, *within)))
+    setting = name
+    if name in ("index", "ttl") and within and within[0] in value:
+        setting = str(within[0])
+        name, value = f"{name} {setting}", value[setting]
+    shown = f"of type {type(value).__name__}" if name == "key" else f"{value!r:.80}"
+    expected = _EXPECTED.get(setting, error["msg"].removeprefix("Input should be "))
     raise ConfigurationError(f"{name} is {shown}; expected {expected}")
 
 

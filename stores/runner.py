@@ -130,7 +130,7 @@ class Runner:
     def _blocks(self, effect: Effect) -> bool:
         """Whether an effect is a blocking call that belongs into the thread that computes."""
         return isinstance(effect, Read) or (
-            self.embeddings.in_process and isinstance(effect, Embed | EmbedAll)
+            self.embeddings.in_process and isinstance(effect, Embed)
         )
 
     def _answered(self, effects: Effects[Any], effect: Effect) -> Effect:
@@ -165,6 +165,8 @@ class Runner:
                 return await self._aput(effect)
             case Embed(text):
                 return await self._embedder.aembed_query(text)
+            case EmbedAll() if self.embeddings.in_process:  # slow: no read waits for it
+                return await self.database.in_thread(lambda: self._answer(effect))
             case EmbedAll(texts):
                 return await self._embedder.aembed(texts)
 
@@ -177,11 +179,12 @@ class Runner:
         assert self.embeddings.embedder is not None
         return self.embeddings.embedder
 
-    def _call_together(self, calls: list[_Advance]) -> Awaitable[list[Any]]:
-        return self.database.in_thread(lambda: [_outcome(call) for call in calls])
+    def _call_together(self, asks: list[_Ask]) -> Awaitable[list[Any]]:
+        return self.database.in_thread(lambda: [_outcome(*ask) for ask in asks])
 
-    async def _put_together(self, effects: list[WritePuts]) -> list[BaseException | None]:
+    async def _put_together(self, asks: list[_Ask]) -> list[BaseException | None]:
         """Write puts that nothing but the database can refuse, in one transaction."""
+        effects: list[WritePuts] = [effect for effect, _ in asks]
         puts = [put for effect in effects for put in effect.puts]
         model = next((effect.model for effect in effects if effect.model is not None), None)
         try:
@@ -204,7 +207,7 @@ def _advanced(advance: _Advance) -> Effect | _Done:
 class _Batches:
     """What coroutines ask for in one turn of an event loop, done together at its end."""
 
-    def __init__(self, do: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> None:
+    def __init__(self, do: Callable[[list[_Ask]], Awaitable[Sequence[Any]]]) -> None:
         self._do = do  # returns an answer for each, or its error
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
 
@@ -227,8 +230,7 @@ class _Batches:
             return
         done: asyncio.Future[Sequence[Any]]
         try:
-            did = self._do([what for what, _ in asks])
-            done = asyncio.ensure_future(did)
+            done = asyncio.ensure_future(self._do(asks))
         except PerdureError as exc:
             done = loop.create_future()
             done.set_exception(exc)
@@ -247,10 +249,10 @@ def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
             future.set_result(outcome)
 
 
-def _outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the error that it raises."""
+def _outcome(call: Callable[[], Any], future: asyncio.Future[Any]) -> Any:
+    """What a call returns, or the error that it raises; a cancelled one is not made."""
     try:
-        return call()
+        return None if future.cancelled() else call()
     except BaseException as exc:
         return exc
 

@@ -16,7 +16,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
-from perdure.errors import ConfigurationError, ImportFailed, NotADatabase, PerdureError
+from perdure.errors import (
+    ConfigurationError,
+    ImportFailed,
+    NotADatabase,
+    PerdureError,
+    StorageError,
+)
 from perdure.storage.flow import Flow, Row, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
@@ -343,9 +349,11 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
 
 def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
     """The items of a file that langgraph's SqliteStore wrote; it is only read."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
+    if not os.path.isfile(path):
+        raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
     with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        if not os.path.isfile(file.path):
-            raise ConfigurationError(f"there is no file {file.path!r} to import")
         columns = {row[0] for row in file.read(rows_of(_COLUMNS))}
         if not {"prefix", "key", "value"} <= columns:
             if file.read(rows_of("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
@@ -357,14 +365,21 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
         timed = {"expires_at", "ttl_minutes"} <= columns
         sql = _THEIRS.format("expires_at, ttl_minutes" if timed else "NULL, NULL")
         last = ("", "")
-        while rows := file.read(rows_of(sql, *last, PAGE)):
+        while rows := _page(file, rows_of(sql, *last, PAGE)):
             last = rows[-1][:2]
             yield from (_of_row(file.path, row) for row in rows)
 
 
+def _page(file: SQLiteDatabase, flow: Flow[list[Row]]) -> list[Row]:
+    try:
+        return file.read(flow)
+    except StorageError as exc:
+        raise ImportFailed(f"an item cannot be read: {exc}") from exc
+
+
 _COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
 _THEIRS: Final = """
-SELECT prefix, key, value, created_at, updated_at, {} FROM store
+SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
 WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
 """
 

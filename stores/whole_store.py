@@ -94,10 +94,11 @@ class WholeStore(DatabaseOwner, Store):
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
         minutes: Any = sweep_interval_minutes or configured or 5
         check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
-        if self._sweeper is None or self._sweeper.stopped.is_set():
-            self._sweeper = Sweeper(self.sweep_ttl, minutes)
-            self._sweeper.start()
-        return self._sweeper
+        sweeper = self._sweeper
+        if sweeper is None or sweeper.stopped.is_set() or not sweeper.is_alive():
+            sweeper = self._sweeper = Sweeper(self.sweep_ttl, minutes)
+            sweeper.start()
+        return sweeper
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
         """Stop sweeping, and wait for the thread: for `timeout` seconds, or as long as it takes.

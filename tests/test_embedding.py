@@ -188,6 +188,18 @@ def test_vectors_have_length_one(rows: list[list[float]]) -> None:
     assert lengths == pytest.approx(np.linalg.norm(vectors.astype(np.float64), axis=1), abs=1e-6)
 
 
+def test_texts_come_in_any_sequence() -> None:
+    """Also in an array, and from a generator; what is no list of strings is refused."""
+    embedder = embedder_from(Own())
+    texts: Any
+    for texts in (("a", "bb"), np.array(["a", "bb"]), (text for text in ("a", "bb"))):
+        assert np.array_equal(embedder.embed(["a", "bb"]), embedder.embed(texts))
+    texts = np.array([], str)
+    assert embedder.embed(texts).shape == (0, 2)
+    with pytest.raises(ConfigurationError, match="expected a list of strings"):
+        embedder.embed("text")
+
+
 def test_lone_surrogates_can_be_embedded() -> None:
     """JSON can hold half a character; an embedder must not fall over it."""
     assert embedder_from(StaticEmbedder()).embed(["half \ud83d"]).shape == (1, 256)

@@ -41,6 +41,11 @@ DOCUMENT: dict[str, Any] = {
         {"键": "字"},
         {"$or": [{"n": 6}, {"one": 2}]},
         {"n": {"$in": []}},
+        {"n": None},
+        {"n": {"$in": [6, None]}},
+        {"missing": {"$exists": True}},
+        {"n": {"$contains": 5}},
+        {"day": {"$contains": True}},
     ],
     ids=repr,
 )

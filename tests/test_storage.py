@@ -304,6 +304,25 @@ def test_threads_are_started_as_they_are_needed() -> None:
     assert (*found, running()) == (1, 2, 0)
 
 
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_thread_that_cannot_start(lasting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hands in work is told; later work is done, and the work refused is not."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, done = Threads(2, "some", lasting=lasting), list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for i in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                threads.submit(partial(done.append, i), awaited=False)
+    threads.submit(partial(done.append, 3), awaited=False).result(30)
+    threads.close()
+
+    assert done == [3]
+
+
 def test_another_synchronous_is_refused(database: SQLiteDatabase, tmp_path: Path) -> None:
     """What one opened as full cannot be opened as normal; an unknown value is refused."""
     opened(database.path).close()

@@ -266,7 +266,7 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"hello", "no conversations"),
+        (b"hello", "is no valid JSON: line 1, column 1; expected"),
         (b"", "no conversations"),
         (b"[5]", "no conversations"),
         (b"[", "no conversations"),

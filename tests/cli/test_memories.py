@@ -97,13 +97,13 @@ def test_a_key_that_is_told_something_new_has_a_history() -> None:
 
 
 def test_the_best_answer_comes_first() -> None:
-    """With its day, kind and key; its thread is in its history."""
+    """With its day, kind, key and thread, which is in its history too."""
     talk("trip", "I am allergic to nuts", "I will keep that in mind")
     heading, first, *_ = rows(run("memories", "search", "What am I allergic to?"))
     history = attempt("memories", "history", first[2])
 
-    assert heading == ["day", "kind", "key", "text"]
-    assert first == ["2023-11-14", "turn", first[2], "user: I am allergic to nuts"]
+    assert heading == ["day", "kind", "key", "thread", "text"]
+    assert first == ["2023-11-14", "turn", first[2], "trip", "user: I am allergic to nuts"]
     assert history.stderr == "said on the thread 'trip'\n"
 
 
@@ -208,7 +208,7 @@ def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
     ("command", "named"),
     [
         ("history nope", "there is no key 'nope'; 'perdure memories list' lists them"),
-        ("forget Ann-", "2 ids of keys begin with 'Ann-' (Ann-1, Ann-2)"),
+        ("forget Ann-", "several ids of keys begin with 'Ann-' (Ann-1, Ann-2)"),
         ("forget", "--query"),
         ("forget k --query x", "--query"),
         ("forget --query x --thread t", "--query"),

@@ -83,7 +83,7 @@ def test_only_some_threads(db: Path) -> None:
     ("options", "said"),
     [
         (("old-1",), "no rule is for threads"),
-        (("old", "--last", "1"), "2 ids of threads begin with 'old'"),
+        (("old", "--last", "1"), "several ids of threads begin with 'old'"),
         (("nobody", "--last", "1"), "no thread 'nobody'"),
     ],
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.serde.types import TASKS
+from langgraph.types import Send
 
 from perdure.checkpointers import ErasureReport
 from perdure.errors import ConfigurationError, StorageError, UnknownThread
@@ -23,6 +28,20 @@ from tests.contracts.erased import (
     raw,
 )
 from tests.contracts.puts import at, put, values_at
+from tests.contracts.test_types import Profile
+
+
+@dataclass
+class Unsaved:
+    text: str
+
+    @property
+    def id(self) -> str:
+        raise RuntimeError("it has none yet")
+
+
+class Desk(enum.StrEnum):
+    HELP = "technical_support_line"
 
 
 @both_doors
@@ -152,3 +171,80 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
         assert SECRET.encode() not in raw(saver)
         with closing(sqlite3.connect(path)) as db:
             assert db.execute("SELECT name FROM settings").fetchall() == [("key check",)]
+
+
+@pytest.mark.parametrize("value", [Profile(fullName="p"), Profile(fullName="p" * 300)])
+def test_values_that_may_not_be_rebuilt(tmp_path: Path, value: Profile) -> None:
+    """They stay as they are where nothing in them can be the message's."""
+    message = human("m-4711", SECRET)
+    values = {"messages": [message], "v": value, "m": {"v": value}, "l": [value, [human("b")]]}
+    with Saver.open(tmp_path / "x.db") as saver:
+        config = put(saver, {**values, TASKS: [Send("n", value)]})
+        saver.put_writes(config, [("v", value), (TASKS, Send("n", value))], "task")
+    with Saver.open(tmp_path / "x.db", strict=True) as saver:
+        assert ErasureReport() == saver.erase("t", ["nobody's"])
+        report = saver.erase("t", ["m-4711"])
+        assert (report.checkpoints, report.items) == (1, 1)
+    with Saver.open(tmp_path / "x.db") as saver:
+        found = saver.get_tuple(at())
+
+        assert found is not None
+        channels = found.checkpoint["channel_values"]
+        assert {**values, "messages": [], TASKS: [Send("n", value)]} == channels
+        writes = [("task", "v", value), ("task", TASKS, Send("n", value))]
+        assert writes == [(*write,) for write in found.pending_writes or ()]
+
+
+def test_objects_whose_properties_raise(file_saver: Saver) -> None:
+    """What a message is known by is looked for; what raises instead is not it."""
+    kept = Unsaved(f"about {doomed.id}")
+    put(file_saver, {"messages": [doomed], "one": kept, "more": [kept, {"x": kept}]})
+
+    file_saver.erase("t", [doomed.id or ""])
+
+    assert {"messages": [], "one": kept, "more": [kept, {"x": kept}]} == values_at(file_saver, at())
+
+
+def test_members_of_enums_stay(file_saver: Saver) -> None:
+    """Also those that are texts, and equal to what a message says."""
+    put(
+        file_saver,
+        {"messages": [human("a", Desk.HELP.value)], "desk": Desk.HELP, "all": [[Desk.HELP]]},
+    )
+
+    file_saver.erase("t", ["a"])
+
+    assert values_at(file_saver, at()) == {"messages": [], "desk": Desk.HELP, "all": [[Desk.HELP]]}
+    assert type(values_at(file_saver, at())["desk"]) is Desk
+
+
+@pytest.mark.parametrize("uid", ["call-1", "call_0123456789abcdef"])
+def test_calls_in_dicts_that_were_split(saver: Saver, uid: str) -> None:
+    """With ids of any length: as a value, under their ids, and in history after they went."""
+    call = {"name": "mail", "args": {"to": "Ann"}, "id": uid, "type": "tool_call"}
+    states = {uid: {"state": "sent"}, "k": {"z": 1}}
+    config = put(
+        saver,
+        {"messages": [AIMessage("", id="a", tool_calls=[call])], "call": call, "by_id": states},
+    )
+    put(saver, {"messages": [human("b")], "call": {}, "by_id": {}}, config)
+
+    saver.erase("t", ["a"])
+
+    assert values_at(saver, config) == {"messages": [], "by_id": {"k": {"z": 1}}}
+    assert [item.value for item in saver.history("t", channel="call")] == []
+    assert [item.value for item in saver.history("t", channel="by_id")] == [("k", {"z": 1})]
+    assert uid.encode() not in raw(saver)
+
+
+def test_a_channel_of_dicts_then_of_lists(saver: Saver) -> None:
+    """A list of two is no pair of a dict if its first element can be no key."""
+    config = put(saver, {"messages": [doomed], "x": {"k": {"z": 1}}})
+    config = put(saver, {"messages": [doomed], "x": [[{"p": 1}, doomed]]}, config)
+    put(saver, {"messages": [doomed], "x": None}, config)
+
+    saver.erase("t", [doomed.id or ""])
+
+    assert values_at(saver, config) == {"messages": [], "x": [[{"p": 1}]]}
+    history = [item.value for item in saver.history("t", channel="x")]
+    assert [[*each] for each in history] == [["k", {"z": 1}], [{"p": 1}]]

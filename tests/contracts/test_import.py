@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
@@ -14,13 +15,30 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.messages import AnyMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, ForbiddenType, ImportFailed, NotADatabase
+from tests.contracts.puts import put
 from tests.contracts.test_types import Profile
+
+
+class Swapped:
+    """A cipher, for what it is worth."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "swapped", plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return ciphertext[::-1]
+
+
+class Own(JsonPlusSerializer):
+    """A serializer of a user's."""
 
 
 class State(TypedDict):
@@ -196,6 +214,54 @@ def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
 
         assert found is not None
         assert checkpoint == found.checkpoint
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_other_serializers_refuse_types_too(tmp_path: Path, encrypted: bool) -> None:
+    """langgraph's hand out a dict in the place of a refused value; that is never stored."""
+
+    def serde(allowed: Any) -> Any:
+        own = Own(allowed_msgpack_modules=allowed)
+        return EncryptedSerializer(Swapped(), own) if encrypted else own
+
+    path = tmp_path / "old.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as peer:
+        peer.serde = serde(True)
+        put(peer, {"p": Profile(fullName="n")}, uid="1")
+
+    with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
+        with pytest.raises(ForbiddenType, match=r"thread 't', checkpoint '1'.*Profile"):
+            saver.import_from(path, serde=serde([("a", "b")]))
+
+        assert saver.threads() == []
+
+
+def test_a_cancelled_import_stops(tmp_path: Path, old: Path) -> None:
+    """No checkpoint is taken over after the one under way; a repetition does the rest."""
+    under_way, go_on = threading.Event(), threading.Event()
+
+    async def course(saver: SQLiteCheckpointer) -> None:
+        importing = asyncio.create_task(saver.aimport_from(old))
+        await asyncio.to_thread(under_way.wait, 30)
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+        go_on.set()  # the loop's threads are joined at its end
+
+    with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
+        write = saver._write
+
+        def slow(*args: Any) -> None:
+            under_way.set()
+            assert go_on.wait(30)
+            write(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(saver, "_write", slow)
+            asyncio.run(course(saver))
+
+        assert saver.stats()["checkpoints"] == 1
+        assert saver.import_from(old).skipped == 1
 
 
 def test_files_from_before_task_paths(tmp_path: Path, old: Path) -> None:

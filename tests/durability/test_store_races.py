@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,7 @@ from langgraph.store.base import PutOp
 from perdure.errors import VersionConflict
 from perdure.stores import SQLiteStore, VersionRetention
 from tests.durability.processes import PATIENCE_S, in_processes, integrity, warm
-from tests.store_backends import BACKENDS, Clock, keys, of_words
+from tests.store_backends import BACKENDS, Clock, Words, keys, of_words
 
 A = ("a",)
 PROCESSES, TURNS = 8, 12
@@ -204,6 +204,54 @@ def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
     assert keys(found) == ["last"]
     assert left <= threads + 6  # the reading threads, started with the first call
     assert pairs[0] == pairs[1]
+
+
+class Gated(Words):
+    """Embeds in this process, once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.begun.set()
+        assert self.may.wait(PATIENCE_S)
+        return super().embed(texts)
+
+
+def test_a_call_that_was_cancelled_is_not_made(tmp_path: Path) -> None:
+    """Also if it was handed to a thread already, and waits there for others."""
+    words = Gated()
+
+    async def search(store: SQLiteStore) -> None:
+        tasks = [asyncio.create_task(store.asearch(A, query=f"tea {n}")) for n in range(9)]
+        await asyncio.to_thread(words.begun.wait, PATIENCE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        words.may.set()
+
+    with BACKENDS["file"](tmp_path, index={"embed": words}) as store:
+        store.put(A, "k", {"text": "tea"}, index=False)
+        asyncio.run(search(store))
+
+    assert len(words.calls) == 1
+
+
+def test_reads_do_not_wait_for_texts_that_are_embedded(tmp_path: Path) -> None:
+    """What is put beside a read is embedded in a thread of its own, also in this process."""
+    words = Gated()
+
+    async def both(store: SQLiteStore) -> Any:
+        put = asyncio.create_task(store.aput(A, "k", {"text": "tea"}))
+        got = await asyncio.wait_for(asyncio.gather(store.aget(A, "k")), PATIENCE_S / 2)
+        words.may.set()
+        await put
+        return got
+
+    with BACKENDS["file"](tmp_path, index={"embed": words}) as store:
+        assert asyncio.run(both(store)) == [None]
+        assert store.get(A, "k") is not None
 
 
 def test_blocking_calls_on_an_event_loop(tmp_path: Path) -> None:

@@ -176,18 +176,20 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
         store.setup()
         write(store)
     with closing(sqlite3.connect(tmp_path / "bad.db")) as db:
-        db.execute("UPDATE store SET value = '{' WHERE prefix = 'a.b'")
+        db.execute("UPDATE store SET value = CAST(x'7bff' AS TEXT) WHERE prefix = 'a.b'")
         db.commit()
-    wrong: list[tuple[Any, type[Exception]]] = [
-        (tmp_path / "none.db", ConfigurationError),
-        (tmp_path, ConfigurationError),
-        (5, ConfigurationError),
-        (None, ConfigurationError),
-        (tmp_path / "text.db", NotADatabase),
-        (tmp_path / "other.db", NotADatabase),
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (tmp_path / "none.db", ConfigurationError, "there is no file"),
+        (tmp_path, ConfigurationError, "there is no file"),
+        (":memory:", ConfigurationError, "there is no file ':memory:'"),
+        ("a\0b", ConfigurationError, "there is no file"),
+        (5, ConfigurationError, "5 cannot be imported; expected a path or a store"),
+        (None, ConfigurationError, "None cannot be imported"),
+        (tmp_path / "text.db", NotADatabase, "not an SQLite database"),
+        (tmp_path / "other.db", NotADatabase, "no table of langgraph's"),
     ]
-    for source, error in wrong:
-        with pytest.raises(error):
+    for source, error, says in wrong:
+        with pytest.raises(error, match=says):
             plain.import_from(source)
     assert plain.list_namespaces() == []
     with pytest.raises(ImportFailed, match=r"a\.b.*1 item before that is kept"):
@@ -200,3 +202,23 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
     with pytest.raises(NotADatabase, match="perdure's own: export its items to JSON Lines"):
         plain.import_from(plain.database.path)
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_damaged_source(tmp_path: Path, plain: SQLiteStore) -> None:
+    """Of a file with damaged pages or keys, what comes before the damage is kept."""
+    for name, sql in (
+        ("page", "SELECT 1"),
+        ("key", "UPDATE store SET key = CAST(x'ff' AS TEXT) WHERE key = 'k999'"),
+    ):
+        path = tmp_path / f"{name}.db"
+        with SqliteStore.from_conn_string(str(path)) as store:
+            store.setup()
+            store.batch([PutOp(("a",), f"k{n}", {"n": "x" * 99}) for n in range(1000)])
+        with closing(sqlite3.connect(path)) as db:
+            db.execute(sql)
+            db.commit()
+        if name == "page":
+            whole = path.read_bytes()
+            path.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) // 2))
+        with pytest.raises(ImportFailed, match="an item cannot be read"):
+            plain.import_from(path, on_unsuitable="skip")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,13 +20,13 @@ A = ("a",)
 WRONG: dict[str, list[Any]] = {
     "ttl": [
         *(5, "60", [60], {"refresh_on_read": 1}),
-        *({"default_ttl": minutes} for minutes in ("1", 0, -1, True, float("inf"))),
+        *({"default_ttl": minutes} for minutes in ("1", 0, -1, True, float("inf"), Fraction(1, 2))),
         *({"sweep_interval_minutes": minutes} for minutes in ("1", 0, float("nan"))),
         {"omit_expired": 1},
     ],
     "max_value_bytes": [None, "1", 0, -1, 1.5, True],
     "approximate_above": [None, "1", -1, 1.5, True],
-    "timeout_s": [None, "1", -1, True, float("nan"), 1e12],
+    "timeout_s": [None, "1", -1, True, float("nan"), 1e12, Decimal(3)],
     "read_only": [None, 1, "no"],
     "key": [5, ["0" * 32], {}],
     "vectors": ["float64", []],
@@ -33,7 +36,7 @@ WRONG: dict[str, list[Any]] = {
 WRONG_INDEX: dict[str, list[Any]] = {
     "dims": [True, "3", 0],
     "name": [5],
-    "fields": [0, {}, "text"],
+    "fields": [0, {}, "text", {"text"}, iter(["text"]), [""]],
     "text_fields": [0, {}, "text"],
     "distance_type": ["l2", None],
 }
@@ -69,6 +72,22 @@ def test_settings_that_do_not_exist(options: Any, says: str, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ttl": {"default_ttl": 0}}, "ttl default_ttl is 0; expected minutes, more than zero, or"),
+        ({"ttl": {"refresh_on_read": 1}}, "ttl refresh_on_read is 1; expected True or False"),
+        ({"index": {"embed": Words(), "fields": [5]}}, r"index fields is \[5\]; .* \['text'\], or"),
+        ({"vectors": "x"}, "vectors is 'x'; expected 'float32', 'float16', 'int8' or None"),
+        ({"timeout_s": -1}, "timeout_s is -1; expected seconds, 0 to"),
+    ],
+)
+def test_what_was_expected(options: Any, says: str, tmp_path: Path) -> None:
+    """A message says the unit, and what else may be given."""
+    with pytest.raises(ConfigurationError, match=says):
+        SQLiteStore.open(tmp_path / "x.db", **{"index": None, **options})
+
+
 @pytest.mark.parametrize("path", [None, 5, "a\0b", "\ud800", ["x.db"]], ids=repr)
 def test_paths_that_make_no_sense(path: Any) -> None:
     """What cannot be the name of a file is refused as an argument."""
@@ -93,7 +112,8 @@ def test_options_at_their_edges(tmp_path: Path) -> None:
         store.put(A, "k", {})
 
         assert store.get(A, "k") is not None
-    with SQLiteStore.open(tmp_path / "x.db", **of_words(ttl={})) as store:
+    more: Any = {"ttl": MappingProxyType({}), "index": MappingProxyType(options["index"])}
+    with SQLiteStore.open(tmp_path / "x.db", **more) as store:
         assert store.get(A, "k") is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,20 @@ def test_a_sweeper_that_was_stopped_is_replaced(plain: SQLiteStore) -> None:
     first, second = asyncio.run(course())
 
     assert first is not second
+    assert second.is_alive()
+
+
+def test_a_sweeper_that_died_is_replaced(
+    plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected error, or a fork, ends the thread; the next start begins another."""
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(plain, "sweep_ttl", lambda: 1 / 0)
+    first = plain.start_ttl_sweeper(0.0001)
+    first.join(10)
+    second = plain.start_ttl_sweeper(60)
+
+    assert not first.is_alive()
     assert second.is_alive()
 
 

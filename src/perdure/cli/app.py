@@ -6,7 +6,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
@@ -91,11 +91,17 @@ def _(
 def main() -> None:
     """Run a command. Exit codes: 0; 1, the answer is no; 2, an error, which is a line on stderr."""
     try:
+        if sys.stdout is None:
+            raise OSError("the output is closed")
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
         code = 0
+    except OSError as exc:
+        code = _failed(str(exc))
+        sys.stdout = None
     except PerdureError as exc:
         code = _failed(str(exc))
     except Exception as exc:
@@ -126,7 +132,7 @@ User = Annotated[
     str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[int, typer.Option(min=1, metavar="N", help="List at most N.")]
+Limit = Annotated[int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 Words = Annotated[
@@ -156,7 +162,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def confirm(question: str, yes: bool) -> None:
     """Ask before something is gone for good."""
     if not yes:
-        typer.confirm(safe(question), abort=True, err=True)
+        try:
+            with redirect_stdout(sys.stderr):  # else typer writes a space to stdout
+                typer.confirm(safe(question), abort=True, err=True)
+        except typer.Abort as exc:
+            raise exc.__context__ or exc from None  # Ctrl-C, which it takes for a no
 
 
 def erase(
@@ -278,16 +288,18 @@ def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
     Raises:
         ConfigurationError: None is meant, or several are; `listing` is the command to look in.
     """
+    if not given:
+        raise ConfigurationError("the id is empty")
     ids = list(found)
     if given in ids:
         return given
-    if given and len(ids) == 1:
+    if len(ids) == 1:
         return ids[0]
     if not ids:
         raise ConfigurationError(f"there is no {noun} {given!r}; '{listing}' lists them")
     some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"{len(ids)} ids of {noun}s begin with {given!r} ({some}); give more of the one you mean"
+        f"several ids of {noun}s begin with {given!r} ({some}); give more of the one you mean"
     )
 
 

@@ -55,12 +55,12 @@ def chat(
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     with opened(db, user, create=True) as file, ExitStack() as stack:
-        if not no_memory:
-            _extract(file)
-            stack.callback(_extract, file)
         # without a user the thread is nobody's, so that no worker extracts it either
         whose = "" if no_memory else file.user
         talk = _Talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
+        if not no_memory:
+            _extract(file)
+            stack.callback(_extract, file)
         _resume(talk, file, thread)
         talk.config["metadata"] = _carried(file, thread)
         for said in [message] if message is not None else _typed():

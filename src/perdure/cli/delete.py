@@ -44,7 +44,10 @@ def delete(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Delete threads and their memories for good."""
+    """Delete threads and their memories for good.
+
+    A conversation comes back when its export is imported again.
+    """
     with opened(db) as file:
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
         messages = sum(file.saver.thread(each).items for each in ids)

@@ -43,7 +43,7 @@ def history(
     """
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
-        at = checkpoint_id(file, chosen, checkpoint) if checkpoint else None
+        at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
         said = file.saver.history(chosen, channel=channel, checkpoint_id=at)
         title = about(file.saver, chosen).get("title")
     if json:
@@ -110,10 +110,10 @@ def spoken(value: Any) -> Iterator[Line]:
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
-        return content
+        return content.replace("\r\n", "\n")
     if isinstance(content, list) and all(isinstance(p, str) or _kind(p) for p in content):
         return "\n".join(
-            part if isinstance(part, str) else str(part.get("text") or f"[{_kind(part)}]")
+            _text(part if isinstance(part, str) else str(part.get("text") or f"[{_kind(part)}]"))
             for part in content
         )
     return _json(content)

@@ -160,8 +160,11 @@ def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversa
     called = "stdin" if path == Path("-") else str(path)
     found: list[Conversation] = []
     known = False
+    why = where = ""
     try:
-        for name, text in _texts(path, called, source):
+        for name, data in _files(path, called, source):
+            where = "" if name == called else f"{name!r}, "
+            text = data.decode(jsonlib.detect_encoding(data))
             lines = Lines(Path(name).stem)
             for number, value in values(text):
                 try:
@@ -171,27 +174,29 @@ def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversa
                         raise Odd("no conversation")
                     known = True
                 except Odd as exc:
+                    if isinstance(wrong := exc.__cause__, jsonlib.JSONDecodeError) and not why:
+                        why = f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
                     report.skipped.append(Problem(str(exc), f"{name}, {number}"))
             found += lines.talks()
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as exc:
+    except zipfile.BadZipFile as exc:
         raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
     except UnicodeDecodeError as exc:
-        raise ImportFailed(f"{called!r} is not UTF-8 text: byte {exc.start}") from exc
+        raise ImportFailed(f"{called!r} is not UTF-8 text: {where}byte {exc.start}") from exc
     if not known:
         raise ImportFailed(
-            f"{called!r} holds no conversations; expected an export of ChatGPT or Claude (ZIP, "
-            "folder, conversations.json), a shared link's JSON, JSONL of messages, or a database "
-            "of langgraph"
+            f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
+            "Claude (ZIP, folder, conversations.json), a shared link's JSON, JSONL of messages, or "
+            "a database of langgraph"
         )
     return found
 
 
-def _texts(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, str]]:
-    """The names and texts of the files that may hold conversations, one after the other."""
+def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of the files that may hold conversations, one after the other."""
     if source is None:
         names = sorted(str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
         for name in _wanted(names):
-            yield name, _decoded((path / name).read_bytes())
+            yield name, (path / name).read_bytes()
     elif _begins(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
             for name in _wanted(sorted(archive.namelist())):
@@ -202,13 +207,14 @@ def _texts(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[
                         f"is over {size(_SMALL)} and {_RATIO} times as much; if that is meant, "
                         "unpack the file and import the folder"
                     )
-                yield name, _decoded(archive.read(info))
+                try:
+                    data = archive.read(info)
+                except Exception as exc:  # each way of packing raises its own
+                    why = "it is encrypted" if info.flag_bits & 1 else exc
+                    raise zipfile.BadZipFile(f"{name!r}: {why}") from exc
+                yield name, data
     else:
-        yield called, _decoded(source.read())
-
-
-def _decoded(data: bytes) -> str:
-    return data.decode(jsonlib.detect_encoding(data))
+        yield called, source.read()
 
 
 def _wanted(names: list[str]) -> list[str]:

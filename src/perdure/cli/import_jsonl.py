@@ -49,6 +49,7 @@ def values(text: str) -> Iterator[tuple[int, Any]]:
         except (ValueError, RecursionError) as exc:
             why = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
             value = Odd("not JSON: the rest" if array and why == "not JSON" else why)
+            value.__cause__ = exc
             at = len(text) if array else (text.find("\n", at) + 1 or len(text))
         yield number, value
     if array and not isinstance(value, Odd):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -75,9 +75,12 @@ def list_(
         every = [memory_of(item) for some in items for item in some]
         whose = file.user
     every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
-    found = [memory for memory in every if kind in (None, memory.kind)][:limit]
+    found = [memory for memory in every if kind in (None, memory.kind)]
     nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
-    _show(found, json, f"{whose!r} has no memories of the kind {kind!r}" if every else nothing)
+    nothing = f"{whose!r} has no memories of the kind {kind!r}" if every else nothing
+    _show(found[:limit], json, nothing)
+    if len(found) > limit:
+        note(f"{len(found) - limit:,} more; --limit N")
 
 
 @memories.command()
@@ -102,8 +105,9 @@ def search(
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
         recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
-    found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
-    _show(found, json, f"{whose!r} has no memory that answers that")
+        found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
+        threads = [_origin(file, memory) for memory in found if not json]
+    _show(found, json, f"{whose!r} has no memory that answers that", threads)
     if not found:
         raise typer.Exit(1)
 
@@ -215,6 +219,15 @@ def _thread(file: Database, given: str) -> str:
     return thread_id(file, given) if file.saver.threads(prefix=given, limit=1) else given
 
 
+def _origin(file: Database, memory: Memory) -> str:
+    """The thread that a memory comes from, by the beginning of its id that no other has."""
+    thread = (memory.provenance and memory.provenance.thread_id) or ""
+    for end in range(4, len(thread), 4):
+        if [i.thread_id for i in file.saver.threads(prefix=thread[:end], limit=2)] == [thread]:
+            return thread[:end]
+    return thread
+
+
 def extract_due(file: Database, defaults: Mapping[str, str] | None = None) -> None:
     """Extract what was said on the user's threads and no worker has read.
 
@@ -287,9 +300,12 @@ def _counted(receipt: Receipt) -> str:
 # -- showing them
 
 
-def _show(found: list[Memory], json: bool, nothing: str) -> None:
-    rows = [(_day(memory), memory.kind, memory.key, memory.text) for memory in found]
-    columns = ("day", "kind", "key", "text")
+def _show(found: list[Memory], json: bool, nothing: str, threads: Sequence[str] = ()) -> None:
+    columns: tuple[str, ...] = ("day", "kind", "key", "text")
+    rows: list[tuple[str, ...]] = [(_day(m), m.kind, m.key, m.text) for m in found]
+    if threads:
+        columns = (*columns[:-1], "thread", "text")
+        rows = [(*row[:-1], of, row[-1]) for row, of in zip(rows, threads, strict=True)]
     show(found, json, columns, rows, ids=columns[:-1], nothing=nothing)
 
 

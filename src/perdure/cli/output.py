@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -118,15 +119,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
     Args:
         columns: The headings; all empty: none are shown.
         rows: The cells; columns of numbers are aligned to the right.
-        ids: The columns that are never cut nor wrapped, so that they can be copied.
+        ids: The columns that are never cut nor wrapped, so that they can be copied. If the first
+            is one, and fills half of the terminal, it stands on a line above the rest of its row.
     """
     from rich.cells import cell_len
     from rich.console import Console
+    from rich.segment import Segment, Segments
     from rich.table import Table
     from rich.text import Text
 
     cells = [[line(str(cell), None) for cell in row] for row in rows]
     whole = not console().is_terminal
+    above = {}
+    for number, row in enumerate(cells):
+        if not whole and columns[0] in ids and 2 * cell_len(row[0]) > console().width:
+            above[number], row[0] = row[0], ""
     shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     needed = 2 * len(columns)
     for i, name in enumerate(columns):
@@ -139,7 +146,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
     for row in cells:
         shown.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     width = needed if whole else max(needed, console().width)
-    Console(width=width, highlight=False).print(shown)
+    to = Console(width=width, highlight=False)
+    for number, parts in enumerate(to.render_lines(shown), start=-shown.show_header):
+        if number in above:
+            to.print(Text(above[number]), soft_wrap=True)
+        to.print(Segments([*parts, Segment.line()]), end="")
 
 
 def show(
@@ -189,7 +200,7 @@ def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
             to.print(Text(safe(each.text), each.style), soft_wrap=not each.wraps)
     shown = captured.get()
     height = sum(1 + len(each) // to.width for each in shown.splitlines())
-    if pager and height > to.height and sys.stdin.isatty():
+    if pager and height > to.height and sys.stdin.isatty() and _pages():
         import pydoc
 
         os.environ.setdefault("LESS", "FRX")  # as git does: colours pass, a short text needs no q
@@ -197,6 +208,13 @@ def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
     else:
         to.file.write(shown)
         to.file.flush()
+
+
+def _pages() -> bool:
+    """Whether the pager that the user named, if any, is there."""
+    named = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
+    command = [word for word in named.split() if "=" not in word]
+    return not command or shutil.which(os.path.expanduser(command[0])) is not None
 
 
 def say_clean(clean: bool) -> None:

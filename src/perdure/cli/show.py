@@ -104,7 +104,7 @@ def fork(
         if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
             wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
             raise ConfigurationError(f"{wrong}; give another id")
-        chosen = checkpoint_id(file, source, at) if at else None
+        chosen = None if at is None else checkpoint_id(file, source, at)
         file.saver.copy_thread(source, new, checkpoint_id=chosen)
     say(f"{source!r} is copied to {new!r}")
 

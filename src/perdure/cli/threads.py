@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import DB, AsJson, Database, Limit, app, opened
-from perdure.cli.output import ago, line, show
+from perdure.cli.output import ago, line, note, show
 from perdure.errors import UnknownThread
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def threads(
     One without a title has the first words of what a human said in its place.
     """
     with opened(db, reads=True) as file:
-        found = list(_described(file, (text or "").casefold(), limit))
+        found = list(_described(file, (text or "").casefold(), limit + 1))
+        found, more = found[:limit], found[limit:]
         rows = [
             (info["thread_id"], title_of(file, info), info["items"], ago(info["active_at"]))
             for info in ([] if json else found)
@@ -47,6 +48,8 @@ def threads(
     columns, ids = ("id", "title", "messages", "last activity"), ("id", "last activity")
     nothing = "" if text is None else f"no thread has {text!r} in its title or id"
     show(found, json, columns, rows, ids=ids, nothing=nothing)
+    if more:
+        note(f"there are more than {limit}; --limit N shows them")
     if nothing and not found:
         raise typer.Exit(1)
 

@@ -18,6 +18,7 @@ from perdure.errors import ConfigurationError, PerdureError
 
 if TYPE_CHECKING:
     from perdure.memory.background import Background
+    from perdure.memory.due import Job
     from perdure.memory.proposals import Extractor
 
 _DELAY_S: Final = 30.0
@@ -55,6 +56,12 @@ def worker(
     from perdure.memory.background import Background, run_worker
     from perdure.memory.due import Pace
 
+    done: list[Job] = []
+
+    def tell(job: Job) -> None:
+        done.append(job)
+        as_json(asdict(job), indent=None) if json else say(str(job))
+
     with opened(db) as file, _logged():
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
@@ -64,7 +71,7 @@ def worker(
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
             defaults=file.config["configurable"],
-            on_job=lambda job: as_json(asdict(job), indent=None) if json else say(str(job)),
+            on_job=tell,
         )
         if cron is not None:
             background.every(None if cron == _OFF else cron, preset.timezone)
@@ -75,6 +82,8 @@ def worker(
         with background:
             left = background.flush(_LONGEST_S)
             _retain(file, background, json=json)
+        if json and not (done or file.settings.retention):
+            as_json([], indent=None)
     for job in left:
         note(f"not extracted: {job}")
     if left:

@@ -102,12 +102,12 @@ class Threads:
             while self._waiting and self._waiting[0][0].future.cancelled():
                 self._waiting.popleft()  # else those given up pile up behind threads that hang
                 self._undone -= 1
+            if len(self._threads) < min(self._undone + 1, self._most):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()  # first: if it cannot, nothing has been handed in
+                self._threads.append(thread)
             self._waiting.append((promise, work))
             self._undone += 1
-            if len(self._threads) < min(self._undone, self._most):
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
         if self._lasting:
             self._wake.put(True)
         return promise.future
