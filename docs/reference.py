@@ -48,7 +48,7 @@ def _package(name: str) -> str:
     parts = [head.split("\n\n")[0], head.split("\n\n")[1]]
     for each, value in sorted(found.items(), key=lambda pair: (pair[0].lower(), pair[0])):
         if not (each[0] == "a" and each[1:] in found):
-            apart = [other for other in found.values() if other in _bases(value)[1:]]
+            apart = [base for base in _bases(value)[1:] if base in found.values()]
             parts += [f"### `{each}`", *_entry(each, value, apart)]
     return "\n\n".join(filter(None, parts))
 

@@ -24,6 +24,7 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from perdure.errors import PerdureError
+from tests import postgres_server
 from tests.cli.commands import attempt, read
 from tests.layout import PACKAGES, ROOT, folder_of, modules
 
@@ -58,8 +59,12 @@ def shown(*words: str) -> str:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run pages in, with the files that they speak of."""
+def scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """A folder to run pages in, with the files and the server that they speak of."""
+    if "postgres" in request.node.name:
+        monkeypatch.setenv("DATABASE_URL", postgres_server.dsn())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
     export = ROOT / "tests" / "data" / "conversations.json"

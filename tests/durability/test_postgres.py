@@ -1,0 +1,139 @@
+"""Connections to Postgres that break: nothing acknowledged is missing, nothing is there twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure import PostgresCheckpointer, PostgresStore
+from perdure.errors import ConfigurationError, StorageUnavailable
+from tests import postgres_server
+from tests.durability.cutting import Proxy
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+STEP = 5  # of the messages of a turn, one in five is cut at; each of a put is
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """The way to the server."""
+    made = Proxy(postgres_server.dsn())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """A schema of the test's own."""
+    return {"schema": postgres_server.schema(tmp_path), "pool_size": 4, "timeout_s": 10}
+
+
+def agent(saver: PostgresCheckpointer) -> Any:
+    builder = StateGraph(MessagesState)
+    builder.add_node("say", lambda state: {"messages": [AIMessage(str(len(state["messages"])))]})
+    builder.add_edge(START, "say")
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_turn_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[str, Any]) -> None:
+    with PostgresCheckpointer.open(proxy.dsn, **options) as saver:
+        graph = agent(saver)
+        turns = 0
+        for _ in range(2):
+            before = proxy.messages
+            graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
+            turns += 1
+        for number in range(1, proxy.messages - before, STEP):
+            proxy.cut_at(number, heard=heard)
+            try:
+                graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
+            except StorageUnavailable:  # a read of several requests, before anything was put
+                proxy.cut_at(None)
+                continue
+            proxy.cut_at(None)
+            turns += 1
+            said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
+            assert said[0::2] == [f"hello {turn}" for turn in range(turns)]
+            assert said[1::2] == [str(2 * turn + 1) for turn in range(turns)]
+        assert proxy.cuts > turns / 2
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_put_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[str, Any]) -> None:
+    """Also where the COMMIT was heard and its answer lost: the transaction is asked after."""
+    with PostgresStore.open(proxy.dsn, index=None, **options) as store:
+        for _ in range(2):
+            before = proxy.messages
+            store.put(("a",), "k", {"n": 0})
+        versions = 2
+        for number in range(1, proxy.messages - before + 1):
+            proxy.cut_at(number, heard=heard)
+            store.put(("a",), "k", {"n": number})
+            proxy.cut_at(None)
+            versions += 1
+            assert [item.version for item in store.history(("a",), "k")] == [
+                *range(1, versions + 1)
+            ]
+        assert proxy.cuts > versions / 2
+
+
+def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
+    """Who holds it learns it at the next put; another may have the lock then."""
+    dsn = postgres_server.dsn()
+    ours: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+    async def scenario(one: PostgresCheckpointer, other: PostgresCheckpointer) -> None:
+        async with one.lock("t"):
+            with pytest.raises(StorageUnavailable, match="locked by another run"):
+                async with other.lock("t", timeout_s=0.2):
+                    pass
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                conn.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE query LIKE 'SELECT pg_try_advisory_lock%' "
+                    "AND datname = current_database()"
+                )
+            async with other.lock("t", timeout_s=10):
+                pass
+            with pytest.raises(StorageUnavailable, match="lost with its connection"):
+                await one.aput(ours, empty_checkpoint(), {}, {})
+        await one.aput(ours, empty_checkpoint(), {}, {})
+
+    with (
+        PostgresCheckpointer.open(dsn, **options) as one,
+        PostgresCheckpointer.open(dsn, **options) as other,
+    ):
+        asyncio.run(scenario(one, other))
+
+
+def test_locks_need_a_connection_that_stays(options: dict[str, Any]) -> None:
+    dsn = postgres_server.dsn()
+    with PostgresCheckpointer.open(dsn, pooled=True, **options) as saver:
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        with pytest.raises(ConfigurationError, match="direct="):
+            saver.lock("t")
+    with (
+        PostgresCheckpointer.open(dsn, pooled=True, direct=dsn, **options) as saver,
+        saver.lock("t"),
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StorageUnavailable, match="can be reached"):
+        PostgresCheckpointer.open(f"postgresql://nobody@/x?host={tmp_path}", timeout_s=1)
+
+
+@pytest.mark.parametrize("dsn", ["", 5, None, "postgresql://[", "host=x unknown=y"])
+def test_what_is_no_dsn(dsn: Any) -> None:
+    with pytest.raises(ConfigurationError, match="DSN"):
+        PostgresCheckpointer(dsn)
