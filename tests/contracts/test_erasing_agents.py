@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
 
@@ -62,6 +63,7 @@ class Broken(Exception):
 def look(city: str, note: str) -> str:
     """Look at a city."""
     if city.endswith("2") and not RAN.count("mended"):
+        time.sleep(0.1)  # langgraph stores nothing of a tool that ends after its run has failed
         raise Broken
     RAN.append(city)
     return "seen"

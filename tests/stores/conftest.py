@@ -14,7 +14,8 @@ OURS = [
     f"{backend}-{door}"
     for backend in BACKENDS
     for door in DOORS
-    if (backend, door) != ("keyed", "blocking")  # it differs from "sealed" in the index alone
+    # these differ from "sealed" in the index alone, and from "postgres" in the bytes of a row
+    if (backend, door) not in {("keyed", "blocking"), ("postgres-sealed", "blocking")}
 ]
 
 
