@@ -34,7 +34,8 @@ def dsn() -> str:
     name = f"run_{os.environ[RUN]}"
     with psycopg.connect(uri, autocommit=True) as conn:
         # nothing here outlives the machine; that commits reach the disk is Postgres's to test
-        conn.execute("ALTER SYSTEM SET fsync = off")
+        for setting in ("fsync", "full_page_writes", "synchronous_commit", "autovacuum"):
+            conn.execute(f"ALTER SYSTEM SET {setting} = off")
         conn.execute("SELECT pg_reload_conf()")
         for (old,) in conn.execute("SELECT datname FROM pg_database WHERE datname LIKE 'run_%'"):
             if old != name:

@@ -33,7 +33,7 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from perdure.storage.database import Migration
+from perdure.storage.database import Migration, statements
 from perdure.storage.flow import AnyText, Flow, Hope, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Between, Locks, NamedLock
 from perdure.storage.threads import Threads
@@ -394,16 +394,17 @@ class PostgresDatabase:
                 )
                 conn.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
-                for statement in _TABLES.split(";"):
-                    conn.execute(statement)
+                for statement in statements(_TABLES):
+                    conn.execute(statement.sql)
                 current = self._version(conn)
-                for number, script in enumerate(self._migration.steps[current:], current + 1):
-                    for statement in filter(str.strip, script.split(";")):
-                        conn.execute(statement)
-                    conn.execute(
-                        "INSERT INTO migrations (component, version) VALUES (%s, %s)",
-                        (self._migration.component, number),
-                    )
+                with conn.pipeline():
+                    for number, script in enumerate(self._migration.steps[current:], current + 1):
+                        for statement in statements(script):
+                            conn.execute(statement.sql)
+                        conn.execute(
+                            "INSERT INTO migrations (component, version) VALUES (%s, %s)",
+                            (self._migration.component, number),
+                        )
 
     def _version(self, conn: psycopg.Connection[Row]) -> int:
         of = f"{self._schema}.migrations"
