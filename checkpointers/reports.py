@@ -125,6 +125,7 @@ class ErasureReport:
             `namespace|node:task_id`; the root's have no namespace, those that stored nothing no id.
         scrubbed: Whether the bytes of the file and its WAL hold none of them. False while another
             process still reads the previous state; then call `erase` again, or reopen the file.
+            False on Postgres, which overwrites no bytes of a page.
     """
 
     checkpoints: int = 0

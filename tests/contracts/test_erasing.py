@@ -20,7 +20,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Interrupt, Send
 
-from perdure.checkpointers import ErasureReport
+from perdure.checkpointers import SQLiteCheckpointer
 from tests.contracts.erased import (
     SECRET,
     Erase,
@@ -74,7 +74,8 @@ def test_a_conversation_without_a_message(saver: Saver, erase: Erase, said: Any)
     assert SECRET.encode() not in raw(saver)
     assert [*before[:2], *before[3:]] == left == [item.value for item in history]
     assert left == after[:-2]
-    assert (len(report.hashes), report.scrubbed) == (1, True)
+    # Postgres overwrites no bytes of a page
+    assert (len(report.hashes), report.scrubbed) == (1, isinstance(saver, SQLiteCheckpointer))
 
 
 def test_what_it_says_elsewhere_stays(saver: Saver) -> None:
@@ -108,7 +109,7 @@ def test_every_version_goes(saver: Saver, erase: Erase) -> None:
     put(saver, {"messages": [human("b")]}, second)
     report = erase(saver, "t", ["a"])
 
-    assert ErasureReport(4, 3, report.hashes) == report  # the last one only in its history
+    assert (report.checkpoints, report.items) == (4, 3)  # the last one only in its history
     assert len(report.hashes) == 3
     assert SECRET not in everything(saver)
     assert SECRET.encode() not in raw(saver)

@@ -61,8 +61,7 @@ def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
     put(saver, {"messages": [doomed, human("b")], "text": SECRET * 9})
     report = erase(saver, "t")
 
-    assert ErasureReport(1, 3, report.hashes) == report
-    assert len(report.hashes) == 2
+    assert (report.checkpoints, report.items, len(report.hashes)) == (1, 3, 2)
     assert SECRET.encode() not in raw(saver)
     with pytest.raises(UnknownThread):
         saver.thread("t")

@@ -222,7 +222,10 @@ def say_clean(clean: bool) -> None:
     if clean:
         say("its bytes are gone from the file")
     else:
-        note("bytes of it stay in the file until the other process that reads it ends")
+        note(
+            "bytes of it stay until another process that reads the file ends, or in Postgres until "
+            "their pages are written anew"
+        )
 
 
 def line(text: str, limit: int | None = 100) -> str:
