@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
 from perdure.storage.database import Migration
 from perdure.storage.encryption import agree_on_key
@@ -71,27 +70,3 @@ class PostgresCheckpointer(Checkpointer):
             timeout_s=timeout_s,
         )
         super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
-
-    @classmethod
-    def open(cls, dsn: str = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now; in a running event loop, at the first use.
-
-        Without a DSN, that of the settings, with their key: see `perdure config`.
-
-        Raises:
-            ConfigurationError: An argument is wrong.
-            SchemaMismatch: A newer perdure wrote the schema.
-            WrongKey: The key does not open it, it needs one, or it was made without.
-            StorageError: The database cannot be opened.
-        """
-        if dsn is settings.CHOSEN:
-            chosen = settings.load()
-            dsn, options = chosen.db, {"key": chosen.key, **options}
-        saver = cls(dsn, **options)
-        saver.setup()
-        return saver
-
-    @classmethod
-    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open by the name that langgraph's savers use; see `open`."""
-        return cls.open(conn_string, **options)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
-from perdure.errors import ConfigurationError
 from perdure.storage.database import Migration
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
@@ -78,35 +76,3 @@ class SQLiteCheckpointer(Checkpointer):
             factory=factory,
         )
         super().__init__(database, _SQL, serde, seal, cache_bytes)
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now, creating it if need be; in a running event loop, at the first use.
-
-        Args:
-            path: See the class; without one, the database of the settings, with their key: of
-                `PERDURE_DB`, else `perdure.toml`, else the user's data folder.
-            **options: See the class.
-
-        Raises:
-            ConfigurationError: An argument is wrong, or the folder does not exist.
-            NotADatabase: The path is a folder or another application's file.
-            SchemaMismatch: A newer perdure wrote the file.
-            WrongKey: The key does not open it, it needs one, or it was made without.
-            StorageError: The file cannot be opened.
-        """
-        if path is settings.CHOSEN:
-            chosen = settings.load()
-            path, options = chosen.db, {"key": chosen.key, **options}
-            if settings.is_dsn(chosen.db):
-                raise ConfigurationError(
-                    "the settings name a Postgres DSN: use PostgresCheckpointer.open()"
-                )
-        saver = cls(path, **options)
-        saver.setup()
-        return saver
-
-    @classmethod
-    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open by the name that langgraph's savers use; see `open`."""
-        return cls.open(conn_string, **options)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
-from perdure import settings
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
@@ -97,27 +96,3 @@ class PostgresStore(WholeStore):
             narrows=False,
         )
         super().__init__(parts)
-
-    @classmethod
-    def open(cls, dsn: str = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now; in a running event loop, at the first use.
-
-        Without a DSN, that of the settings, with their key: see `perdure config`.
-
-        Raises:
-            ConfigurationError: An argument is wrong.
-            SchemaMismatch: A newer perdure wrote the schema.
-            WrongKey: The key does not open it, or it needs one.
-            StorageError: The database cannot be opened.
-        """
-        if dsn is settings.CHOSEN:
-            chosen = settings.load()
-            dsn, options = chosen.db, {"key": chosen.key, **options}
-        store = cls(dsn, **options)
-        store.setup()
-        return store
-
-    @classmethod
-    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open by the name that langgraph's stores use; see `open`."""
-        return cls.open(conn_string, **options)

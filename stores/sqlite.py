@@ -6,12 +6,10 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
-from perdure import settings
-from perdure.errors import ConfigurationError
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.sqlite import SQLiteDatabase
@@ -117,35 +115,3 @@ class SQLiteStore(WholeStore):
             ),
         )
         super().__init__(parts)
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now, creating it if need be; in a running event loop, at the first use.
-
-        Args:
-            path: See the class; without one, the database of the settings, with their key: of
-                `PERDURE_DB`, else `perdure.toml`, else the user's data folder.
-            **options: See the class.
-
-        Raises:
-            ConfigurationError: An argument is wrong, or the folder does not exist.
-            NotADatabase: The path is a folder or another application's file.
-            SchemaMismatch: A newer perdure wrote the file.
-            WrongKey: The key does not open it, or it needs one.
-            StorageError: The file cannot be opened.
-        """
-        if path is settings.CHOSEN:
-            chosen = settings.load()
-            path, options = chosen.db, {"key": chosen.key, **options}
-            if settings.is_dsn(chosen.db):
-                raise ConfigurationError(
-                    "the settings name a Postgres DSN: use PostgresStore.open()"
-                )
-        store = cls(path, **options)
-        store.setup()
-        return store
-
-    @classmethod
-    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open by the name that langgraph's stores use; see `open`."""
-        return cls.open(conn_string, **options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure import PostgresCheckpointer, PostgresStore
+from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
 from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.storage.flow import rows_of
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -137,3 +140,36 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 def test_what_is_no_dsn(dsn: Any) -> None:
     with pytest.raises(ConfigurationError, match="DSN"):
         PostgresCheckpointer(dsn)
+
+
+def test_without_psycopg() -> None:
+    """Who has not installed the extra is told which; nothing else needs it."""
+    code = "import sys; sys.modules['psycopg'] = None; import perdure; perdure.SQLiteStore; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "perdure.PostgresStore"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "MissingDependency: Postgres needs psycopg and its pool" in done.stderr
+
+
+def test_a_dsn_is_no_file() -> None:
+    with pytest.raises(ConfigurationError, match="PostgresStore"):
+        SQLiteStore("postgresql://localhost/x")
+
+
+def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> None:
+    """The write is stored, and its caller is told so; what was kept of it is let go."""
+    with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
+        undone: list[int] = []
+
+        def committed(rows: Any) -> None:
+            raise RuntimeError
+
+        made = store.database.write(
+            lambda: rows_of("SELECT 1"), committed, lambda: undone.append(1), exclusive=("x",)
+        )
+
+    assert (made, undone) == ([(1,)], [1])

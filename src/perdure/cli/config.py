@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +22,7 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
     from perdure.settings import NAMES, SECRETS, load
 
     settings = load(db=db, user=user)
+    settings = replace(settings, db=re.sub(r"(://[^/@]*:)[^@]*@", r"\1…@", settings.db))
     found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
         value, source = attrgetter(name)(settings), settings.sources.get(name, "default")

@@ -9,11 +9,13 @@ if one of them fails, the transaction is rolled back and each is run in a transa
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
+from perdure import settings
 from perdure.errors import SchemaMismatch
 from perdure.storage.flow import Flow, Statement
 
@@ -219,6 +221,35 @@ class DatabaseOwner:
     """An owner of a `Database`, closed by hand or at the end of a `with` or `async with`."""
 
     database: Database
+
+    @classmethod
+    def open(cls, db: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
+        """Open a database now, creating it if need be; in a running event loop, at the first use.
+
+        Args:
+            db: A file, or a DSN of Postgres, as the class takes it; without one, the database of
+                the settings, with their key: see `perdure config`.
+            **options: See the class.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the folder does not exist.
+            NotADatabase: The path is a folder or another application's file.
+            SchemaMismatch: A newer perdure wrote the database.
+            WrongKey: The key does not open it, it needs one, or it was made without.
+            StorageError: The database cannot be opened.
+        """
+        if db is settings.CHOSEN:
+            chosen = settings.load()
+            db, options = chosen.db, {"key": chosen.key, **options}
+        make: Callable[..., Self] = cls
+        owner = make(db, **options)
+        owner.setup()
+        return owner
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
+        """Open by the name that langgraph's savers and stores use; see `open`."""
+        return cls.open(conn_string, **options)
 
     def setup(self) -> OnAwait[None]:
         """Open the database, which the first use does otherwise. May be awaited or not.

@@ -10,48 +10,53 @@ Writers exclude each other by advisory locks of their transactions, as far as `D
 from __future__ import annotations
 
 import asyncio
-import atexit
-import hashlib
-import os
+import logging
 import random
 import re
 import secrets
-import select
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 from perdure.errors import (
     ConfigurationError,
     MissingDependency,
     SchemaMismatch,
     StorageError,
-    StorageFull,
     StorageUnavailable,
 )
 from perdure.storage.database import Migration, statements
-from perdure.storage.flow import AnyText, Flow, Hope, Request, Row, Statement, rows_of, run
-from perdure.storage.locks import Between, Locks, NamedLock
-from perdure.storage.threads import Threads
+from perdure.storage.flow import Flow, Hope, Request, Row, Statement, rows_of, run
+from perdure.storage.locks import Locks, NamedLock
 
 try:
     import psycopg
     from psycopg import RawCursor, errors
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
-    from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
-    from psycopg.types.string import BytesBinaryDumper
-    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+    from perdure.storage.postgres_connection import (
+        AdvisoryLocks,
+        Server,
+        Translator,
+        checked_dsn,
+        is_lost,
+        leave,
+        lock_key,
+        mapped,
+        registry,
+        registry_lock,
+        shown,
+        tables_of,
+        translated,
+    )
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
     ) from exc
 
 T = TypeVar("T")
-_THREADS: Final = 8  # that do the work of coroutines
+_log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
 _SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
@@ -72,199 +77,6 @@ _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'
 """
-
-
-# -- SQL: what is written for both databases, as Postgres takes it
-
-_DIALECT: Final = (
-    ("CROSS JOIN", "JOIN"),  # with a condition; the order of joins is the planner's
-    ("json_each($1)", "(SELECT e::bigint AS value FROM json_array_elements_text($1::json) AS e)"),
-    ("json_each($2)", "(SELECT e::bigint AS value FROM json_array_elements_text($2::json) AS e)"),
-)
-_PARAMETER = re.compile(r"\?(\d*)")
-_TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
-
-
-class _Translator(dict[str, bytes]):
-    """Statements as they are sent, by their SQL: parameters numbered, tables with their schema."""
-
-    def __init__(self, schema: str, tables: frozenset[str]) -> None:
-        self._schema, self._tables = schema, tables
-
-    def __missing__(self, text: str) -> bytes:
-        count = 0
-
-        def parameter(found: re.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            return f"${found[1] or count}"
-
-        def table(found: re.Match[str]) -> str:
-            name = found[2]
-            return f"{found[1]} {self._schema}.{name}" if name in self._tables else found[0]
-
-        sent = _TABLE.sub(table, _PARAMETER.sub(parameter, text))
-        sent = sent.replace("{schema}", self._schema)
-        for ours, theirs in _DIALECT:
-            sent = sent.replace(ours, theirs)
-        made = self[text] = sent.encode()
-        return made
-
-
-def _tables_of(script: str) -> frozenset[str]:
-    return frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script))
-
-
-class _Whole(NumericBinaryLoader):
-    """Sums of whole numbers, which Postgres makes of type numeric."""
-
-    def load(self, data: Any) -> Any:
-        return int(super().load(data))
-
-
-class _AnyText(BytesBinaryDumper):
-    """Text in a column of text or bytes."""
-
-    def dump(self, obj: Any) -> Any:
-        return super().dump(obj.as_bytes())
-
-
-def _lock_key(*of: str) -> int:
-    digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
-# -- a server, for all who open one DSN in this process
-
-
-class Server:
-    """The connections to one database, and the threads that use them for coroutines."""
-
-    def __init__(self, dsn: str, *, pooled: bool, size: int, timeout_s: float) -> None:
-        self.dsn, self.pooled, self.timeout_s = dsn, pooled, timeout_s
-        self.name = _shown(dsn)
-        self.users = 1
-        self.refused = ""  # why there is no more to do, if so
-        self.threads = Threads(_THREADS, "perdure-postgres", lasting=True)
-        self._pool = ConnectionPool(
-            dsn,
-            kwargs={"autocommit": True, "prepare_threshold": None if pooled else 2},
-            configure=_configured,
-            min_size=0,
-            max_size=size,
-            timeout=timeout_s,
-            open=False,
-        )
-        with mapped(self.name), psycopg.connect(dsn, connect_timeout=max(2, int(timeout_s))):
-            pass  # the pool would only say that it waited in vain
-        self._pool.open()
-        _servers.add(self)
-
-    @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """A connection of the pool, in no transaction."""
-        self.check()
-        try:
-            conn = self._pool.getconn()
-        except PoolTimeout as exc:
-            raise StorageUnavailable(
-                f"{self.name}: no connection within {self.timeout_s} s ({exc}): check the server, "
-                "or give a larger pool_size"
-            ) from exc
-        except PoolClosed as exc:
-            raise StorageUnavailable(f"the database {self.name} is closed") from exc
-        try:
-            yield conn
-        finally:
-            self._pool.putconn(conn)
-
-    def check(self) -> None:
-        """Refuse work once the database is closed, and in a forked process."""
-        if self.refused:
-            raise StorageUnavailable(f"the database {self.name} {self.refused}")
-
-    def end(self) -> None:
-        """Finish what was handed in, and close all connections."""
-        if not self.refused:
-            self.refused = "is closed"
-            self.threads.close()
-            self._pool.close()
-
-
-def _configured(conn: psycopg.Connection[Any]) -> None:
-    # one type for all whole numbers: a statement is prepared once, not for each width
-    conn.adapters.register_dumper(int, Int8BinaryDumper)
-    conn.adapters.register_dumper(AnyText, _AnyText)
-    conn.adapters.register_loader("numeric", _Whole)
-
-
-_registry: dict[tuple[str, bool], Server] = {}
-_servers: WeakSet[Server] = WeakSet()
-_registry_lock = threading.Lock()
-
-
-class AdvisoryLocks(Between):
-    """Locks of a connection of its own, which holds all of a process.
-
-    Args:
-        dsn: Of the server itself: a pooler would give them to whoever is next.
-        of: Goes into each key.
-    """
-
-    pause_s = 0.05
-
-    def __init__(self, dsn: str, *of: str) -> None:
-        self._dsn, self._of = dsn, of
-        self.session = 0
-        self._guard = threading.Lock()
-        self._conn: psycopg.Connection[Row] | None = None
-
-    def take(self, name: str) -> bool:
-        """See `Between.take`.
-
-        Raises:
-            StorageUnavailable: The server cannot be reached.
-        """
-        with self._guard, mapped(_shown(self._dsn)):
-            try:
-                return self._call("pg_try_advisory_lock", name)
-            except psycopg.OperationalError:  # it lay idle, and was closed
-                self._lose()
-                return self._call("pg_try_advisory_lock", name)
-
-    def give_back(self, name: str) -> None:
-        """See `Between.give_back`."""
-        with self._guard, suppress(psycopg.Error):
-            if self._conn is not None:
-                self._call("pg_advisory_unlock", name)
-
-    def _call(self, function: str, name: str) -> bool:
-        if self._conn is None:
-            self._conn = psycopg.connect(self._dsn, autocommit=True)
-        key = _lock_key(*self._of, "lock", name)
-        ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
-        return bool(done)
-
-    def check(self) -> None:
-        """See `Between.check`: a connection that was closed can be read, and has nothing."""
-        with self._guard:
-            conn = self._conn
-            if conn is not None and (conn.closed or select.select([conn], [], [], 0)[0]):
-                try:
-                    conn.execute("SELECT 1")
-                except psycopg.Error:
-                    self._lose()
-
-    def _lose(self) -> None:
-        self.session += 1
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
-
-    def close(self) -> None:
-        """See `Between.close`."""
-        with self._guard:
-            self._lose()
 
 
 @dataclass(slots=True)
@@ -307,7 +119,7 @@ class PostgresDatabase:
         pool_size: int = 10,
         timeout_s: float = 30.0,
     ) -> None:
-        self._dsn = _checked_dsn(dsn)
+        self._dsn = checked_dsn(dsn)
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
             raise ConfigurationError(
                 f"schema is {schema!r}; expected a name of small letters, digits and underscores"
@@ -315,10 +127,10 @@ class PostgresDatabase:
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
-        tables = _tables_of("".join((_TABLES, *migration.steps)))
-        self._sent = _Translator(schema, tables)
+        tables = tables_of("".join((_TABLES, *migration.steps)))
+        self._sent = Translator(schema, tables)
         self._tables = sorted(tables)
-        between = _checked_dsn(direct) if direct is not None else None if pooled else self._dsn
+        between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
         self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
         self._server: Server | None = None
@@ -327,7 +139,7 @@ class PostgresDatabase:
     @property
     def path(self) -> str:
         """See `Database.path`: the DSN without its password."""
-        return _shown(self._dsn)
+        return shown(self._dsn)
 
     @property
     def read_only(self) -> bool:
@@ -348,7 +160,7 @@ class PostgresDatabase:
     def _connected(self) -> Server:
         server = self._server
         if server is None:
-            with _registry_lock:
+            with registry_lock:
                 server = self._server
                 if server is None:
                     server = self._server = self._opened()
@@ -359,9 +171,9 @@ class PostgresDatabase:
         if self._closed:
             raise StorageUnavailable(f"the database {self.path} is closed")
         key = self._dsn, bool(self._options["pooled"])
-        server = _registry.get(key)
+        server = registry.get(key)
         if server is None or server.refused:
-            server = _registry[key] = Server(self._dsn, **self._options)  # type: ignore[arg-type]
+            server = registry[key] = Server(self._dsn, **self._options)  # type: ignore[arg-type]
         else:
             server.users += 1
         try:
@@ -373,7 +185,7 @@ class PostgresDatabase:
                 else:
                     self._transact(server, self._begin, None)
         except BaseException:
-            _left(server)
+            leave(server)
             raise
         return server
 
@@ -390,7 +202,7 @@ class PostgresDatabase:
                 )
             with conn.transaction():
                 conn.execute(
-                    "SELECT pg_advisory_xact_lock(%s)", (_lock_key(self._schema, "migrations"),)
+                    "SELECT pg_advisory_xact_lock(%s)", (lock_key(self._schema, "migrations"),)
                 )
                 conn.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
@@ -423,12 +235,12 @@ class PostgresDatabase:
 
     def close(self) -> None:
         """See `Database.close`. The last of those who share a server's connections closes them."""
-        with _registry_lock:
+        with registry_lock:
             self._closed = True
             server, self._server = self._server, None
             if server is not None:
                 self._locks.close()
-                _left(server)
+                leave(server)
 
     # -- writing
 
@@ -442,12 +254,17 @@ class PostgresDatabase:
         """See `Database.write`."""
         try:
             result = self._transact(self._writable(), make, exclusive)
-            if committed is not None:
-                committed(result)
         except BaseException:
             if undone is not None:
                 undone()
             raise
+        try:
+            if committed is not None:
+                committed(result)
+        except Exception:
+            _log.exception("committed() failed; the write is stored, undone() is called")
+            if undone is not None:
+                undone()
         return result
 
     def awrite(
@@ -491,7 +308,7 @@ class PostgresDatabase:
                     raise translated(exc, server.name) from exc
                 continue  # it was not as hoped: the flow is made anew
             except psycopg.Error as exc:
-                if not _is_lost(exc):
+                if not is_lost(exc):
                     raise translated(exc, server.name) from exc
                 if outcome and attempt.xid and self._was_committed(server, attempt.xid):
                     return outcome[0]
@@ -548,11 +365,11 @@ class PostgresDatabase:
     def _excluding(self, names: Sequence[str] | None) -> Statement:
         """Keep others from writing what this transaction is about, and ask for its number."""
         of = self._schema, self._migration.component
-        all_of_it = _lock_key(*of)
+        all_of_it = lock_key(*of)
         if names is None or len(names) > _MANY_NAMES:
             sql = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(?)"
             return Statement(sql, (all_of_it,))
-        keys = sorted(_lock_key(*of, name) for name in names)  # in one order: no deadlock
+        keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
         sql = (
             "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock_shared(?), "
             "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
@@ -642,7 +459,7 @@ class PostgresDatabase:
             try:
                 return attempt()
             except psycopg.Error as exc:
-                if not _is_lost(exc) or again == _TRIES - 1:
+                if not is_lost(exc) or again == _TRIES - 1:
                     raise
                 _pause(again)
         raise AssertionError
@@ -706,89 +523,3 @@ def _rows(cursor: RawCursor[Row]) -> list[Row]:
 
 def _pause(again: int) -> None:
     time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
-
-
-def _left(server: Server) -> None:
-    """Count one user less; the last ends the server's connections."""
-    server.users -= 1
-    if not server.users:
-        for key, shared in list(_registry.items()):
-            if shared is server:
-                del _registry[key]
-        server.end()
-
-
-# -- DSNs and errors
-
-
-def _checked_dsn(dsn: object) -> str:
-    if not isinstance(dsn, str) or not dsn:
-        raise ConfigurationError(
-            f"the DSN is {dsn!r:.80}; expected one like postgresql://user@host/database"
-        )
-    try:
-        return make_conninfo(dsn, application_name="perdure", keepalives_idle=30)
-    except psycopg.ProgrammingError as exc:
-        raise ConfigurationError(f"the DSN is not one of Postgres ({exc})") from exc
-
-
-def _shown(dsn: str) -> str:
-    """A DSN without what is nobody else's business."""
-    parts = conninfo_to_dict(dsn)
-    user, host, port = parts.get("user"), parts.get("host", ""), parts.get("port")
-    at = f"{user}@" if user else ""
-    to = f":{port}" if port else ""
-    return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
-
-
-def _is_lost(exc: psycopg.Error) -> bool:
-    """Whether the connection is gone: that says nothing of the work."""
-    if isinstance(exc, psycopg.InterfaceError):
-        return True
-    if not isinstance(exc, psycopg.OperationalError):
-        return False
-    return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
-
-
-@contextmanager
-def mapped(name: str) -> Iterator[None]:
-    """Turn psycopg's errors into perdure's."""
-    try:
-        yield
-    except psycopg.Error as exc:
-        raise translated(exc, name) from exc
-
-
-def translated(exc: BaseException, name: str) -> StorageError:
-    """The `StorageError` that an error of psycopg becomes."""
-    if isinstance(exc, errors.DiskFull):
-        return StorageFull(f"{name}: {exc}; free space on the server, then write again")
-    if isinstance(exc, psycopg.Error) and _is_lost(exc):
-        return StorageUnavailable(f"{name}: {exc}; check that the server runs and can be reached")
-    if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
-        return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
-    if isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled):
-        return StorageUnavailable(f"{name}: {exc}; try again")
-    return StorageError(f"{name}: {exc}")
-
-
-@atexit.register
-def _end_all() -> None:
-    for server in list(_servers):
-        server.end()
-
-
-def _after_fork_in_child() -> None:
-    _registry_lock.release()
-    for server in _servers:
-        server.refused = "is closed in this forked process: open it again here"
-    _servers.clear()
-    _registry.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        before=_registry_lock.acquire,
-        after_in_parent=_registry_lock.release,
-        after_in_child=_after_fork_in_child,
-    )

@@ -21,6 +21,7 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from perdure.settings import is_dsn
 from perdure.storage.database import Migration, statements
 from perdure.storage.flow import Flow, Hope, Request, T, Unexpected, run
 
@@ -239,6 +240,10 @@ def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
 
 def check_name(path: Any, read_only: bool) -> str:
     """A path as text; ConfigurationError if no file can have it. The disk is not looked at."""
+    if isinstance(path, str) and is_dsn(path):
+        raise ConfigurationError(
+            "the database is a DSN of Postgres: open it with PostgresCheckpointer or PostgresStore"
+        )
     try:
         text = os.fsdecode(path)
         usable = text and b"\0" not in os.fsencode(text)
