@@ -28,12 +28,12 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import Migration, statements
-from perdure.storage.flow import Flow, Hope, Request, Row, Statement, rows_of, run
+from perdure.storage.flow import Flow, Hope, Request, Row, Statement, Unexpected, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 
 try:
     import psycopg
-    from psycopg import RawCursor, errors
+    from psycopg import errors
 
     from perdure.storage.postgres_connection import (
         AdvisoryLocks,
@@ -50,6 +50,7 @@ try:
         tables_of,
         translated,
     )
+    from perdure.storage.postgres_pipeline import Pipelined
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
@@ -72,6 +73,12 @@ _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
+_NUMBER: Final = "SELECT pg_current_xact_id()::text"
+_EXCLUDING: Final = "SELECT pg_advisory_xact_lock_shared(?), pg_advisory_xact_lock(?)"
+_EXCLUDING_MANY: Final = """
+SELECT pg_advisory_xact_lock_shared(?),
+(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)
+"""
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
@@ -83,8 +90,8 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind 
 class _Attempt:
     """What is known of a transaction, should its connection be lost."""
 
+    begun: bool = False
     xid: str | None = None
-    hoped: bool = False  # all of it was sent in one request
 
 
 class PostgresDatabase:
@@ -293,20 +300,15 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
-        begin = [Statement("BEGIN"), self._excluding(exclusive)]
         for again in range(_TRIES):
             attempt = _Attempt()
             outcome: list[T] = []
             try:
                 with server.connection() as conn:
-                    self._run(conn, make(), begin, attempt, outcome)
+                    self._run(conn, make(), exclusive, attempt, outcome)
                 return outcome[0]
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
                 error: BaseException = exc
-            except (errors.DivisionByZero, errors.UniqueViolation) as exc:
-                if not attempt.hoped:
-                    raise translated(exc, server.name) from exc
-                continue  # it was not as hoped: the flow is made anew
             except psycopg.Error as exc:
                 if not is_lost(exc):
                     raise translated(exc, server.name) from exc
@@ -318,63 +320,53 @@ class PostgresDatabase:
 
     def _run(
         self,
-        conn: psycopg.Connection[Row],
+        conn: Pipelined,
         flow: Flow[T],
-        begin: list[Statement],
+        exclusive: Sequence[str] | None,
         attempt: _Attempt,
         outcome: list[T],
     ) -> None:
         """Run a flow in one transaction, and keep what it returns."""
-        before = list(begin)
 
         def execute(request: Request) -> Any:
             asked = request if isinstance(request, list) else [request]
             if isinstance(request, Hope):
-                attempt.hoped = True
-                return self._asked(conn, [*before, *asked], fetched=False)
-            rows = self._asked(conn, [*before, *asked])
-            if before:
-                attempt.xid = rows[1][0][0] if rows[1] else None
-                del rows[:2], before[:]
+                try:  # what is sent in one request, without BEGIN, is a transaction
+                    return self._asked(conn, [self._excluding(exclusive), *asked])
+                except (errors.DivisionByZero, errors.UniqueViolation) as exc:
+                    raise Unexpected from exc
+            if attempt.begun:
+                rows = self._asked(conn, asked)
+            else:
+                attempt.begun = True
+                first = [Statement("BEGIN"), Statement(_NUMBER), self._excluding(exclusive)]
+                (_, ((attempt.xid,),), _, *rows) = self._asked(conn, [*first, *asked])
             return rows if isinstance(request, list) else rows[0]
 
         try:
-            with conn.pipeline():
-                outcome.append(run(flow, execute))
-                conn.execute("COMMIT")
+            outcome.append(run(flow, execute))
+            if attempt.begun:
+                conn.ask([(b"COMMIT", [()])])
         except BaseException:
-            with suppress(psycopg.Error):
-                conn.rollback()
+            if attempt.begun and not conn.closed:
+                with suppress(psycopg.Error):
+                    conn.ask([(b"ROLLBACK", [()])])
             raise
 
-    def _asked(
-        self, conn: psycopg.Connection[Row], statements: list[Statement], *, fetched: bool = True
-    ) -> list[list[Row]]:
-        """Send statements in one go. Returns their rows; none are waited for unless `fetched`."""
-        cursors: list[RawCursor[Row] | None] = []
-        for statement in statements:
-            sent, last = self._sent[statement.sql], None
-            for params in statement.params if statement.many else (statement.params,):
-                last = RawCursor(conn)
-                last.execute(sent, params, binary=True)
-            cursors.append(None if statement.many else last)
-        if not fetched:
-            return [[] for _ in statements]
-        return [[] if cursor is None else _rows(cursor) for cursor in reversed(cursors)][::-1]
+    def _asked(self, conn: Pipelined, statements: Sequence[Statement]) -> list[list[Row]]:
+        return conn.ask(
+            [(self._sent[sql], params if many else (params,)) for sql, params, many in statements]
+        )
 
     def _excluding(self, names: Sequence[str] | None) -> Statement:
-        """Keep others from writing what this transaction is about, and ask for its number."""
+        """Keep others from writing what this transaction is about."""
         of = self._schema, self._migration.component
-        all_of_it = lock_key(*of)
         if names is None or len(names) > _MANY_NAMES:
-            sql = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(?)"
-            return Statement(sql, (all_of_it,))
+            return Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(*of),))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
-        sql = (
-            "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock_shared(?), "
-            "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
-        )
-        return Statement(sql, (all_of_it, keys))
+        if len(keys) == 1:
+            return Statement(_EXCLUDING, (lock_key(*of), *keys))
+        return Statement(_EXCLUDING_MANY, (lock_key(*of), keys))
 
     def _was_committed(self, server: Server, xid: str) -> bool:
         """Whether a transaction whose connection was lost has been committed."""
@@ -419,7 +411,7 @@ class PostgresDatabase:
 
     def _read(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
         with mapped(server.name), ExitStack() as stack:
-            conn: psycopg.Connection[Row] | None = None
+            conn: Pipelined | None = None
 
             def execute(request: Request) -> Any:
                 nonlocal conn
@@ -435,22 +427,21 @@ class PostgresDatabase:
             try:
                 return run(flow, execute)
             finally:
-                if conn is not None and not conn.broken:
-                    conn.execute("ROLLBACK")  # it only read
+                if conn is not None and not conn.closed:
+                    conn.ask([(b"ROLLBACK", [()])])  # it only read
 
     def _begun(
         self, server: Server, asked: list[Statement], stack: ExitStack
-    ) -> tuple[psycopg.Connection[Row], list[list[Row]]]:
+    ) -> tuple[Pipelined, list[list[Row]]]:
         """Begin a transaction that sees one state of the database, with its first request."""
         with ExitStack() as begun:
             conn = begun.enter_context(server.connection())
-            begun.enter_context(conn.pipeline())
             rows = self._asked(conn, [Statement(_SNAPSHOT), *asked])
             stack.push(begun.pop_all())
             return conn, rows[1:]
 
     def _asked_alone(self, server: Server, asked: list[Statement]) -> list[list[Row]]:
-        with server.connection() as conn, conn.pipeline():
+        with server.connection() as conn:
             return self._asked(conn, asked)
 
     def _again(self, attempt: Callable[[], T]) -> T:
@@ -510,15 +501,6 @@ class PostgresDatabase:
 def _both(schema: str) -> Flow[list[list[Row]]]:
     version = Statement("SELECT current_setting('server_version')")
     return (yield [version, Statement(_SIZES, (schema,))])  # type: ignore[no-any-return]
-
-
-def _rows(cursor: RawCursor[Row]) -> list[Row]:
-    try:
-        return cursor.fetchall()
-    except psycopg.ProgrammingError as exc:
-        if exc.sqlstate is None:  # the statement returns no rows
-            return []
-        raise
 
 
 def _pause(again: int) -> None:

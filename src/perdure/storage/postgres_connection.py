@@ -10,14 +10,12 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 from weakref import WeakSet
 
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
-from psycopg.types.string import BytesBinaryDumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import (
@@ -26,8 +24,9 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from perdure.storage.flow import AnyText, Row
+from perdure.storage.flow import Row
 from perdure.storage.locks import Between
+from perdure.storage.postgres_pipeline import Pipelined
 from perdure.storage.threads import Threads
 
 _THREADS: Final = 8  # that do the work of coroutines
@@ -75,20 +74,6 @@ def tables_of(script: str) -> frozenset[str]:
     return frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script))
 
 
-class _Whole(NumericBinaryLoader):
-    """Sums of whole numbers, which Postgres makes of type numeric."""
-
-    def load(self, data: Any) -> Any:
-        return int(super().load(data))
-
-
-class _AnyText(BytesBinaryDumper):
-    """Text in a column of text or bytes."""
-
-    def dump(self, obj: Any) -> Any:
-        return super().dump(obj.as_bytes())
-
-
 def lock_key(*of: str) -> int:
     """The key of an advisory lock."""
     digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
@@ -109,8 +94,8 @@ class Server:
         self.threads = Threads(_THREADS, "perdure-postgres", lasting=True)
         self._pool = ConnectionPool(
             dsn,
+            connection_class=Pipelined,
             kwargs={"autocommit": True, "prepare_threshold": None if pooled else 2},
-            configure=_configured,
             min_size=0,
             max_size=size,
             timeout=timeout_s,
@@ -122,7 +107,7 @@ class Server:
         _servers.add(self)
 
     @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Row]]:
+    def connection(self) -> Iterator[Pipelined]:
         """A connection of the pool, in no transaction."""
         self.check()
         try:
@@ -150,13 +135,6 @@ class Server:
             self.refused = "is closed"
             self.threads.close()
             self._pool.close()
-
-
-def _configured(conn: psycopg.Connection[Any]) -> None:
-    # one type for all whole numbers: a statement is prepared once, not for each width
-    conn.adapters.register_dumper(int, Int8BinaryDumper)
-    conn.adapters.register_dumper(AnyText, _AnyText)
-    conn.adapters.register_loader("numeric", _Whole)
 
 
 registry: dict[tuple[str, bool], Server] = {}
