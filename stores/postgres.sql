@@ -65,23 +65,8 @@ ON CONFLICT (name) DO UPDATE SET value = (store_settings.value::bigint + 1)::tex
 INSERT INTO store_namespaces (path, changes)
 VALUES (?, coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING ns;
 
--- grow_path: count the items and bytes of a namespace that may be new, by its path
-INSERT INTO store_namespaces (path, items, bytes, changes)
-VALUES (?, ?, ?, coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) << 32)
-ON CONFLICT (path) DO UPDATE SET
-    items = store_namespaces.items + excluded.items, bytes = store_namespaces.bytes + excluded.bytes,
-    changes = store_namespaces.changes + 1;
-
 -- new_ids: ids that no item ever had, as many as a list has; in a namespace they grow, as its writers wait for each other
 SELECT nextval('{schema}.store_items_id_seq') FROM json_each(?) AS asked;
-
--- add_new: the first version of a key; nothing if the key is there, or was
-INSERT INTO store_items
-    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
-SELECT ?1::bigint, n.ns, ?3::text, 1, ?4::bigint, ?4, ?5::bigint, ?6::bigint, ?7::bigint, ?8::boolean, ?9::bytea, ?10::bytea
-FROM store_namespaces n
-WHERE n.path = ?2 AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.key = ?3)
-ON CONFLICT (ns, key) DO NOTHING;
 
 -- drop_words: nothing: there was no first version on Postgres
 SELECT 1 WHERE false AND ?::bigint IS NULL;

@@ -16,13 +16,6 @@ VALUES (?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 
 -- grow_namespace: count its items and bytes, and that it has changed
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;
 
--- grow_path: the same of a namespace that may be new, by its path
-INSERT INTO store_namespaces (path, items, bytes, changes)
-VALUES (?, ?, ?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) << 32)
-ON CONFLICT (path) DO UPDATE SET
-    items = store_namespaces.items + excluded.items, bytes = store_namespaces.bytes + excluded.bytes,
-    changes = store_namespaces.changes + 1;
-
 -- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
 DELETE FROM store_namespaces WHERE path >= ? AND path < ?
 AND NOT EXISTS (SELECT 1 FROM store_items i WHERE i.ns = store_namespaces.ns)
@@ -77,17 +70,6 @@ FROM json_each(?) AS asked;
 INSERT INTO store_items
     (id, ns, key, version, created_at, valid_from, expires_at, made, ttl, size, searched, value, provenance)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- add_new: the first version of a key; nothing if the key is there, or was
-INSERT INTO store_items
-    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
-SELECT ?1, n.ns, ?3, 1, ?4, ?4, ?5, ?6, ?7, ?8, ?9, ?10 FROM store_namespaces n
-WHERE n.path = ?2 AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.key = ?3)
-ON CONFLICT (ns, key) DO NOTHING;
-
--- ids_added: which ids of a list are those of present items
-SELECT asked.value FROM json_each(?) AS asked
-WHERE EXISTS (SELECT 1 FROM store_items i WHERE i.id = asked.value);
 
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);

@@ -23,7 +23,7 @@ from perdure.errors import (
     PerdureError,
     StorageError,
 )
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
@@ -215,7 +215,7 @@ def _restore(
 ) -> Flow[TransferReport]:
     """Put versions back, all or none."""
     report = TransferReport()
-    changes = yield from writer.begin(model)
+    changes = Changes(None if model is None else (yield from writer.enrol(model)))
     for one in given:
         rows = yield writer.sql("history", one.put.path, one.put.key)
         known = {row[3]: row for row in rows}
@@ -237,12 +237,13 @@ def _restore(
 
 
 def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None]:
-    [there] = yield from writer.locate([one.put])
+    there = yield from writer.locate(one.put)
     ns, row, version, created, valid_from, _, size, closed, _, made = there
+    statements: list[Statement] = []
     since = now if one.since is None else one.since
     if row is not None:
         since = max(since, valid_from + 1)
-        yield from writer.close([(since, row)])
+        statements += writer.close([(since, row)])
         changes.grow(ns, -1, -size)
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
@@ -251,10 +252,11 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     if expires is None and one.put.ttl is not None and one.until is None:
         expires = max(since, now) + one.put.ttl
     times = Times(first, since, expires, made)
-    [added] = yield from writer.add([New(put, ns, number, times)], changes)
+    [(added,)] = yield writer.new_ids(1)
+    yield [*statements, *(yield from writer.add([New(put, ns, number, times)], [added], changes))]
     if one.until is not None:
-        [(ns, _, _, _, _, _, size, *_)] = yield from writer.locate([put])
-        yield from writer.close([(max(one.until, since + 1), added)])
+        ns, _, _, _, _, _, size, *_ = yield from writer.locate(put)
+        yield writer.close([(max(one.until, since + 1), added)])
         changes.grow(ns, -1, -size)
 
 

@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
-from perdure.storage.flow import Flow, NamedSQL, Row, Statement
+from perdure.storage.flow import Flow, Last, NamedSQL, Row, Statement
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
@@ -43,7 +43,7 @@ class New(NamedTuple):
 class Changes:
     """The statements for all puts together, at the end."""
 
-    model: int | None  # number of what the vectors come from
+    model: int | None = None  # number of what the vectors come from
     # what has a row in `store_index`, and which
     indexed: list[tuple[Put, int]] = field(default_factory=list)
     items: Counter[int] = field(default_factory=Counter)  # by how much each namespace grew
@@ -67,35 +67,31 @@ class Writer:
     records: Records
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Apply puts and deletes in order, all or none."""
-        changes = yield from self.begin(model)
+        """Apply puts and deletes in order, all or none.
+
+        What is there is asked in one request, and all is written in another.
+        """
+        changes = Changes()
+        statements: list[Statement] = []
         for some in _rounds(puts):
-            left = yield from self._add_new(some, now, changes)
-            if left:
-                yield from self._apply(left, now, changes)
-        yield from self.finish(puts, changes, now)
+            if statements:
+                yield statements
+            statements = yield from self._apply(some, now, changes, model)
+        yield from self.finish(puts, changes, now, statements)
 
-    def begin(self, model: Model | None) -> Flow[Changes]:
-        """What comes before versions are added; `finish` follows them."""
-        return Changes(None if model is None else (yield from self.enrol(model)))
-
-    def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
+    def finish(
+        self, puts: Sequence[Put], changes: Changes, now: int, statements: Sequence[Statement] = ()
+    ) -> Flow[None]:
         """Write what is written for all puts together, and check that the limits hold."""
-        if changes.indexed:
-            rows = []
-            for put, row in changes.indexed:
-                vectors = self.records.shut_vectors(put.vectors, row)
-                fields = None if put.fields is None else json.dumps(put.fields)
-                rows.append((row, vectors, None if vectors is None else changes.model, fields))
-                if put.missing is not None:
-                    error = self.records.shut(put.missing, ("pending", row))
-                    yield self.sql("add_pending", row, error)
-            yield Statement(self.sql["add_index"], rows, many=True)
-        if changes.items:
-            grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
-            yield Statement(self.sql["grow_namespace"], grown, many=True)
+        last = [*statements, *self._shared(changes)]
         # who holds too much may still delete, and put less
-        for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
+        limits = dict.fromkeys(limit for put in puts for limit in put.limits)
+        if not limits:
+            if last:
+                yield Last(last)
+            return
+        yield last
+        for limit in limits:
             counted = Limit(
                 limit.prefix,
                 limit.items if changes.more > 0 else None,
@@ -103,49 +99,38 @@ class Writer:
             )
             yield from self._check_limit(counted, now)
 
-    def _add_new(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[Sequence[Put]]:
-        """Add what is put under keys that never were. Returns what is left to do.
+    def _shared(self, changes: Changes) -> list[Statement]:
+        out, rows = [], []
+        for put, row in changes.indexed:
+            vectors = self.records.shut_vectors(put.vectors, row)
+            fields = None if put.fields is None else json.dumps(put.fields)
+            rows.append((row, vectors, None if vectors is None else changes.model, fields))
+            if put.missing is not None:
+                error = self.records.shut(put.missing, ("pending", row))
+                out.append(self.sql("add_pending", row, error))
+        if rows:
+            out.append(Statement(self.sql["add_index"], rows, many=True))
+        if changes.items:
+            grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
+            out.append(Statement(self.sql["grow_namespace"], grown, many=True))
+        return out
 
-        Nothing is asked first: a row whose key is there, or was, is not added, and then left.
-        """
-        hopeful = [put for put in puts if put.text is not None and put.if_version is None]
-        if not hopeful:
-            return puts
-        ids = yield from self._new_ids(len(hopeful))
-        rows: list[Row] = []
-        grown: dict[bytes, list[Any]] = {}
-        for row, put in zip(ids, hopeful, strict=True):
-            size, *shut = self._stored(put, 1)
-            expires = None if put.ttl is None else now + put.ttl
-            rows.append((row, put.path, put.key, now, expires, put.ttl, size, put.searched, *shut))
-            of = grown.setdefault(put.path, [put.path, 0, 0])
-            of[1] += 1
-            of[2] += size
-        *_, there = yield [
-            Statement(self.sql["grow_path"], list(grown.values()), many=True),
-            Statement(self.sql["add_new"], rows, many=True),
-            self.sql("ids_added", json.dumps(ids)),
+    def _apply(
+        self, puts: Sequence[Put], now: int, changes: Changes, model: Model | None
+    ) -> Flow[list[Statement]]:
+        """The statements that put or delete different keys."""
+        count = sum(put.text is not None for put in puts)
+        known, ids, *found = yield [
+            self.sql("get_setting", "model"),
+            self.new_ids(count),
+            *(self.sql("locate", put.path, put.key) for put in puts),
         ]
-        added = {row for (row,) in there}
-        known = []
-        for put, (row, *_, size, _, _, _) in zip(hopeful, rows, strict=True):
-            if row not in added:
-                known.append((put.path, -1, -size))
-                continue
-            changes.more += 1
-            changes.larger += size
-            if put.indexed:
-                changes.indexed.append((put, row))
-        if known:
-            yield Statement(self.sql["grow_path"], known, many=True)
-        done = {id(put) for row, put in zip(ids, hopeful, strict=True) if row in added}
-        return [put for put in puts if id(put) not in done]
-
-    def _apply(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[None]:
-        """Apply puts and deletes of different keys."""
+        if model is not None:
+            changes.model = yield from self._enrolled(model, known)
         closed: list[tuple[int, int]] = []
         added: list[New] = []
-        for put, there in zip(puts, (yield from self.locate(puts)), strict=True):
+        for put, rows in zip(puts, found, strict=True):
+            there = rows[0] if rows else _NOWHERE
             ns, row, version, created, valid_from, expires, size, last, ended, made = there
             alive = row is not None and (expires is None or expires > now)
             self._check_version(put, version if alive else 0)
@@ -167,29 +152,30 @@ class Writer:
                 if alive:
                     times = Times(created, since, expires, made)
                 added.append(New(put, ns, number, times))
-        if closed:
-            yield from self.close(closed)
-        if added:
-            yield from self.add(added, changes)
+        rows = yield from self.add(added, [row for (row,) in ids], changes)
+        return [*self.close(closed), *rows]
 
-    def locate(self, puts: Sequence[Put]) -> Flow[list[Row]]:
-        """The present version of each key, as the columns of `locate`; None if there is none."""
-        found = yield [self.sql("locate", put.path, put.key) for put in puts]
-        return [rows[0] if rows else _NOWHERE for rows in found]
+    def locate(self, put: Put) -> Flow[Row]:
+        """The present version of a key, as the columns of `locate`; None if there is none."""
+        found = yield self.sql("locate", put.path, put.key)
+        return found[0] if found else _NOWHERE
 
-    def close(self, ends: Sequence[tuple[int, int]]) -> Flow[None]:
+    def close(self, ends: Sequence[tuple[int, int]]) -> list[Statement]:
         """Make present versions closed ones, each given as its end and its row."""
+        if not ends:
+            return []
         rows = [(row,) for _, row in ends]
-        yield [
+        return [
             Statement(self.sql["close"], ends, many=True),
             Statement(self.sql["drop_item"], rows, many=True),
             Statement(self.sql["drop_pending"], rows, many=True),
         ]
 
-    def add(self, added: Sequence[New], changes: Changes) -> Flow[list[int]]:
-        """Add present versions of keys that have none. Returns their rows."""
+    def add(
+        self, added: Sequence[New], ids: Sequence[int], changes: Changes
+    ) -> Flow[list[Statement]]:
+        """The statements that add present versions, each under its id, of keys that have none."""
         numbers: dict[bytes, int] = {}
-        ids = yield from self._new_ids(len(added))
         rows = []
         for row, (put, ns, version, times) in zip(ids, added, strict=True):
             if ns is None:
@@ -201,12 +187,11 @@ class Writer:
             if put.indexed:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
-        yield Statement(self.sql["add_item"], rows, many=True)
-        return ids
+        return [Statement(self.sql["add_item"], rows, many=True)] if rows else []
 
-    def _new_ids(self, count: int) -> Flow[list[int]]:
-        rows = yield self.sql("new_ids", json.dumps([*range(count)]))
-        return [row for (row,) in rows]
+    def new_ids(self, count: int) -> Statement:
+        """Asks for ids that no version ever had, in a namespace in growing order."""
+        return self.sql("new_ids", json.dumps([*range(count)]))
 
     def _stored(self, put: Put, version: int) -> tuple[int, str | bytes, str | bytes | None]:
         """The bytes of a value, and the value and the provenance as they are stored."""
@@ -253,7 +238,10 @@ class Writer:
 
     def enrol(self, model: Model, *, replace: bool = False) -> Flow[int]:
         """The number of the model that the store's vectors come from."""
-        rows = yield self.sql("get_setting", "model")
+        known = yield self.sql("get_setting", "model")
+        return (yield from self._enrolled(model, known, replace=replace))
+
+    def _enrolled(self, model: Model, rows: list[Row], *, replace: bool = False) -> Flow[int]:
         found = Model.parsed(rows[0][0]) if rows else None
         if found == model:
             return found.number
@@ -299,9 +287,13 @@ class Writer:
         """Close items whose time is over. Returns how many; call again until none are."""
         rows = yield self.sql("expired", now, limit)
         if rows:
-            yield from self.close([(expires, row) for row, _, _, expires in rows])
             grown = [(-1, -size, ns) for _, ns, size, _ in rows]
-            yield Statement(self.sql["grow_namespace"], grown, many=True)
+            yield Last(
+                [
+                    *self.close([(expires, row) for row, _, _, expires in rows]),
+                    Statement(self.sql["grow_namespace"], grown, many=True),
+                ]
+            )
         return len(rows)
 
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 from perdure.errors import (
     ConfigurationError,
@@ -28,7 +29,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import Migration, statements
-from perdure.storage.flow import Flow, Hope, Request, Row, Statement, Unexpected, rows_of, run
+from perdure.storage.flow import Flow, Hope, Last, Request, Row, Statement, Unexpected, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 
 try:
@@ -73,7 +74,10 @@ _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
-_NUMBER: Final = "SELECT pg_current_xact_id()::text"
+_BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
+_NUMBER: Final = Statement("SELECT pg_current_xact_id()::text")
+_COMMIT: Final = Statement("COMMIT")
+_ROLLBACK: Final = Statement("ROLLBACK")
 _EXCLUDING: Final = "SELECT pg_advisory_xact_lock_shared(?), pg_advisory_xact_lock(?)"
 _EXCLUDING_MANY: Final = """
 SELECT pg_advisory_xact_lock_shared(?),
@@ -87,11 +91,61 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind 
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """What is known of a transaction, should its connection be lost."""
+class _Transaction:
+    """The requests of a flow that writes, as one transaction.
 
-    begun: bool = False
-    xid: str | None = None
+    Args:
+        asked: Sends statements in one request.
+        excluding: The statement that keeps others from writing the same.
+        stands: Whether the transaction of a number, whose connection was lost, was committed.
+    """
+
+    asked: Callable[[Sequence[Statement]], list[list[Row]]]
+    excluding: Statement
+    stands: Callable[[str], bool]
+    _number: str | None = None  # while it lasts
+
+    def execute(self, request: Request) -> Any:
+        """Answer a request; the last one goes with the COMMIT."""
+        asked = request if isinstance(request, list) else [request]
+        if isinstance(request, Hope):
+            try:
+                return self._alone(asked)
+            except (errors.DivisionByZero, errors.UniqueViolation) as exc:
+                raise Unexpected from exc
+        if self._number is not None:
+            rows = self._commit(asked) if isinstance(request, Last) else self.asked(asked)
+        elif isinstance(request, Last):
+            rows = self._alone(asked)
+        else:
+            _, ((self._number,),), _, *rows = self.asked([_BEGIN, _NUMBER, self.excluding, *asked])
+        return rows if isinstance(request, list) else rows[0]
+
+    def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
+        return self.asked([self.excluding, *asked])[1:]  # a request is a transaction, by itself
+
+    def _commit(self, asked: Sequence[Statement]) -> list[list[Row]]:
+        assert self._number is not None
+        try:
+            *rows, _ = self.asked([*asked, _COMMIT])
+        except psycopg.Error as exc:
+            if not is_lost(exc) or not self.stands(self._number):
+                raise
+            rows = [[] for _ in asked]
+        self._number = None
+        return rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._number is None:
+            return
+        if error is None:
+            self._commit([])
+            return
+        with suppress(psycopg.Error):  # it is lost, then
+            self.asked([_ROLLBACK])
 
 
 class PostgresDatabase:
@@ -300,58 +354,21 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
+        excluding = self._excluding(exclusive)
         for again in range(_TRIES):
-            attempt = _Attempt()
-            outcome: list[T] = []
             try:
                 with server.connection() as conn:
-                    self._run(conn, make(), exclusive, attempt, outcome)
-                return outcome[0]
+                    asked = partial(self._asked, conn)
+                    with _Transaction(asked, excluding, partial(self._stands, server)) as of_flow:
+                        return run(make(), of_flow.execute)
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
-                error: BaseException = exc
+                error: psycopg.Error = exc
             except psycopg.Error as exc:
                 if not is_lost(exc):
                     raise translated(exc, server.name) from exc
-                if outcome and attempt.xid and self._was_committed(server, attempt.xid):
-                    return outcome[0]
                 error = exc
             _pause(again)
         raise translated(error, server.name) from error
-
-    def _run(
-        self,
-        conn: Pipelined,
-        flow: Flow[T],
-        exclusive: Sequence[str] | None,
-        attempt: _Attempt,
-        outcome: list[T],
-    ) -> None:
-        """Run a flow in one transaction, and keep what it returns."""
-
-        def execute(request: Request) -> Any:
-            asked = request if isinstance(request, list) else [request]
-            if isinstance(request, Hope):
-                try:  # what is sent in one request, without BEGIN, is a transaction
-                    return self._asked(conn, [self._excluding(exclusive), *asked])
-                except (errors.DivisionByZero, errors.UniqueViolation) as exc:
-                    raise Unexpected from exc
-            if attempt.begun:
-                rows = self._asked(conn, asked)
-            else:
-                attempt.begun = True
-                first = [Statement("BEGIN"), Statement(_NUMBER), self._excluding(exclusive)]
-                (_, ((attempt.xid,),), _, *rows) = self._asked(conn, [*first, *asked])
-            return rows if isinstance(request, list) else rows[0]
-
-        try:
-            outcome.append(run(flow, execute))
-            if attempt.begun:
-                conn.ask([(b"COMMIT", [()])])
-        except BaseException:
-            if attempt.begun and not conn.closed:
-                with suppress(psycopg.Error):
-                    conn.ask([(b"ROLLBACK", [()])])
-            raise
 
     def _asked(self, conn: Pipelined, statements: Sequence[Statement]) -> list[list[Row]]:
         return conn.ask(
@@ -368,7 +385,7 @@ class PostgresDatabase:
             return Statement(_EXCLUDING, (lock_key(*of), *keys))
         return Statement(_EXCLUDING_MANY, (lock_key(*of), keys))
 
-    def _was_committed(self, server: Server, xid: str) -> bool:
+    def _stands(self, server: Server, xid: str) -> bool:
         """Whether a transaction whose connection was lost has been committed."""
         deadline = time.monotonic() + _SETTLED_S
         while time.monotonic() < deadline:
@@ -428,7 +445,7 @@ class PostgresDatabase:
                 return run(flow, execute)
             finally:
                 if conn is not None and not conn.closed:
-                    conn.ask([(b"ROLLBACK", [()])])  # it only read
+                    self._asked(conn, [_ROLLBACK])  # it only read
 
     def _begun(
         self, server: Server, asked: list[Statement], stack: ExitStack
