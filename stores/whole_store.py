@@ -129,7 +129,7 @@ class WholeStore(DatabaseOwner, Store):
         now = self._parts.now()
         bound = (-1, 0) if rule is None else _bound(rule, now)
         asked = (*span(self._parts.path(prefix)), now, *bound)
-        rows = self.database.read(rows_of(self._parts.sql["removable"], *asked))
+        rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *asked))
         return [
             Removable(labels(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
@@ -193,7 +193,7 @@ class WholeStore(DatabaseOwner, Store):
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
-        return self.database.read(self._parts.reader.indexes())
+        return self.database.read(self._parts.reader.indexes)
 
     aindexes = awaited(indexes)
 
@@ -202,7 +202,7 @@ class WholeStore(DatabaseOwner, Store):
     ) -> QueryPlan:
         """The path indexes that a search would use."""
         wanted = self._parts.wanted(namespace_prefix, filter)
-        return self.database.read(self._parts.reader.explain(wanted))
+        return self.database.read(lambda: self._parts.reader.explain(wanted))
 
     aexplain_query = awaited(explain_query)
 
@@ -335,8 +335,8 @@ class WholeStore(DatabaseOwner, Store):
     def stats(self) -> StoreStats:
         """Counts and sizes."""
         read = self.database.read
-        ((namespaces, items, size, versions),) = read(rows_of(self._parts.sql["counts"]))
-        pending, indexes = read(self._missing.count()), tuple(self.indexes())
+        ((namespaces, items, size, versions),) = read(lambda: rows_of(self._parts.sql["counts"]))
+        pending, indexes = read(self._missing.count), tuple(self.indexes())
         database = self.database.stats()
         return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 

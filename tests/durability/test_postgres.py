@@ -57,11 +57,7 @@ def test_a_turn_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict
             turns += 1
         for number in range(1, proxy.messages - before, STEP):
             proxy.cut_at(number, heard=heard)
-            try:
-                graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
-            except StorageUnavailable:  # a read of several requests, before anything was put
-                proxy.cut_at(None)
-                continue
+            graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
             proxy.cut_at(None)
             turns += 1
             said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
@@ -87,6 +83,32 @@ def test_a_put_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[
                 *range(1, versions + 1)
             ]
         assert proxy.cuts > versions / 2
+
+
+def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -> None:
+    """It is done anew as a whole, however many requests it had made."""
+    with (
+        PostgresCheckpointer.open(proxy.dsn, **options) as saver,
+        PostgresStore.open(proxy.dsn, index=None, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        store.put(("a",), "k", {"n": "hello there"})
+        reads: list[Any] = [
+            lambda: [found.checkpoint["id"] for found in saver.list(CONFIG)],
+            lambda: [item.value.content for item in saver.history("t")],
+            lambda: saver.thread("t"),
+            lambda: store.search(("a",), query="hello"),
+            lambda: list(store.export()),
+        ]
+        for read in reads:
+            read()
+            before = proxy.messages
+            expected = read()
+            for number in range(1, proxy.messages - before + 1, 2):
+                proxy.cut_at(number)
+                assert read() == expected
+                proxy.cut_at(None)
+        assert proxy.cuts > 10
 
 
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:

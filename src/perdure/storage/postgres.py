@@ -16,8 +16,9 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from perdure.errors import (
@@ -181,7 +182,7 @@ class PostgresDatabase:
                 self._migrate(server)
             if self._begin is not None:
                 if self._read_only:
-                    self._read(server, self._begin(), snapshot=True)
+                    self._read(server, self._begin, snapshot=True)
                 else:
                     self._transact(server, self._begin, None)
         except BaseException:
@@ -381,7 +382,7 @@ class PostgresDatabase:
         deadline = time.monotonic() + _SETTLED_S
         while time.monotonic() < deadline:
             with suppress(StorageUnavailable):
-                asked = rows_of("SELECT pg_xact_status(?::xid8)", xid)
+                asked = partial(rows_of, "SELECT pg_xact_status(?::xid8)", xid)
                 ((status,),) = self._read(server, asked, snapshot=False)
                 if status != "in progress":
                     return bool(status == "committed")
@@ -393,13 +394,13 @@ class PostgresDatabase:
 
     # -- reading
 
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._read(self._connected(), flow, snapshot=snapshot)
+        return self._read(self._connected(), make, snapshot=snapshot)
 
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
-        return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
+        return await self.in_thread(lambda: self.read(make, snapshot=snapshot))
 
     def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
@@ -417,52 +418,33 @@ class PostgresDatabase:
             raise StorageUnavailable(f"the database {self.path} is closed")
         return asyncio.ensure_future(after_connecting())
 
-    def _read(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
-        with mapped(server.name), ExitStack() as stack:
-            conn: psycopg.Connection[Row] | None = None
+    def _read(self, server: Server, make: Callable[[], Flow[T]], *, snapshot: bool) -> T:
+        """Run a flow, and anew if its connection turns out to be lost: it changes nothing."""
+        with mapped(server.name):
+            for again in range(_TRIES):
+                try:
+                    return self._read_once(server, make(), snapshot=snapshot)
+                except psycopg.Error as exc:
+                    if not is_lost(exc) or again == _TRIES - 1:
+                        raise
+                    _pause(again)
+        raise AssertionError
+
+    def _read_once(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
+        with server.connection() as conn, conn.pipeline():
+            before = [Statement(_SNAPSHOT)] if snapshot else []
 
             def execute(request: Request) -> Any:
-                nonlocal conn
                 asked = request if isinstance(request, list) else [request]
-                if conn is not None:
-                    rows = self._asked(conn, asked)
-                elif snapshot:
-                    conn, rows = self._again(lambda: self._begun(server, asked, stack))
-                else:
-                    rows = self._again(lambda: self._asked_alone(server, asked))
+                rows = self._asked(conn, [*before, *asked])[len(before) :]
+                before.clear()
                 return rows if isinstance(request, list) else rows[0]
 
             try:
                 return run(flow, execute)
             finally:
-                if conn is not None and not conn.broken:
+                if snapshot and not before and not conn.broken:
                     conn.execute("ROLLBACK")  # it only read
-
-    def _begun(
-        self, server: Server, asked: list[Statement], stack: ExitStack
-    ) -> tuple[psycopg.Connection[Row], list[list[Row]]]:
-        """Begin a transaction that sees one state of the database, with its first request."""
-        with ExitStack() as begun:
-            conn = begun.enter_context(server.connection())
-            begun.enter_context(conn.pipeline())
-            rows = self._asked(conn, [Statement(_SNAPSHOT), *asked])
-            stack.push(begun.pop_all())
-            return conn, rows[1:]
-
-    def _asked_alone(self, server: Server, asked: list[Statement]) -> list[list[Row]]:
-        with server.connection() as conn, conn.pipeline():
-            return self._asked(conn, asked)
-
-    def _again(self, attempt: Callable[[], T]) -> T:
-        """Do what changes nothing, once more if the connection turns out to be lost."""
-        for again in range(_TRIES):
-            try:
-                return attempt()
-            except psycopg.Error as exc:
-                if not is_lost(exc) or again == _TRIES - 1:
-                    raise
-                _pause(again)
-        raise AssertionError
 
     # -- locking
 
@@ -487,7 +469,7 @@ class PostgresDatabase:
 
     def scrub(self) -> bool:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
-        asked = self.read(rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
+        asked = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
             self.shrink()
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
@@ -503,7 +485,7 @@ class PostgresDatabase:
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
-        (((version,),), ((size,),)) = self.read(_both(self._schema))
+        (((version,),), ((size,),)) = self.read(lambda: _both(self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 
 
