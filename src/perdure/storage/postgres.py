@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from perdure.errors import (
@@ -37,7 +36,9 @@ try:
     from psycopg import RawCursor, errors
 
     from perdure.storage.postgres_connection import (
+        RUN,
         AdvisoryLocks,
+        Connection,
         Server,
         Translator,
         checked_dsn,
@@ -45,6 +46,7 @@ try:
         leave,
         lock_key,
         mapped,
+        pooled_locks,
         registry,
         registry_lock,
         shown,
@@ -85,6 +87,7 @@ class _Attempt:
     """What is known of a transaction, should its connection be lost."""
 
     xid: str | None = None
+    run: Any = None  # of the server, see `RUN`
     hoped: bool = False  # all of it was sent in one request
 
 
@@ -101,7 +104,7 @@ class PostgresDatabase:
         direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
         read_only: Nothing is made or written.
         pool_size: How many connections this process may have.
-        timeout_s: How long to wait for a connection.
+        timeout_s: How long to wait for a connection, and for a lock of another transaction.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -127,13 +130,19 @@ class PostgresDatabase:
             )
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
+        self._begun = (  # of a transaction that writes: its number, and how long it waits for locks
+            "SELECT pg_current_xact_id()::text, "
+            f"set_config('lock_timeout', '{int(timeout_s * 1000)}', true)"
+        )
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
         tables = tables_of("".join((_TABLES, *migration.steps)))
         self._sent = Translator(schema, tables)
         self._tables = sorted(tables)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
-        self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
+        told = direct is not None
+        locks = None if between is None else AdvisoryLocks(between, schema, told=told)
+        self._locks = Locks(locks)
         self._server: Server | None = None
         self._closed = False
 
@@ -281,9 +290,10 @@ class PostgresDatabase:
         return self.in_thread(lambda: self.write(make, committed, undone, exclusive))
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`."""
+        """See `Database.post`: in another thread, as this one may read, and hold a connection."""
         with suppress(StorageError):
-            self.write(make)
+            server = self._writable()
+            server.threads.submit(lambda: self._transact(server, make, None), awaited=False)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -311,7 +321,7 @@ class PostgresDatabase:
             except psycopg.Error as exc:
                 if not is_lost(exc):
                     raise translated(exc, server.name) from exc
-                if outcome and attempt.xid and self._was_committed(server, attempt.xid):
+                if outcome and attempt.xid and self._was_committed(server, attempt):
                     return outcome[0]
                 error = exc
             _pause(again)
@@ -319,7 +329,7 @@ class PostgresDatabase:
 
     def _run(
         self,
-        conn: psycopg.Connection[Row],
+        conn: Connection,
         flow: Flow[T],
         begin: list[Statement],
         attempt: _Attempt,
@@ -335,6 +345,7 @@ class PostgresDatabase:
                 return self._asked(conn, [*before, *asked], fetched=False)
             rows = self._asked(conn, [*before, *asked])
             if before:
+                attempt.run = conn.run
                 attempt.xid = rows[1][0][0] if rows[1] else None
                 del rows[:2], before[:]
             return rows if isinstance(request, list) else rows[0]
@@ -368,29 +379,53 @@ class PostgresDatabase:
         of = self._schema, self._migration.component
         all_of_it = lock_key(*of)
         if names is None or len(names) > _MANY_NAMES:
-            sql = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(?)"
+            sql = f"{self._begun}, pg_advisory_xact_lock(?)"
             return Statement(sql, (all_of_it,))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
         sql = (
-            "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock_shared(?), "
+            f"{self._begun}, pg_advisory_xact_lock_shared(?), "
             "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         )
         return Statement(sql, (all_of_it, keys))
 
-    def _was_committed(self, server: Server, xid: str) -> bool:
-        """Whether a transaction whose connection was lost has been committed."""
+    def _was_committed(self, server: Server, attempt: _Attempt) -> bool:
+        """Whether a transaction whose connection was lost has been committed.
+
+        After a crash, or on a standby that took over, its number may be that of another one, so
+        that only "not committed" can be believed.
+
+        Raises:
+            StorageUnavailable: Nobody can tell.
+        """
         deadline = time.monotonic() + _SETTLED_S
+        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
         while time.monotonic() < deadline:
             with suppress(StorageUnavailable):
-                asked = partial(rows_of, "SELECT pg_xact_status(?::xid8)", xid)
-                ((status,),) = self._read(server, asked, snapshot=False)
+                status, run = self._status(server, str(attempt.xid))
+                if status == "committed" and run != attempt.run:
+                    why = "the server crashed, or another took over, so nobody knows if it was made"
+                    break
                 if status != "in progress":
-                    return bool(status == "committed")
+                    return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"{server.name}: the connection was lost at a commit, and for {_SETTLED_S:.0f} s the "
-            "server could not be asked whether it was made: read before you write it again"
+            f"{server.name}: the connection was lost at a commit, and {why}: read before you write "
+            "it again"
         )
+
+    def _status(self, server: Server, xid: str) -> tuple[str, Any]:
+        """What became of a transaction, and the run of the server that says so."""
+        sql = (
+            "SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' "
+            f"ELSE pg_xact_status(?::xid8) END, ({RUN})"
+        )
+        try:
+            (found,) = self._read(server, lambda: rows_of(sql, xid), snapshot=False)
+        except StorageError as exc:
+            if isinstance(exc.__cause__, errors.InvalidParameterValue):  # a number still to come
+                return "aborted", None
+            raise
+        return found
 
     # -- reading
 
@@ -455,10 +490,7 @@ class PostgresDatabase:
             ConfigurationError: There is only a DSN of a pooler.
         """
         if not self._lockable:
-            raise ConfigurationError(
-                f"{self.path} is pooled, and a lock needs a connection that stays: give "
-                "direct=, the DSN of the server itself"
-            )
+            raise ConfigurationError(pooled_locks(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- upkeep
