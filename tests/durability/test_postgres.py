@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,55 @@ def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -
                 assert read() == expected
                 proxy.cut_at(None)
         assert proxy.cuts > 10
+
+
+def test_a_commit_in_doubt_on_a_server_that_crashed(
+    proxy: Proxy, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transactions may have the numbers of lost ones: "committed" is not believed."""
+    monkeypatch.setattr("perdure.storage.postgres.RUN", "SELECT now()")  # never the same
+    with PostgresStore.open(proxy.dsn, index=None, **options) as store:
+        store.put(("a",), "k", {"n": 0})
+        before = proxy.messages
+        store.put(("a",), "k", {"n": 0}, if_version=1)
+        stored, doubts = 2, 0
+        for number in range(1, proxy.messages - before + 1):
+            proxy.cut_at(number)
+            try:
+                store.put(("a",), "k", {"n": number}, if_version=stored)
+                stored += 1
+            except StorageUnavailable:  # nobody knows if it was made
+                doubts += 1
+                stored = len(store.history(("a",), "k"))
+            proxy.cut_at(None)
+            assert len(store.history(("a",), "k")) == stored
+        assert doubts
+
+
+def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:
+    """A put waits for it as long as `timeout_s`, and says so."""
+    dsn, schema = postgres_server.dsn(), options["schema"]
+    with PostgresStore.open(dsn, index=None, **{**options, "timeout_s": 0.2}) as store:
+        store.put(("a",), "k", {"n": 0})
+        with psycopg.connect(dsn) as other:
+            other.execute(f"LOCK TABLE {schema}.store_namespaces IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StorageUnavailable, match="another transaction holds a lock"):
+                store.put(("a",), "k", {"n": 1})
+        store.put(("a",), "k", {"n": 2})
+
+        assert [item.value["n"] for item in store.history(("a",), "k")] == [0, 2]
+
+
+def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> None:
+    """A search may write an index, which nobody waits for: it takes no connection meanwhile."""
+    few = {**options, "pool_size": 1}
+    with PostgresStore.open(postgres_server.dsn(), index=None, **few) as store:
+        for number in range(70):
+            store.put(("a",), f"k{number}", {"text": f"word{number} tea"})
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
+
+    assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
 
 
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:

@@ -214,7 +214,10 @@ class PostgresDatabase:
                 conn.execute(
                     "SELECT pg_advisory_xact_lock(%s)", (lock_key(self._schema, "migrations"),)
                 )
-                conn.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+                # not IF NOT EXISTS, which may look at what the server kept from before the lock
+                there = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+                if not conn.execute(there, (self._schema,)).fetchall():
+                    conn.execute(f"CREATE SCHEMA {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
                 for statement in statements(_TABLES):
                     conn.execute(statement.sql)
