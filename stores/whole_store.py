@@ -75,12 +75,22 @@ class WholeStore(DatabaseOwner, Store):
         Returns:
             How many. It may be awaited too, as with langgraph's async store.
         """
-        parts, total = self._parts, 0
-        while found := self.database.write(lambda: parts.writer.sweep(parts.now(), _SWEEP)):
+        total = 0
+        while found := self._sweep():
             total += found
         return AwaitableInt(total)
 
     asweep_ttl = awaited(sweep_ttl)
+
+    def _sweep(self) -> int:
+        """Close some of them; only those wait who write to their namespaces, or sweep them too."""
+        parts, now = self._parts, self._parts.now()
+        due = self.database.read(lambda: rows_of(parts.sql["expired"], now, _SWEEP))
+        paths = {row[4] for row in due}
+        return self.database.write(
+            lambda: parts.writer.sweep(now, _SWEEP, paths),
+            exclusive=[path.hex() for path in paths],
+        )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
         """Sweep repeatedly in a thread, until `stop_ttl_sweeper` or `close`.

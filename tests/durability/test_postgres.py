@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.store.base import PutOp
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
 from perdure.errors import ConfigurationError, StorageUnavailable
@@ -162,6 +165,34 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
             found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
     assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+def test_several_that_sweep(options: dict[str, Any]) -> None:
+    """Each expired item is closed once, and counted once, though connections break meanwhile."""
+    dsn, schema, count = postgres_server.dsn(), options["schema"], 900
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(PostgresStore.open(dsn, index=None, **{**options, "pool_size": n}))
+            for n in (1, 2, 3)
+        ]
+        puts = [PutOp(("a", f"{n % 5}"), f"k{n}", {"n": n}, ttl=5) for n in range(count)]
+        stores[0].batch(puts)
+        server = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        server.execute(f"UPDATE {schema}.store_items SET expires_at = created_at + 1")
+        with ThreadPoolExecutor(3) as pool:
+            sweeping = [pool.submit(store.sweep_ttl) for store in stores]
+            for _ in range(3):
+                time.sleep(0.2)
+                server.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+                    "datname = current_database() AND application_name = 'perdure' "
+                    f"AND query LIKE '%{schema}%'"
+                )
+
+        assert sum(each.result() for each in sweeping) == count
+        assert stores[1].sweep_ttl() == 0
+        stats = stores[1].stats()
+        assert (stats.items, stats.versions) == (0, count)
 
 
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
