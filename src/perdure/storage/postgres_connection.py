@@ -359,6 +359,13 @@ def translated(exc: BaseException, name: str) -> StorageError:
             f"{name}: another transaction holds a lock for longer than timeout_s ({exc}): see "
             "pg_locks and pg_blocking_pids() there, or try again"
         )
+    if isinstance(exc, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
+        return StorageError(f"{name}: {exc}; a pooler is between: open it with pooled=True")
+    if isinstance(exc, errors.ReadOnlySqlTransaction):
+        return StorageUnavailable(
+            f"{name}: {exc}; it is a standby: name all hosts in the DSN, with "
+            "target_session_attrs=read-write"
+        )
     if isinstance(exc, errors.QueryCanceled):
         return StorageUnavailable(f"{name}: {exc}; try again")
     return StorageError(f"{name}: {exc}")
