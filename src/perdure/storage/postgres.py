@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from perdure.errors import (
@@ -76,6 +77,11 @@ _SCRUB_WANTED: Final = (
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
+_VACUUMED: Final = """
+SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
+AND n_dead_tup >= ?3::bigint * (1 + n_live_tup / 50000)
+"""
 _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'
@@ -506,17 +512,22 @@ class PostgresDatabase:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
         asked = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
-            self.shrink()
+            self._vacuum(0)
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
             self.write(lambda: rows_of(drop, *asked[0]))
         return not asked
 
     def shrink(self) -> None:
-        """See `Database.shrink`: free space at the ends of tables is given back."""
-        server = self._writable()
+        """See `Database.shrink`: tables of which much was deleted are vacuumed."""
+        self._vacuum(_DEAD)
+
+    def _vacuum(self, dead: int) -> None:
+        """Vacuum tables with at least so many deleted rows, unless another does so already."""
+        asked = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
+        server, found = self._writable(), self.read(asked)
         with mapped(server.name), server.connection() as conn:
-            for table in self._tables:
-                conn.execute(f"VACUUM {self._schema}.{table}")
+            for (table,) in found:
+                conn.execute(f"VACUUM (SKIP_LOCKED) {self._schema}.{table}")
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
