@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -238,7 +239,7 @@ def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
     """
     for info in saver.checkpoints(thread):
         at = Address(thread, info.checkpoint_ns, info.checkpoint_id)
-        found = saver.database.read(saver._reader.find(at))
+        found = saver.database.read(partial(saver._reader.find, at))
         assert found is not None
         for manifests in (found.snapshot.ranges, found.snapshot.said):
             for channel, (_, ranges) in manifests.items():

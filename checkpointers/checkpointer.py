@@ -153,12 +153,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        return self._read(self._get(address(config)))
+        at = address(config)
+        return self._read(lambda: self._get(at))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        flow = self._get(address(config))
-        return await self.database.in_thread(lambda: self._read(flow))
+        at = address(config)
+        return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
@@ -195,7 +196,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         many = None if limit is None else max(limit, 0)
         for at, key in islice(self._listing.addresses(config, filter, before), many):
-            found = self._read(self._reader.get(at, key))
+            found = self._read(partial(self._reader.get, at, key))
             if found is not None:  # it may have been pruned since
                 yield found
 
@@ -216,7 +217,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """The writes of each channel up to a checkpoint, and the value before them."""
-        return self._read(self._reader.delta_history(address(config), channels))
+        return self._read(lambda: self._reader.delta_history(address(config), channels))
 
     aget_delta_channel_history = awaited(get_delta_channel_history)
 
@@ -337,7 +338,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(self._threads.history(at, channel, ends))()
+        return self._read(lambda: self._threads.history(at, channel, ends))()
 
     async def ahistory(
         self,
@@ -350,7 +351,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[HistoryItem]:
         """See `history`."""
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        decoded = await self.database.aread(self._threads.history(at, channel, ends))
+        decoded = await self.database.aread(lambda: self._threads.history(at, channel, ends))
         return await self.database.in_thread(decoded)
 
     def threads(
@@ -370,7 +371,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ConfigurationError: An argument is wrong, or `active_since` has no time zone.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(self._threads.page(limit, after, prefix, active_since))
+        return self.database.read(lambda: self._threads.page(limit, after, prefix, active_since))
 
     async def athreads(
         self,
@@ -381,7 +382,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         active_since: datetime | None = None,
     ) -> _List[ThreadInfo]:
         """See `threads`."""
-        return await self.database.aread(self._threads.page(limit, after, prefix, active_since))
+        return await self.database.aread(
+            lambda: self._threads.page(limit, after, prefix, active_since)
+        )
 
     def heads(
         self,
@@ -392,7 +395,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
         """The heads of a page of threads: cheaper than `threads`, whose arguments it takes."""
-        return self.database.read(self._threads.heads(limit, after, prefix, active_since))
+        return self.database.read(lambda: self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
 
@@ -402,7 +405,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is no such thread.
         """
-        return self.database.read(self._threads.one(thread_id))
+        return self.database.read(lambda: self._threads.one(thread_id))
 
     athread = awaited(thread)
 
@@ -416,14 +419,18 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is no such thread.
         """
-        return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+        return self.database.read(
+            lambda: self._threads.checkpoints(thread_id, checkpoint_ns, limit)
+        )
 
     acheckpoints = awaited(checkpoints)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        ((threads, checkpoints, items, size),) = self.database.read(rows_of(self._sql["totals"]))
+        ((threads, checkpoints, items, size),) = self.database.read(
+            lambda: rows_of(self._sql["totals"])
+        )
         counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
         return {**file, **counts, "thread_bytes": size}
 
@@ -596,9 +603,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     # -- running flows
 
-    def _read(self, flow: Flow[T]) -> T:
+    def _read(self, make: Callable[[], Flow[T]]) -> T:
         with collector_paused():
-            return self.database.read(flow)
+            return self.database.read(make)
 
     def _job(self, plan: Plan, planner: Planner) -> Any:
         """The write for the database, and the update of the cache by its outcome."""

@@ -65,7 +65,7 @@ class Importer:
         path: str | os.PathLike[str],
         codec: Codec,
         reader: Reader,
-        read: Callable[[Flow[Any]], Any],
+        read: Callable[[Callable[[], Flow[Any]]], Any],
         write: Write,
     ) -> None:
         self.source = SQLiteDatabase(path, None, read_only=True)
@@ -76,12 +76,12 @@ class Importer:
     def run(self) -> ImportReport:
         """Import everything."""
         with closing(self.source):
-            writes = self.source.read(self._writes_statement())
+            writes = self.source.read(self._writes_statement)
             last = ""
-            while rows := self.source.read(rows_of(_THREADS, last)):
+            while rows := self.source.read(partial(rows_of, _THREADS, last)):
                 for (thread_id,) in rows:
-                    there = self.source.read(rows_of(_ADDRESSES, thread_id))
-                    self.read(self._check_unforked(thread_id, set(there)))
+                    there = self.source.read(partial(rows_of, _ADDRESSES, thread_id))
+                    self.read(partial(self._check_unforked, thread_id, set(there)))
                     self._done["threads"] += 1
                     self._thread(thread_id, writes)
                 last = rows[-1][0]
@@ -119,13 +119,13 @@ class Importer:
     def _thread(self, thread_id: str, writes: str) -> None:
         """Import the checkpoints of a thread, oldest first: their ids sort by time."""
         last = ("", "")
-        while rows := self.source.read(rows_of(_CHECKPOINTS, thread_id, *last, _PAGE)):
+        while rows := self.source.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
             for ns, uid, parent, name, blob, metadata in rows:
                 if self.stopped.is_set():
                     raise ImportFailed(f"the import of {self.source.path!r} was cancelled")
                 where = f"{self.source.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 tasks: dict[str, _Task] = {}
-                found = self.source.read(rows_of(writes, thread_id, ns, uid))
+                found = self.source.read(partial(rows_of, writes, thread_id, ns, uid))
                 for task, path, channel, kind, value in found:
                     of_task = tasks.setdefault(task, _Task(task, path, []))
                     of_task.writes.append((channel, self._load(where, kind, value)))
@@ -152,7 +152,7 @@ class Importer:
         """Store a checkpoint and its writes, as far as they are not here, and read them back."""
         at = upon._replace(checkpoint_id=checkpoint["id"])
         given = [upon.checkpoint_id, checkpoint, metadata]
-        found = self.read(self.reader.get(at))
+        found = self.read(lambda: self.reader.get(at))
         new = found is None
         if new:
             versions = checkpoint["channel_versions"]
@@ -164,7 +164,7 @@ class Importer:
             plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=path)
             self.write(plan, at.thread_id)
         if new or lacking:
-            found = self.read(self.reader.get(at))
+            found = self.read(lambda: self.reader.get(at))
         if not self._is_same(given, found) or self._lacking(tasks, found):
             raise ImportFailed(f"{where} is not the same when read back")
         self._done["checkpoints" if new else "skipped"] += 1

@@ -6,6 +6,7 @@ Pages are read as they are asked for; between two of them nothing is held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from heapq import merge
 from operator import itemgetter
 from typing import Any, Final
@@ -60,7 +61,7 @@ class Listing:
             ns = config.get("configurable", {}).get("checkpoint_ns")
             yield from self._in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
             return
-        owners = self.read(self.owners(where))
+        owners = self.read(lambda: self.owners(where))
         thread_ids: Iterable[str] = self.thread_ids()
         if owners is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in owners)
@@ -70,7 +71,7 @@ class Listing:
     def thread_ids(self) -> Iterator[str]:
         """Every thread, in the order they came."""
         last = 0
-        while rows := self.read(rows_of(self.sql["thread_ids"], last, _PAGE)):
+        while rows := self.read(partial(rows_of, self.sql["thread_ids"], last, _PAGE)):
             for thread, thread_id, indexed in rows:
                 if indexed != thread:
                     raise damaged_index(f"thread {thread}")
@@ -123,7 +124,7 @@ class Listing:
     def _in_thread(
         self, thread_id: str, ns: str | None, where: Where, before: str | None, only: str | None
     ) -> Iterator[tuple[Address, int]]:
-        seq, namespaces = self.read(self._state(thread_id))
+        seq, namespaces = self.read(lambda: self._state(thread_id))
         listed = [
             self._of_namespace(Address(thread_id, name, only), key, head, where, before, seq + 1)
             for key, name, head in namespaces
@@ -153,7 +154,7 @@ class Listing:
         """
         if before is not None:
             stop, before = self.read(
-                self._limit(at._replace(checkpoint_id=before), namespace, stop)
+                partial(self._limit, at._replace(checkpoint_id=before), namespace, stop)
             )
 
         def wanted(row: Row) -> bool:
@@ -166,14 +167,14 @@ class Listing:
 
         if at.checkpoint_id is not None:
             sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
-            rows = [row for row in self.read(rows_of(*sql)) if row[0] & _LOW < stop]
+            rows = [row for row in self.read(lambda: rows_of(*sql)) if row[0] & _LOW < stop]
             yield from ((row[0] & _LOW, at, row) for row in rows if wanted(row))
             return
         head_key = place(namespace, head) if 0 < head < stop else None
         for number, row in enumerate(self._rows(namespace, stop, where, wanted)):
             seq = row[0] & _LOW
             if number == 0 and head_key not in (None, row[0]):
-                found = self.read(rows_of(self.sql["checkpoint_at"], head_key))
+                found = self.read(lambda: rows_of(self.sql["checkpoint_at"], head_key))
                 yield from ((seq, at, each) for each in found if wanted(each))
             if number == 0 or row[0] != head_key:
                 yield seq, at, row
@@ -183,7 +184,7 @@ class Listing:
     ) -> Iterator[Row]:
         """The rows of a namespace put before `stop`, newest first, a page at a time."""
         while stop > 0:
-            rows = self.read(self._page(*span(namespace, 0, stop), where))
+            rows = self.read(partial(self._page, *span(namespace, 0, stop), where))
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index(f"namespace {namespace}")

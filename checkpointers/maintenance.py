@@ -84,7 +84,7 @@ class Maintenance:
         """See `Checkpointer.delete_for_runs`."""
         doomed: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
-            owners = self.database.read(self.listing.owners({"run_id": run_id}))
+            owners = self.database.read(partial(self.listing.owners, {"run_id": run_id}))
             for thread_id, key in owners or ():
                 doomed[thread_id].add(key)
         for thread_id, keys in doomed.items():
@@ -109,7 +109,7 @@ class Maintenance:
         keep, total = _keep_rule(rule, time.time()), PruneReport()
         for thread_id in self._chosen(thread_ids):
             if dry_run:
-                pruned = self.pruned(thread_id, keep, rule.history, dry_run=True)
+                pruned = partial(self.pruned, thread_id, keep, rule.history, dry_run=True)
                 done = self.database.read(pruned)
             else:
                 done = self._prune(thread_id, keep, rule.history)
@@ -131,7 +131,7 @@ class Maintenance:
 
         gone = []
         for thread_id in self._chosen(thread_ids):
-            info = self.database.read(idle(thread_id, False))
+            info = self.database.read(partial(idle, thread_id, False))
             if info is not None and not dry_run:
                 info = self.write(thread_id, partial(idle, thread_id, True))
             if info is not None:

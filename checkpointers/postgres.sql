@@ -48,6 +48,11 @@ CREATE TABLE tags (
     checkpoint bigint NOT NULL,
     PRIMARY KEY (tag, checkpoint)
 );
+ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
 -- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
 SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;

@@ -98,7 +98,7 @@ def forget(
         None if key is None else check_key(key),
         _words(query),
     )
-    doomed = _Doomed() if nothing else parts.database.read(_doomed(parts, choice))
+    doomed = _Doomed() if nothing else parts.database.read(lambda: _doomed(parts, choice))
     if dry_run:
         messages = sum(map(len, doomed.messages.values()))
         return _receipt(parts, doomed, threads, messages, clean=False)
@@ -111,7 +111,7 @@ def forget(
         late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
         erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
         # words and vectors leave this process now, others when they next search
-        parts.database.read(parts.searcher.indexes.purge())
+        parts.database.read(parts.searcher.indexes.purge)
         clean = parts.database.scrub()
     return _receipt(
         parts,

@@ -124,7 +124,7 @@ class Items:
         parts = self._parts
         path, text = parts.path(namespace), check_key(key)
         when = None if as_of is None else micros(as_of)
-        row = yield Read(parts.reader.get(path, text, parts.now(), when), snapshot=False)
+        row = yield Read(lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False)
         if row is None:
             return None
         item = parts.records.item(row)
@@ -139,7 +139,7 @@ class Items:
         page = _page(limit, offset)
         found: list[FoundItem]
         if asked is None:
-            pairs = yield Read(self._parts.reader.search(wanted, *page))
+            pairs = yield Read(lambda: self._parts.reader.search(wanted, *page))
             found = [FoundItem(item) for _, item in pairs]
         else:
             found = yield from self._parts.searcher.search(wanted, asked, *page)
@@ -165,14 +165,14 @@ class Items:
         page = _page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
         parts = self._parts
-        flow = parts.reader.namespaces(parts.root, conditions, depth, *page, parts.now(), when)
-        return (yield Read(flow))  # type: ignore[no-any-return]
+        of = parts.root, conditions, depth, *page, parts.now(), when
+        return (yield Read(lambda: parts.reader.namespaces(*of)))  # type: ignore[no-any-return]
 
     def history(self, namespace: Any, key: Any) -> Effects[list[StoredItem]]:
         """Every version of a key."""
         parts = self._parts
-        flow = parts.reader.history(parts.path(namespace), check_key(key), parts.now())
-        return (yield Read(flow))  # type: ignore[no-any-return]
+        of = parts.path(namespace), check_key(key), parts.now()
+        return (yield Read(lambda: parts.reader.history(*of)))  # type: ignore[no-any-return]
 
     def why_not(
         self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None
@@ -183,7 +183,7 @@ class Items:
             raise ConfigurationError("why_not needs a query")
         if not path.startswith(wanted.prefix):
             return WhyNot("it is not under the prefix")
-        row = yield Read(self._parts.reader.get(path, text, wanted.now, wanted.as_of))
+        row = yield Read(lambda: self._parts.reader.get(path, text, wanted.now, wanted.as_of))
         return (yield from self._parts.searcher.why_not(wanted, asked, row))
 
 

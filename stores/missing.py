@@ -57,7 +57,7 @@ class MissingEmbeddings:
         if not self._some:
             return
         limit = puts + 16
-        rows = yield Read(self._pending(b"", 0, limit, _BY_THE_WAY))
+        rows = yield Read(lambda: self._pending(b"", 0, limit, _BY_THE_WAY))
         self._some = len(rows) == limit
         try:
             yield from self._give_each(rows)
@@ -97,7 +97,7 @@ class MissingEmbeddings:
     def embed_all(self, prefix: bytes) -> Effects[int]:
         """Make those under a prefix. Returns how many items got theirs."""
         total = since = 0
-        while rows := (yield Read(self._pending(prefix, since, BATCH))):
+        while rows := (yield Read(partial(self._pending, prefix, since, BATCH))):
             since = rows[-1][0]
             total += yield from self._give_each(rows)
         return total
@@ -153,8 +153,8 @@ class MissingEmbeddings:
         model = model.of(probe.shape[1])
         number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0
-        of = (yield Read(rows_of(self._sql["to_embed_count"], number)))[0][0]
-        while rows := (yield Read(rows_of(self._sql["to_embed"], since, number, BATCH))):
+        of = (yield Read(lambda: rows_of(self._sql["to_embed_count"], number)))[0][0]
+        while rows := (yield Read(partial(rows_of, self._sql["to_embed"], since, number, BATCH))):
             since = rows[-1][0]
             done += yield from self._give_each(rows)
             if progress is not None:

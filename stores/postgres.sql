@@ -56,6 +56,10 @@ CREATE TABLE store_indexes (
     closed bigint NOT NULL,
     body bytea NOT NULL
 );
+ALTER TABLE store_items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE store_versions SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE store_index SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE store_indexes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
 -- bump_setting: count something up
 INSERT INTO store_settings (name, value) VALUES (?, '1')

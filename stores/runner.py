@@ -44,7 +44,7 @@ class EmbedAll(NamedTuple):
 class Read(NamedTuple):
     """The read of a flow, on one snapshot unless it is a single statement."""
 
-    flow: Flow[Any]
+    make: Callable[[], Flow[Any]]
     snapshot: bool = True
 
 
@@ -142,8 +142,8 @@ class Runner:
 
     def _answer(self, effect: Effect) -> Any:
         match effect:
-            case Read(flow, snapshot):
-                return self.database.read(flow, snapshot=snapshot)
+            case Read(make, snapshot):
+                return self.database.read(make, snapshot=snapshot)
             case Write(make):
                 return self.database.write(make)
             case WritePuts():

@@ -73,7 +73,7 @@ class Searcher:
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
-            self._fetch(wanted, query, scope, ranked, past, limit, offset)
+            lambda: self._fetch(wanted, query, scope, ranked, past, limit, offset)
         )
         return found
 
@@ -99,7 +99,7 @@ class Searcher:
     def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[tuple[Scope, _Past]]:
         while True:
             with suppress(Overtaken):
-                found: tuple[Scope, _Past] = yield Read(self._scope(wanted, sought))
+                found: tuple[Scope, _Past] = yield Read(lambda: self._scope(wanted, sought))
                 return found
 
     def _scope(self, wanted: Wanted, sought: Sought) -> Flow[tuple[Scope, _Past]]:
@@ -195,7 +195,8 @@ class Searcher:
             return None
         if wanted.as_of is None and not self.embeddings.in_process:  # a call that may cost money
             there = yield Read(
-                rows_of(self.sql["namespaces_under"], *span(wanted.prefix)), snapshot=False
+                lambda: rows_of(self.sql["namespaces_under"], *span(wanted.prefix)),
+                snapshot=False,
             )
             if not there:
                 return None

@@ -201,8 +201,8 @@ UPDATE store_items SET expires_at = ?1 + ttl WHERE ttl IS NOT NULL AND expires_a
 AND ns = (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2) AND key = ?3;
 
 -- expired: items whose time is over
-SELECT id, ns, size, expires_at FROM store_items
-WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
+SELECT i.id, i.ns, i.size, i.expires_at, n.path FROM store_items i CROSS JOIN store_namespaces n ON n.ns = i.ns
+WHERE i.expires_at IS NOT NULL AND i.expires_at <= ? ORDER BY i.expires_at LIMIT ?;
 
 -- under: present items under a prefix; within a namespace in the order in which they were made: SQLite merges two lists
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,

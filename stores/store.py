@@ -346,7 +346,7 @@ class Store(BaseStore):
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
         """Items whose vectors could not be made yet; text search finds them."""
-        return self.database.read(self._missing.pending(self._parts.path(namespace_prefix)))
+        return self.database.read(lambda: self._missing.pending(self._parts.path(namespace_prefix)))
 
     apending_embeddings = awaited(pending_embeddings)
 

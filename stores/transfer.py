@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -61,10 +61,10 @@ class Transfer:
     def export(self, namespace_prefix: Namespace, *, versions: bool) -> Iterator[dict[str, Any]]:
         """Every item under a prefix; each key is as it was at one moment."""
         database = self._parts.database
-        for path in database.read(self._every_path(self._parts.path(namespace_prefix))):
+        for path in database.read(lambda: self._every_path(self._parts.path(namespace_prefix))):
             last: str | None = ""
             while last is not None:
-                rows, last = database.read(self._key_page(path, last, versions))
+                rows, last = database.read(partial(self._key_page, path, last, versions))
                 yield from map(self._line, rows)
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
@@ -356,9 +356,10 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
     if not os.path.isfile(path):
         raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
     with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        columns = {row[0] for row in file.read(rows_of(_COLUMNS))}
+        columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
         if not {"prefix", "key", "value"} <= columns:
-            if file.read(rows_of("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
+            ours = "SELECT 1 FROM sqlite_master WHERE name = 'store_items'"
+            if file.read(lambda: rows_of(ours)):
                 raise NotADatabase(
                     f"{file.path!r} is a file of perdure's own: export its items to "
                     "JSON Lines and import those, or open it and give the open store"
@@ -367,14 +368,14 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
         timed = {"expires_at", "ttl_minutes"} <= columns
         sql = _THEIRS.format("expires_at, ttl_minutes" if timed else "NULL, NULL")
         last = ("", "")
-        while rows := _page(file, rows_of(sql, *last, PAGE)):
+        while rows := _page(file, partial(rows_of, sql, *last, PAGE)):
             last = rows[-1][:2]
             yield from (_of_row(file.path, row) for row in rows)
 
 
-def _page(file: SQLiteDatabase, flow: Flow[list[Row]]) -> list[Row]:
+def _page(file: SQLiteDatabase, make: Callable[[], Flow[list[Row]]]) -> list[Row]:
     try:
-        return file.read(flow)
+        return file.read(make)
     except StorageError as exc:
         raise ImportFailed(f"an item cannot be read: {exc}") from exc
 

@@ -75,12 +75,22 @@ class WholeStore(DatabaseOwner, Store):
         Returns:
             How many. It may be awaited too, as with langgraph's async store.
         """
-        parts, total = self._parts, 0
-        while found := self.database.write(lambda: parts.writer.sweep(parts.now(), _SWEEP)):
+        total = 0
+        while found := self._sweep():
             total += found
         return AwaitableInt(total)
 
     asweep_ttl = awaited(sweep_ttl)
+
+    def _sweep(self) -> int:
+        """Close some of them; only those wait who write to their namespaces, or sweep them too."""
+        parts, now = self._parts, self._parts.now()
+        due = self.database.read(lambda: rows_of(parts.sql["expired"], now, _SWEEP))
+        paths = {row[4] for row in due}
+        return self.database.write(
+            lambda: parts.writer.sweep(now, _SWEEP, paths),
+            exclusive=[path.hex() for path in paths],
+        )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
         """Sweep repeatedly in a thread, until `stop_ttl_sweeper` or `close`.
@@ -129,7 +139,7 @@ class WholeStore(DatabaseOwner, Store):
         now = self._parts.now()
         bound = (-1, 0) if rule is None else _bound(rule, now)
         asked = (*span(self._parts.path(prefix)), now, *bound)
-        rows = self.database.read(rows_of(self._parts.sql["removable"], *asked))
+        rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *asked))
         return [
             Removable(labels(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
@@ -193,7 +203,7 @@ class WholeStore(DatabaseOwner, Store):
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
-        return self.database.read(self._parts.reader.indexes())
+        return self.database.read(self._parts.reader.indexes)
 
     aindexes = awaited(indexes)
 
@@ -202,7 +212,7 @@ class WholeStore(DatabaseOwner, Store):
     ) -> QueryPlan:
         """The path indexes that a search would use."""
         wanted = self._parts.wanted(namespace_prefix, filter)
-        return self.database.read(self._parts.reader.explain(wanted))
+        return self.database.read(lambda: self._parts.reader.explain(wanted))
 
     aexplain_query = awaited(explain_query)
 
@@ -335,8 +345,8 @@ class WholeStore(DatabaseOwner, Store):
     def stats(self) -> StoreStats:
         """Counts and sizes."""
         read = self.database.read
-        ((namespaces, items, size, versions),) = read(rows_of(self._parts.sql["counts"]))
-        pending, indexes = read(self._missing.count()), tuple(self.indexes())
+        ((namespaces, items, size, versions),) = read(lambda: rows_of(self._parts.sql["counts"]))
+        pending, indexes = read(self._missing.count), tuple(self.indexes())
         database = self.database.stats()
         return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -283,14 +283,14 @@ class Writer:
         now = clock()  # in the transaction: one may have waited for it past an item's time
         yield Statement(self.sql["touch"], [(now, *key) for key in keys], many=True)
 
-    def sweep(self, now: int, limit: int) -> Flow[int]:
-        """Close items whose time is over. Returns how many; call again until none are."""
-        rows = yield self.sql("expired", now, limit)
+    def sweep(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
+        """Close some items in namespaces whose time is over. Returns how many."""
+        rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
-            grown = [(-1, -size, ns) for _, ns, size, _ in rows]
+            grown = [(-1, -size, ns) for _, ns, size, _, _ in rows]
             yield Last(
                 [
-                    *self.close([(expires, row) for row, _, _, expires in rows]),
+                    *self.close([(expires, row) for row, _, _, expires, _ in rows]),
                     Statement(self.sql["grow_namespace"], grown, many=True),
                 ]
             )

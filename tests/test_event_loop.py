@@ -168,7 +168,7 @@ def test_pages_of_rows_are_awaited(tmp_path: Path) -> None:
             await store.aput(FACTS, str(start), {"n": start})
             pages = await asyncio.gather(
                 *(
-                    store.database.aread(rows_of("SELECT count(*) FROM store_items"))
+                    store.database.aread(lambda: rows_of("SELECT count(*) FROM store_items"))
                     for _ in range(20)
                 )
             )

@@ -109,7 +109,7 @@ def test_a_group_shares_a_transaction(database: SQLiteDatabase) -> None:
     outcomes, commits = grouped(database, [partial(add, n) for n in range(90)])
 
     assert list(range(90)) == outcomes
-    assert list(range(-1, 90)) == database.read(numbers())
+    assert list(range(-1, 90)) == database.read(numbers)
     assert commits == 2  # theirs, and that of the job they waited for
 
 
@@ -134,7 +134,7 @@ def test_in_a_group_each_fails_for_itself(database: SQLiteDatabase) -> None:
     good = [n * 1000 for n in range(9) if n % 3]
     assert good == [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert [e.args[0] for e in outcomes if isinstance(e, LookupError)] == [0, 3000, 6000]
-    assert good == database.read(numbers())
+    assert good == database.read(numbers)
     assert [(n, "committed" if n % 3 else "undone") for n in range(9)] == sorted(told)
 
 
@@ -146,7 +146,7 @@ def test_a_failing_flow_alone_leaves_nothing(database: SQLiteDatabase) -> None:
         database.write(partial(rows_of, "SELECT * FROM absent"))
     database.write(partial(add, 1))
 
-    assert database.read(numbers()) == [1]
+    assert database.read(numbers) == [1]
 
 
 def test_migrations_are_applied_once(tmp_path: Path) -> None:
@@ -155,8 +155,10 @@ def test_migrations_are_applied_once(tmp_path: Path) -> None:
     for migration in (NOTES, NOTES, more):
         opened(tmp_path / "x.db", migration).close()
     database = opened(tmp_path / "x.db", more)
-    found = database.read(rows_of("SELECT component, version FROM migrations ORDER BY version"))
-    columns = database.read(rows_of("SELECT name FROM pragma_table_info('notes')"))
+    found = database.read(
+        lambda: rows_of("SELECT component, version FROM migrations ORDER BY version")
+    )
+    columns = database.read(lambda: rows_of("SELECT name FROM pragma_table_info('notes')"))
     database.close()
 
     assert found == [("notes", 1), ("notes", 2)]
@@ -168,7 +170,7 @@ def test_two_components_share_a_file(tmp_path: Path) -> None:
     other = Migration("other", ("CREATE TABLE other (o INTEGER) STRICT",))
     first, second = opened(tmp_path / "x.db"), opened(tmp_path / "x.db", other)
     first.close()
-    found = second.read(rows_of("SELECT component FROM migrations ORDER BY component"))
+    found = second.read(lambda: rows_of("SELECT component FROM migrations ORDER BY component"))
     second.close()
 
     assert found == [("notes",), ("other",)]
@@ -195,7 +197,7 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
         opened(tmp_path / "x.db", broken)
     database = opened(tmp_path / "x.db")
     with pytest.raises(StorageError, match="no such table"):
-        database.read(rows_of("SELECT * FROM half"))
+        database.read(lambda: rows_of("SELECT * FROM half"))
     database.close()
 
 
@@ -232,7 +234,7 @@ def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     database = opened(tmp_path / "x.db")
     database.write(partial(add, 1))
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: database.read(numbers()), range(20)))
+        found = list(pool.map(lambda _: database.read(numbers), range(20)))
     database.close()
 
     assert found == [[1]] * 20
@@ -273,7 +275,7 @@ def test_one_path_is_one_database(tmp_path: Path) -> None:
     first.close()
     with closing(second):
         second.write(partial(add, 1))
-        stored = second.read(numbers())
+        stored = second.read(numbers)
 
     assert (together, writers() - before) == (1, 0)
     assert stored == [1]
@@ -339,11 +341,11 @@ def test_read_only_writes_nothing(tmp_path: Path) -> None:
         database.write(partial(add, 1))
     before = path.read_bytes()
     reading = opened(path, read_only=True)
-    stored = reading.read(numbers())
+    stored = reading.read(numbers)
     with pytest.raises(StorageError, match="read-only"):
         reading.write(partial(add, 2))
     with pytest.raises(StorageError):
-        reading.read(add(3))
+        reading.read(lambda: add(3))
     reading.close()
 
     assert stored == [1]
@@ -367,8 +369,8 @@ def test_a_flow_may_yield_lists(name: str, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="UNIQUE"):
             database.write(partial(listed, Statement(insert, (2,)), several))
         count = Statement("SELECT count(*) FROM notes")
-        read = database.read(listed(count, Statement("SELECT min(n) FROM notes")))
-        awaited = asyncio.run(database.aread(listed(count, count), snapshot=False))
+        read = database.read(lambda: listed(count, Statement("SELECT min(n) FROM notes")))
+        awaited = asyncio.run(database.aread(lambda: listed(count, count), snapshot=False))
 
     assert wrote == [[], []]
     assert read == [[(3,)], [(1,)]]
@@ -384,10 +386,10 @@ def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
         return first, (yield from numbers())
 
     async def course() -> tuple[Any, ...]:
-        seen = await database.aread(twice())
+        seen = await database.aread(twice)
         with pytest.raises(StorageError, match="no such table"):
-            await database.aread(rows_of("SELECT * FROM absent"))
-        tasks = [asyncio.create_task(database.aread(numbers())) for _ in range(50)]
+            await database.aread(lambda: rows_of("SELECT * FROM absent"))
+        tasks = [asyncio.create_task(database.aread(numbers)) for _ in range(50)]
         for n, task in enumerate(tasks):
             await asyncio.sleep(0)
             if n % 2:
@@ -397,7 +399,7 @@ def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
 
     database.write(partial(add, 1))
     seen, lists = asyncio.run(course())
-    after = asyncio.run(database.aread(numbers()))
+    after = asyncio.run(database.aread(numbers))
 
     assert seen == ([1], [1])
     assert lists == [[1, 2]] * 25
@@ -431,7 +433,7 @@ def test_a_closed_database_says_so(name: str, tmp_path: Path) -> None:
     async def in_thread() -> int:
         return await database.in_thread(lambda: 1)
 
-    calls = (database.shrink, database.stats, lambda: database.read(numbers()))
+    calls = (database.shrink, database.stats, lambda: database.read(numbers))
     for call in (*calls, lambda: asyncio.run(in_thread())):
         with pytest.raises(StorageUnavailable, match="is closed"):
             call()
@@ -442,7 +444,7 @@ def test_a_memory_database_is_never_shared() -> None:
     with closing(opened(":memory:")) as first, closing(opened(":memory:")) as second:
         with ThreadPoolExecutor(4) as pool:
             written = list(pool.map(lambda n: first.write(partial(add, n)), range(20)))
-        stored = first.read(numbers()), second.read(numbers())
+        stored = first.read(numbers), second.read(numbers)
 
     assert list(range(20)) == written
     assert (list(range(20)), []) == stored
@@ -454,14 +456,14 @@ def test_threads_and_event_loops_share_a_database(database: SQLiteDatabase) -> N
     async def some(start: int) -> list[int]:
         writes = [database.awrite(partial(add, n)) for n in range(start, start + 10)]
         await asyncio.gather(*writes)
-        return await database.in_thread(lambda: database.read(numbers()))
+        return await database.in_thread(lambda: database.read(numbers))
 
     found = [asyncio.run(some(0)), asyncio.run(some(10))]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: database.write(partial(add, n)), range(20, 40)))
 
     assert [list(range(10)), list(range(20))] == found
-    assert list(range(40)) == database.read(numbers())
+    assert list(range(40)) == database.read(numbers)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -480,14 +482,14 @@ def test_a_forked_child_must_open_it_again(database: SQLiteDatabase) -> None:
     database.write(partial(add, 3))
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert database.read(numbers()) == [1, 2, 3]
+    assert database.read(numbers) == [1, 2, 3]
 
 
 def in_child(database: SQLiteDatabase) -> None:
     with pytest.raises(StorageUnavailable, match="forked"):
         database.write(partial(add, 9))
     with pytest.raises(StorageUnavailable):
-        database.read(numbers())
+        database.read(numbers)
     again = opened(database.path)
     again.write(partial(add, 2))
     again.close()

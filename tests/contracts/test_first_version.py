@@ -90,7 +90,7 @@ def test_the_next_put_has_a_small_manifest(
     put(old, values, found.config, thread=thread, uid="next")
     old.close()
     with SQLiteCheckpointer.open(path, key=FILES[file]) as saver:
-        again = saver.database.read(saver._reader.find(Address(thread, "", None)))
+        again = saver.database.read(lambda: saver._reader.find(Address(thread, "", None)))
         history = saver.history(thread, checkpoint_id="next")
         after = contents(saver, thread)
 

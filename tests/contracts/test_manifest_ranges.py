@@ -207,7 +207,7 @@ def check(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
 def few_ranges(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
     """The stored row, read by who remembers nothing of it, has few ranges of each channel."""
     saver._cache.forget("t")
-    found = saver.database.read(saver._reader.find(Address("t", ns, uid)))
+    found = saver.database.read(lambda: saver._reader.find(Address("t", ns, uid)))
     assert found is not None
     for ranges in (found.snapshot.ranges, found.snapshot.said):
         for channel, (_, parts) in ranges.items():

@@ -211,7 +211,7 @@ def test_kill_loses_nothing_acknowledged(
             everything += acks
             with SQLiteCheckpointer.open(path) as saver:
                 check(saver, acks)
-                assert saver.database.read(integrity()) == [("ok",)]
+                assert saver.database.read(integrity) == [("ok",)]
         with SQLiteCheckpointer.open(path) as saver:
             check(saver, everything)
             graph = built(saver)

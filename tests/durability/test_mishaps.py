@@ -157,7 +157,7 @@ def test_closing_in_a_forked_child(tmp_path: Path) -> None:
     database.write(partial(add, 1))
     status = child_of(database.close)
     database.write(partial(add, 2))
-    stored = database.read(numbers())
+    stored = database.read(numbers)
     database.close()
 
     assert status == 0
@@ -195,7 +195,7 @@ def test_reading_leaves_a_file_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").unlink(missing_ok=True)
     before = path.read_bytes()
     reading = opened(path, read_only=True)
-    reading.read(numbers())
+    reading.read(numbers)
     reading.close()
 
     assert before == path.read_bytes()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.store.base import PutOp
+from psycopg.conninfo import make_conninfo
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.flow import rows_of
+from perdure.storage.postgres_connection import RUN
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -57,11 +63,7 @@ def test_a_turn_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict
             turns += 1
         for number in range(1, proxy.messages - before, STEP):
             proxy.cut_at(number, heard=heard)
-            try:
-                graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
-            except StorageUnavailable:  # a read of several requests, before anything was put
-                proxy.cut_at(None)
-                continue
+            graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
             proxy.cut_at(None)
             turns += 1
             said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
@@ -87,6 +89,143 @@ def test_a_put_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[
                 *range(1, versions + 1)
             ]
         assert proxy.cuts > versions / 2
+
+
+def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -> None:
+    """It is done anew as a whole, however many requests it had made."""
+    with (
+        PostgresCheckpointer.open(proxy.dsn, **options) as saver,
+        PostgresStore.open(proxy.dsn, index=None, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        store.put(("a",), "k", {"n": "hello there"})
+        reads: list[Any] = [
+            lambda: [found.checkpoint["id"] for found in saver.list(CONFIG)],
+            lambda: [item.value.content for item in saver.history("t")],
+            lambda: saver.thread("t"),
+            lambda: store.search(("a",), query="hello"),
+            lambda: list(store.export()),
+        ]
+        for read in reads:
+            read()
+            before = proxy.messages
+            expected = read()
+            for number in range(1, proxy.messages - before + 1, 2):
+                proxy.cut_at(number)
+                assert read() == expected
+                proxy.cut_at(None)
+        assert proxy.cuts > 10
+
+
+def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> None:
+    """Transactions after a crash may have the numbers of lost ones: "committed" proves nothing."""
+    dsn = postgres_server.dsn()
+
+    def number(conn: psycopg.Connection[Any]) -> str:
+        return str(conn.execute("SELECT pg_current_xact_id()").fetchall()[0][0])
+
+    with psycopg.connect(dsn) as conn:
+        run = conn.execute(RUN).fetchall()[0][0]
+        aborted = number(conn)
+        conn.rollback()
+        committed = number(conn)
+    with PostgresStore.open(dsn, index=None, **options) as store:
+        database: Any = store.database
+        server, future = database._connected(), str(int(committed) + 1_000_000)
+
+        assert database._stands(server, run, committed)
+        for lost in (aborted, future):
+            assert not database._stands(server, run, lost)
+            assert not database._stands(server, "another", lost)
+        with pytest.raises(StorageUnavailable, match="nobody knows if it was made"):
+            database._stands(server, "another", committed)
+
+
+def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:
+    """A put waits for it as long as `timeout_s`, and says so."""
+    dsn, schema = postgres_server.dsn(), options["schema"]
+    with PostgresStore.open(dsn, index=None, **{**options, "timeout_s": 0.2}) as store:
+        store.put(("a",), "k", {"n": 0})
+        with psycopg.connect(dsn) as other:
+            other.execute(f"LOCK TABLE {schema}.store_namespaces IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StorageUnavailable, match="another transaction holds a lock"):
+                store.put(("a",), "k", {"n": 1})
+        store.put(("a",), "k", {"n": 2})
+
+        assert [item.value["n"] for item in store.history(("a",), "k")] == [0, 2]
+
+
+def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> None:
+    """A search may write an index, which nobody waits for: it takes no connection meanwhile."""
+    few = {**options, "pool_size": 1}
+    with PostgresStore.open(postgres_server.dsn(), index=None, **few) as store:
+        for number in range(70):
+            store.put(("a",), f"k{number}", {"text": f"word{number} tea"})
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
+
+    assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:
+    """Of the schema alone: it opens in another database, and the thread goes on."""
+    dsn, schema = postgres_server.dsn(), options["schema"]
+    with (
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        PostgresStore.open(dsn, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        store.put(("a",), "k", {"text": "likes tea"})
+    other = f"other_{schema}"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {other}")
+    there = make_conninfo(dsn, dbname=other)
+    programs = postgres_server.programs()
+    dump = subprocess.run(
+        [programs / "pg_dump", "-n", schema, dsn], capture_output=True, check=True
+    )
+    restore = [str(programs / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", there]
+    subprocess.run(restore, input=dump.stdout, capture_output=True, check=True)
+    with (
+        PostgresCheckpointer.open(there, **options) as saver,
+        PostgresStore.open(there, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "again")]}, CONFIG)
+        store.put(("a",), "k2", {"text": "drinks coffee"})
+
+        said = [item.value.content for item in saver.history("t")]
+        assert said == ["hello", "1", "again", "3"]
+        assert [item.key for item in store.search(("a",), query="tea", mode="text")] == ["k"]
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"DROP DATABASE {other}")
+
+
+def test_several_that_sweep(options: dict[str, Any]) -> None:
+    """Each expired item is closed once, and counted once, though connections break meanwhile."""
+    dsn, schema, count = postgres_server.dsn(), options["schema"], 900
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(PostgresStore.open(dsn, index=None, **{**options, "pool_size": n}))
+            for n in (1, 2, 3)
+        ]
+        puts = [PutOp(("a", f"{n % 5}"), f"k{n}", {"n": n}, ttl=5) for n in range(count)]
+        stores[0].batch(puts)
+        server = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        server.execute(f"UPDATE {schema}.store_items SET expires_at = created_at + 1")
+        with ThreadPoolExecutor(3) as pool:
+            sweeping = [pool.submit(store.sweep_ttl) for store in stores]
+            for _ in range(3):
+                time.sleep(0.2)
+                server.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "
+                    "datname = current_database() AND application_name = 'perdure' "
+                    f"AND query LIKE '%{schema}%'"
+                )
+
+        assert sum(each.result() for each in sweeping) == count
+        assert stores[1].sweep_ttl() == 0
+        stats = stores[1].stats()
+        assert (stats.items, stats.versions) == (0, count)
 
 
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:

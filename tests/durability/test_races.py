@@ -155,7 +155,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(path) as saver:
         own = [kept(saver, f"own {number}") for number in range(RUNS)]
         shared, count = reachable(saver, "shared"), heads(saver, "shared")
-        sound = saver.database.read(integrity())
+        sound = saver.database.read(integrity)
 
     assert [{f"m{turn}" for turn in range(4)}] * RUNS == own
     assert {f"m{100 * number + turn}" for number in range(RUNS) for turn in range(4)} == shared

@@ -90,7 +90,7 @@ def test_kill_loses_nothing_acknowledged(door: str, tmp_path: Path) -> None:
 
 def check(store: SQLiteStore, state: dict[str, Any]) -> None:
     """What is there is whole: got, found by its word and its vector, its versions in a row."""
-    assert store.database.read(integrity()) == [("ok",)]
+    assert store.database.read(integrity) == [("ok",)]
     stats = store.stats()
     assert (len(state), 0) == (stats.items, stats.pending)
     assert store.list_namespaces() == ([A] if state else [])

@@ -68,7 +68,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
         counter = store.get(A, "counter")
         found = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
         by_words = len(store.search((), query="tea", mode="text", limit=1000))
-        sound = store.database.read(integrity())
+        sound = store.database.read(integrity)
 
     assert counter is not None
     assert (counter.value["n"], counter.version) == (PROCESSES * TURNS,) * 2

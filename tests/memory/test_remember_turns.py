@@ -79,7 +79,7 @@ def say(graph: Graph, *said: str) -> None:
 
 def in_order(store: SQLiteStore) -> list[str]:
     """The turns of Ann's threads as search lays them side by side: by position, then by age."""
-    rows = store.database.read(rows_of("SELECT key, id FROM store_items"))
+    rows = store.database.read(lambda: rows_of("SELECT key, id FROM store_items"))
     age = {str(key): id for key, id in rows}
     items = sorted(kept(store), key=lambda item: (item.provenance.position, age[item.key]))
     return [item.value["text"].partition(": ")[2] for item in items]

@@ -521,7 +521,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
         store.search(A, query="tea")
         indexes = store._parts.searcher.indexes
         flow = indexes.purge()
-        marks = store.database.read(rows_of(indexes.sql["marks"]))
+        marks = store.database.read(lambda: rows_of(indexes.sql["marks"]))
         next(flow)
         store.forget(A, key="secret")
         with pytest.raises(StopIteration):

@@ -80,7 +80,7 @@ class Importing:
         self._report.conversations += done.threads
         self._report.checkpoints += done.checkpoints
         with closing(SQLiteDatabase(path, None, read_only=True)) as source:
-            rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
+            rows = source.read(lambda: rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
         with progress_bar("making memories", "thread") as show:
             for number, (thread_id,) in enumerate(rows, 1):
                 self._remember(thread_id)

@@ -1,9 +1,9 @@
 """`Database`: the only interface between perdure's components and a database.
 
 Checkpointers and stores see this protocol and SQL by name; `storage/sqlite.py` implements it.
-Work is handed over as flows (`storage/flow.py`). Reads are flows; writes are functions that make a
-flow, because a write may be run again: writes that wait at the same moment share a transaction, and
-if one of them fails, the transaction is rolled back and each is run in a transaction of its own.
+Work is handed over as functions that make a flow (`storage/flow.py`), because it may be run again:
+when a connection is lost, and because writes that wait at the same moment share a transaction: if
+one of them fails, it is rolled back and each is run in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -89,16 +89,16 @@ class Database(Protocol):
     async def aconnect(self) -> None:
         """See `connect`."""
 
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a flow that only reads, in the calling thread.
 
         Args:
-            flow: The work.
+            make: Makes the flow; is called again if the connection was lost.
             snapshot: Whether all its statements must see one state of the database; a flow of a
                 single statement does not need it.
         """
 
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a flow that only reads, each statement awaited; for pages of rows.
 
         Nothing is held when it returns. What takes long to decode is better read by `in_thread`.

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -37,6 +37,7 @@ try:
     from psycopg import errors
 
     from perdure.storage.postgres_connection import (
+        RUN,
         AdvisoryLocks,
         Server,
         Translator,
@@ -45,6 +46,7 @@ try:
         leave,
         lock_key,
         mapped,
+        pooled_locks,
         registry,
         registry_lock,
         shown,
@@ -75,15 +77,14 @@ _SCRUB_WANTED: Final = (
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
-_NUMBER: Final = Statement("SELECT pg_current_xact_id()::text")
 _COMMIT: Final = Statement("COMMIT")
 _ROLLBACK: Final = Statement("ROLLBACK")
-_EXCLUDING: Final = "SELECT pg_advisory_xact_lock_shared(?), pg_advisory_xact_lock(?)"
-_EXCLUDING_MANY: Final = """
-SELECT pg_advisory_xact_lock_shared(?),
-(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)
+_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+_DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
+_VACUUMED: Final = """
+SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
+AND n_dead_tup >= ?3::bigint * (1 + n_live_tup / 50000)
 """
-_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'
@@ -96,7 +97,7 @@ class _Transaction:
 
     Args:
         asked: Sends statements in one request.
-        excluding: The statement that keeps others from writing the same.
+        excluding: The statement that keeps others from writing the same, and answers its number.
         stands: Whether the transaction of a number, whose connection was lost, was committed.
     """
 
@@ -118,7 +119,7 @@ class _Transaction:
         elif isinstance(request, Last):
             rows = self._alone(asked)
         else:
-            _, ((self._number,),), _, *rows = self.asked([_BEGIN, _NUMBER, self.excluding, *asked])
+            _, ((self._number, *_),), *rows = self.asked([_BEGIN, self.excluding, *asked])
         return rows if isinstance(request, list) else rows[0]
 
     def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
@@ -161,7 +162,7 @@ class PostgresDatabase:
         direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
         read_only: Nothing is made or written.
         pool_size: How many connections this process may have.
-        timeout_s: How long to wait for a connection.
+        timeout_s: How long to wait for a connection, and for a lock of another transaction.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -187,13 +188,19 @@ class PostgresDatabase:
             )
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
+        self._begun = (  # of a transaction that writes: its number, and how long it waits for locks
+            "SELECT pg_current_xact_id()::text, "
+            f"set_config('lock_timeout', '{int(timeout_s * 1000)}', true)"
+        )
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
         tables = tables_of("".join((_TABLES, *migration.steps)))
         self._sent = Translator(schema, tables)
         self._tables = sorted(tables)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
-        self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
+        told = direct is not None
+        locks = None if between is None else AdvisoryLocks(between, schema, told=told)
+        self._locks = Locks(locks)
         self._server: Server | None = None
         self._closed = False
 
@@ -242,7 +249,7 @@ class PostgresDatabase:
                 self._migrate(server)
             if self._begin is not None:
                 if self._read_only:
-                    self._read(server, self._begin(), snapshot=True)
+                    self._read(server, self._begin, snapshot=True)
                 else:
                     self._transact(server, self._begin, None)
         except BaseException:
@@ -265,7 +272,10 @@ class PostgresDatabase:
                 conn.execute(
                     "SELECT pg_advisory_xact_lock(%s)", (lock_key(self._schema, "migrations"),)
                 )
-                conn.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+                # not IF NOT EXISTS, which may look at what the server kept from before the lock
+                there = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+                if not conn.execute(there, (self._schema,)).fetchall():
+                    conn.execute(f"CREATE SCHEMA {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
                 for statement in statements(_TABLES):
                     conn.execute(statement.sql)
@@ -341,9 +351,10 @@ class PostgresDatabase:
         return self.in_thread(lambda: self.write(make, committed, undone, exclusive))
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`."""
+        """See `Database.post`: in another thread, as this one may read, and hold a connection."""
         with suppress(StorageError):
-            self.write(make)
+            server = self._writable()
+            server.threads.submit(lambda: self._transact(server, make, None), awaited=False)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -358,8 +369,8 @@ class PostgresDatabase:
         for again in range(_TRIES):
             try:
                 with server.connection() as conn:
-                    asked = partial(self._asked, conn)
-                    with _Transaction(asked, excluding, partial(self._stands, server)) as of_flow:
+                    stands = partial(self._stands, server, conn.run)
+                    with _Transaction(partial(self._asked, conn), excluding, stands) as of_flow:
                         return run(make(), of_flow.execute)
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
                 error: psycopg.Error = exc
@@ -379,36 +390,62 @@ class PostgresDatabase:
         """Keep others from writing what this transaction is about."""
         of = self._schema, self._migration.component
         if names is None or len(names) > _MANY_NAMES:
-            return Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(*of),))
+            return Statement(f"{self._begun}, pg_advisory_xact_lock(?)", (lock_key(*of),))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
+        shared = f"{self._begun}, pg_advisory_xact_lock_shared(?), "
         if len(keys) == 1:
-            return Statement(_EXCLUDING, (lock_key(*of), *keys))
-        return Statement(_EXCLUDING_MANY, (lock_key(*of), keys))
+            return Statement(f"{shared}pg_advisory_xact_lock(?)", (lock_key(*of), *keys))
+        of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
+        return Statement(f"{shared}{of_many}", (lock_key(*of), keys))
 
-    def _stands(self, server: Server, xid: str) -> bool:
-        """Whether a transaction whose connection was lost has been committed."""
+    def _stands(self, server: Server, run: Any, xid: str) -> bool:
+        """Whether a transaction whose connection was lost has been committed.
+
+        After a crash, or on a standby that took over, its number may be that of another one, so
+        that only "not committed" can be believed.
+
+        Raises:
+            StorageUnavailable: Nobody can tell.
+        """
         deadline = time.monotonic() + _SETTLED_S
+        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
         while time.monotonic() < deadline:
             with suppress(StorageUnavailable):
-                asked = rows_of("SELECT pg_xact_status(?::xid8)", xid)
-                ((status,),) = self._read(server, asked, snapshot=False)
+                status, now = self._status(server, xid)
+                if status == "committed" and now != run:
+                    why = "the server crashed, or another took over, so nobody knows if it was made"
+                    break
                 if status != "in progress":
-                    return bool(status == "committed")
+                    return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"{server.name}: the connection was lost at a commit, and for {_SETTLED_S:.0f} s the "
-            "server could not be asked whether it was made: read before you write it again"
+            f"{server.name}: the connection was lost at a commit, and {why}: read before you write "
+            "it again"
         )
+
+    def _status(self, server: Server, xid: str) -> tuple[str, Any]:
+        """What became of a transaction, and the run of the server that says so."""
+        sql = (
+            "SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' "
+            f"ELSE pg_xact_status(?::xid8) END, ({RUN})"
+        )
+        try:
+            (found,) = self._read(server, lambda: rows_of(sql, xid), snapshot=False)
+        except StorageError as exc:
+            if isinstance(exc.__cause__, errors.InvalidParameterValue):  # a number still to come
+                return "aborted", None
+            raise
+        return found
 
     # -- reading
 
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._read(self._connected(), flow, snapshot=snapshot)
+        return self._read(self._connected(), make, snapshot=snapshot)
 
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
-        return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
+        return await self.in_thread(lambda: self.read(make, snapshot=snapshot))
 
     def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
@@ -426,51 +463,39 @@ class PostgresDatabase:
             raise StorageUnavailable(f"the database {self.path} is closed")
         return asyncio.ensure_future(after_connecting())
 
-    def _read(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
-        with mapped(server.name), ExitStack() as stack:
-            conn: Pipelined | None = None
-
-            def execute(request: Request) -> Any:
-                nonlocal conn
-                asked = request if isinstance(request, list) else [request]
-                if conn is not None:
-                    rows = self._asked(conn, asked)
-                elif snapshot:
-                    conn, rows = self._again(lambda: self._begun(server, asked, stack))
-                else:
-                    rows = self._again(lambda: self._asked_alone(server, asked))
-                return rows if isinstance(request, list) else rows[0]
-
-            try:
-                return run(flow, execute)
-            finally:
-                if conn is not None and not conn.closed:
-                    self._asked(conn, [_ROLLBACK])  # it only read
-
-    def _begun(
-        self, server: Server, asked: list[Statement], stack: ExitStack
-    ) -> tuple[Pipelined, list[list[Row]]]:
-        """Begin a transaction that sees one state of the database, with its first request."""
-        with ExitStack() as begun:
-            conn = begun.enter_context(server.connection())
-            rows = self._asked(conn, [Statement(_SNAPSHOT), *asked])
-            stack.push(begun.pop_all())
-            return conn, rows[1:]
-
-    def _asked_alone(self, server: Server, asked: list[Statement]) -> list[list[Row]]:
-        with server.connection() as conn:
-            return self._asked(conn, asked)
-
-    def _again(self, attempt: Callable[[], T]) -> T:
-        """Do what changes nothing, once more if the connection turns out to be lost."""
-        for again in range(_TRIES):
-            try:
-                return attempt()
-            except psycopg.Error as exc:
-                if not is_lost(exc) or again == _TRIES - 1:
-                    raise
-                _pause(again)
+    def _read(self, server: Server, make: Callable[[], Flow[T]], *, snapshot: bool) -> T:
+        """Run a flow, and anew if its connection turns out to be lost: it changes nothing."""
+        with mapped(server.name):
+            for again in range(_TRIES):
+                try:
+                    with server.connection() as conn:
+                        return self._read_once(conn, make(), snapshot=snapshot)
+                except psycopg.Error as exc:
+                    if not is_lost(exc) or again == _TRIES - 1:
+                        raise
+                    _pause(again)
         raise AssertionError
+
+    def _read_once(self, conn: Pipelined, flow: Flow[T], *, snapshot: bool) -> T:
+        begun = False
+
+        def execute(request: Request) -> Any:
+            nonlocal begun
+            asked = request if isinstance(request, list) else [request]
+            if begun or not snapshot:
+                rows = self._asked(conn, asked)
+            elif isinstance(request, Last):
+                rows = self._asked(conn, [_SNAPSHOT, *asked, _COMMIT])[1:-1]
+            else:
+                rows = self._asked(conn, [_SNAPSHOT, *asked])[1:]
+                begun = True
+            return rows if isinstance(request, list) else rows[0]
+
+        try:
+            return run(flow, execute)
+        finally:
+            if begun and not conn.closed:
+                self._asked(conn, [_COMMIT])
 
     # -- locking
 
@@ -481,10 +506,7 @@ class PostgresDatabase:
             ConfigurationError: There is only a DSN of a pooler.
         """
         if not self._lockable:
-            raise ConfigurationError(
-                f"{self.path} is pooled, and a lock needs a connection that stays: give "
-                "direct=, the DSN of the server itself"
-            )
+            raise ConfigurationError(pooled_locks(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- upkeep
@@ -495,23 +517,28 @@ class PostgresDatabase:
 
     def scrub(self) -> bool:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
-        asked = self.read(rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
+        asked = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
         if asked:
-            self.shrink()
+            self._vacuum(0)
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
             self.write(lambda: rows_of(drop, *asked[0]))
         return not asked
 
     def shrink(self) -> None:
-        """See `Database.shrink`: free space at the ends of tables is given back."""
-        server = self._writable()
+        """See `Database.shrink`: tables of which much was deleted are vacuumed."""
+        self._vacuum(_DEAD)
+
+    def _vacuum(self, dead: int) -> None:
+        """Vacuum tables with at least so many deleted rows, unless another does so already."""
+        asked = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
+        server, found = self._writable(), self.read(asked)
         with mapped(server.name), server.connection() as conn:
-            for table in self._tables:
-                conn.execute(f"VACUUM {self._schema}.{table}")
+            for (table,) in found:
+                conn.execute(f"VACUUM (SKIP_LOCKED) {self._schema}.{table}")
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
-        (((version,),), ((size,),)) = self.read(_both(self._schema))
+        (((version,),), ((size,),)) = self.read(lambda: _both(self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 
 

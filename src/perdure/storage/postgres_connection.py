@@ -10,7 +10,8 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final
 from weakref import WeakSet
 
 import psycopg
@@ -30,6 +31,16 @@ from perdure.storage.postgres_pipeline import Pipelined
 from perdure.storage.threads import Threads
 
 _THREADS: Final = 8  # that do the work of coroutines
+_DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
+    "application_name": "perdure",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
+"""What tells a server from the one that it was before a crash, and from its standby."""
 
 
 # -- SQL: what is written for both databases, as Postgres takes it
@@ -83,6 +94,17 @@ def lock_key(*of: str) -> int:
 # -- a server, for all who open one DSN in this process
 
 
+def _configured(conn: Pipelined, *, pooled: bool) -> None:
+    conn.prepares = not pooled and not is_pooled(conn)
+    ((conn.run,),) = conn.execute(RUN, prepare=False)
+
+
+def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+    """Whether a pooler is between: it tells its clients another number of their backend."""
+    ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
+    return bool(pid != conn.info.backend_pid)
+
+
 class Server:
     """The connections to one database, and the threads that use them for coroutines."""
 
@@ -95,10 +117,12 @@ class Server:
         self._pool = ConnectionPool(
             dsn,
             connection_class=Pipelined,
-            kwargs={"autocommit": True, "prepare_threshold": None if pooled else 2},
+            kwargs={"autocommit": True, "prepare_threshold": None},
+            configure=partial(_configured, pooled=pooled),
             min_size=0,
             max_size=size,
             timeout=timeout_s,
+            reconnect_timeout=timeout_s,
             open=False,
         )
         with mapped(self.name), psycopg.connect(dsn, connect_timeout=max(2, int(timeout_s))):
@@ -122,7 +146,10 @@ class Server:
         try:
             yield conn
         finally:
+            broken = conn.broken
             self._pool.putconn(conn)
+            if broken:
+                self._pool.check()  # those that lie idle were lost with it
 
     def check(self) -> None:
         """Refuse work once the database is closed, and in a forked process."""
@@ -148,12 +175,13 @@ class AdvisoryLocks(Between):
     Args:
         dsn: Of the server itself: a pooler would give them to whoever is next.
         of: Goes into each key.
+        told: Whether the user says that the DSN is direct; else a pooler is refused.
     """
 
     pause_s = 0.05
 
-    def __init__(self, dsn: str, *of: str) -> None:
-        self._dsn, self._of = dsn, of
+    def __init__(self, dsn: str, *of: str, told: bool) -> None:
+        self._dsn, self._of, self._told = dsn, of, told
         self.session = 0
         self._guard = threading.Lock()
         self._conn: psycopg.Connection[Row] | None = None
@@ -162,6 +190,7 @@ class AdvisoryLocks(Between):
         """See `Between.take`.
 
         Raises:
+            ConfigurationError: The DSN leads to a pooler.
             StorageUnavailable: The server cannot be reached.
         """
         with self._guard, mapped(shown(self._dsn)):
@@ -179,7 +208,11 @@ class AdvisoryLocks(Between):
 
     def _call(self, function: str, name: str) -> bool:
         if self._conn is None:
-            self._conn = psycopg.connect(self._dsn, autocommit=True)
+            conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
+            if not self._told and is_pooled(conn):
+                conn.close()
+                raise ConfigurationError(pooled_locks(shown(self._dsn)))
+            self._conn = conn
         key = lock_key(*self._of, "lock", name)
         ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(done)
@@ -204,6 +237,14 @@ class AdvisoryLocks(Between):
         """See `Between.close`."""
         with self._guard:
             self._lose()
+
+
+def pooled_locks(name: str) -> str:
+    """What is said to who wants a lock through a pooler."""
+    return (
+        f"{name} is pooled, and a lock needs a connection that stays: give direct=, the DSN of the "
+        "server itself"
+    )
 
 
 def leave(server: Server) -> None:
@@ -248,7 +289,7 @@ def checked_dsn(dsn: object) -> str:
             f"the DSN is {dsn!r:.80}; expected one like postgresql://user@host/database"
         )
     try:
-        return make_conninfo(dsn, application_name="perdure", keepalives_idle=30)
+        return make_conninfo(dsn, **{**_DEFAULTS, **conninfo_to_dict(dsn)})
     except psycopg.ProgrammingError as exc:
         raise ConfigurationError(f"the DSN is not one of Postgres ({exc})") from exc
 
@@ -288,6 +329,18 @@ def translated(exc: BaseException, name: str) -> StorageError:
         return StorageUnavailable(f"{name}: {exc}; check that the server runs and can be reached")
     if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
         return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
-    if isinstance(exc, errors.LockNotAvailable | errors.QueryCanceled):
+    if isinstance(exc, errors.LockNotAvailable):
+        return StorageUnavailable(
+            f"{name}: another transaction holds a lock for longer than timeout_s ({exc}): see "
+            "pg_locks and pg_blocking_pids() there, or try again"
+        )
+    if isinstance(exc, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
+        return StorageError(f"{name}: {exc}; a pooler is between: open it with pooled=True")
+    if isinstance(exc, errors.ReadOnlySqlTransaction):
+        return StorageUnavailable(
+            f"{name}: {exc}; it is a standby: name all hosts in the DSN, with "
+            "target_session_attrs=read-write"
+        )
+    if isinstance(exc, errors.QueryCanceled):
         return StorageUnavailable(f"{name}: {exc}; try again")
     return StorageError(f"{name}: {exc}")

@@ -45,7 +45,16 @@ class _AnyText(BytesBinaryDumper):
 
 
 class Pipelined(psycopg.Connection[Row]):
-    """A connection that takes many statements at a time."""
+    """A connection that takes many statements at a time.
+
+    Attributes:
+        run: Which run of the server it leads to.
+        prepares: Whether statements are prepared; psycopg itself prepares none, as it would also
+            deallocate ours.
+    """
+
+    run: Any = None
+    prepares = True
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         super().__init__(pgconn, *args)
@@ -73,7 +82,8 @@ class Pipelined(psycopg.Connection[Row]):
             results = self._results()
             self.pgconn.exit_pipeline_mode()
         except BaseException:
-            self.close()  # nobody knows what it is about
+            if not self.broken:
+                self.close()  # nobody knows what it is about
             raise
         out: list[list[Row]] = [[] for _ in sent]
         failed = None
@@ -102,7 +112,7 @@ class Pipelined(psycopg.Connection[Row]):
         """Send one statement. Of each result that is due, yields whose it is: a prepared one's."""
         pgconn = self.pgconn
         name = self._names.get(kind)
-        if name is None and self.prepare_threshold is not None and len(self._names) < _PREPARED:
+        if name is None and self.prepares and len(self._names) < _PREPARED:
             name = self._names[kind] = b"perdure_%d" % next(self._numbers)
             pgconn.send_prepare(name, *kind)
             yield kind

@@ -301,14 +301,14 @@ class SQLiteDatabase:
         with suppress(StorageUnavailable):
             self._connected().submit(Job(make, awaited=False))
 
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._connected().read(flow, snapshot=snapshot)
+        return self._connected().read(make(), snapshot=snapshot)
 
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
         await self.aconnect()
-        return await self._connected().aread(flow, snapshot=snapshot)
+        return await self._connected().aread(make(), snapshot=snapshot)
 
     def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
@@ -332,7 +332,7 @@ class SQLiteDatabase:
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
-        ((size, pages, free),) = self.read(rows_of(_SIZES))
+        ((size, pages, free),) = self.read(lambda: rows_of(_SIZES))
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,

@@ -1,0 +1,146 @@
+"""Behind PgBouncer in transaction mode: the same answers, and nothing lost when it restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure import PostgresCheckpointer, PostgresStore
+from perdure.errors import ConfigurationError
+from tests import postgres_server
+from tests.durability.processes import in_processes
+from tests.pgbouncer import MISSING, PROGRAM, PgBouncer
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.fixture(scope="module")
+def pooler() -> Iterator[PgBouncer]:
+    with tempfile.TemporaryDirectory(prefix="bouncer") as folder:  # the path of a socket is short
+        made = PgBouncer(postgres_server.dsn(), Path(folder))
+        yield made
+        made.kill()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"schema": postgres_server.schema(tmp_path), "pool_size": 6, "timeout_s": 20}
+
+
+def agent(saver: PostgresCheckpointer) -> Any:
+    builder = StateGraph(MessagesState)
+    builder.add_node("say", lambda state: {"messages": [AIMessage(str(len(state["messages"])))]})
+    builder.add_edge(START, "say")
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_core_of_the_contract(pooled: bool, pooler: PgBouncer, options: dict[str, Any]) -> None:
+    """Also with `pooled` forgotten: PgBouncer is recognized, and nothing is prepared."""
+    options["pooled"] = pooled
+    with (
+        PostgresCheckpointer.open(pooler.dsn, **options) as saver,
+        PostgresStore.open(pooler.dsn, **options) as store,
+    ):
+        graph = agent(saver)
+
+        def user(name: str) -> None:
+            mine: Any = {"configurable": {"thread_id": name}}
+            for number in range(6):
+                graph.invoke({"messages": [("user", f"hello {number}")]}, mine)
+                store.put(("users", name), f"k{number}", {"text": f"likes tea number {number}"})
+                found = store.search(("users", name), query="tea", limit=10)
+                assert len(found) == number + 1
+
+        threads = [threading.Thread(target=user, args=(f"u{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in range(8):
+            said = [item.value.content for item in saver.history(f"u{number}")]
+            assert said[0::2] == [f"hello {n}" for n in range(6)]
+        assert store.stats().items == 48
+
+        asyncio.run(graph.ainvoke({"messages": [("user", "again")]}, CONFIG))
+        earlier = [*saver.list(CONFIG)][-1].config
+        assert saver.get_tuple(earlier) is not None
+        assert saver.erase("u1").items == 12
+        assert store.forget(("users", "u1")).items == 6
+        saver.delete_thread("u2")
+        assert len(saver.threads(prefix="u")) == 6
+        assert store.search(("users", "u1"), query="tea") == []
+
+
+def test_locks_are_refused_without_a_direct_dsn(pooler: PgBouncer, options: dict[str, Any]) -> None:
+    """Whether the user says that there is a pooler or not."""
+    with (
+        PostgresCheckpointer.open(pooler.dsn, **options) as saver,
+        pytest.raises(ConfigurationError, match="direct="),
+        saver.lock("t"),
+    ):
+        pass
+    direct = postgres_server.dsn()
+    with PostgresCheckpointer.open(pooler.dsn, direct=direct, **options) as saver, saver.lock("t"):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+
+
+def opening(path: Path, pipe: Connection, number: int) -> None:
+    dsn, schema = path.read_text().split("\n")
+    pipe.send("ready")
+    pipe.recv()
+    with PostgresStore.open(dsn, schema=schema, pooled=True, index=None) as store:
+        store.put(("a",), f"k{number}", {"n": number})
+    pipe.send("done")
+
+
+def test_set_up_by_several_processes_at_once(
+    pooler: PgBouncer, options: dict[str, Any], tmp_path: Path
+) -> None:
+    told = tmp_path / "dsn"
+    told.write_text(f"{pooler.dsn}\n{options['schema']}")
+    in_processes(3, opening, told)
+    with PostgresStore.open(pooler.dsn, **options) as store:
+        assert len(store.search(("a",))) == 3
+
+
+def test_it_restarts_in_the_middle(pooler: PgBouncer, options: dict[str, Any]) -> None:
+    """What was acknowledged is there, and once; who waits goes on."""
+    with PostgresStore.open(pooler.dsn, index=None, pooled=True, **options) as store:
+        done: list[list[int]] = [[], [], []]
+        over = threading.Event()
+
+        def writing(worker: int) -> None:
+            while not over.is_set():
+                number = len(done[worker])
+                store.put(("a", str(worker)), "k", {"n": number})
+                done[worker].append(number)
+
+        threads = [threading.Thread(target=writing, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            time.sleep(0.15)
+            pooler.kill()
+            pooler.start()
+        reached = [len(each) for each in done]
+        while not all(len(each) > before for each, before in zip(done, reached, strict=True)):
+            time.sleep(0.01)
+        over.set()
+        for thread in threads:
+            thread.join()
+
+        for worker, numbers in enumerate(done):
+            stored = [item.value["n"] for item in store.history(("a", str(worker)), "k")]
+            assert sorted(stored) == numbers
