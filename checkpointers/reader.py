@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
@@ -51,7 +51,7 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import ALL, Flow, NamedSQL, Row
+from perdure.storage.flow import ALL, Flow, Last, NamedSQL, Row, Statement
 
 PAGE: Final = 1024  # items read at once
 
@@ -120,13 +120,49 @@ class Reader:
 
     def get(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
         """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
+        kept = self._kept_head(at) if key is None else None
+        if kept is not None:
+            heads, rows = yield Last(
+                [self.sql("head_of", at.thread_id, at.checkpoint_ns), self._writes_of(kept)]
+            )
+            state = kept.thread.key, kept.thread.generation, kept.namespace, kept.snapshot.key
+            if heads and heads[0][:4] == state:
+                with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
+                    return (yield from self._tuple(at, kept, rows))
         found = yield from self.find(at, key)
         if found is None:
             return None
+        return (yield from self._tuple(at, found, (yield self._writes_of(found))))
+
+    def _kept_head(self, at: Address) -> Found | None:
+        """The head that this process put last, if all its values are at hand."""
+        thread = self.cache.peek(at.thread_id)
+        state = thread.states.get(at.checkpoint_ns) if thread is not None else None
+        if thread is None or state is None or at.checkpoint_id is not None:
+            return None
+        _, _, _, _, namespace, _, key, _, packed, _ = state
+        snapshot = thread.recent.get((at.checkpoint_ns, unpack_id(packed) or ""))
+        if snapshot is None or snapshot.key != key:
+            return None
+        for channel, ref in snapshot.refs.items():
+            if isinstance(ref, bytes):
+                continue
+            log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
+            if log is None:
+                return None
+            ranges = [(ref[2], ref[2] + 1)] if ref[0] == ITEM else snapshot.ranges[channel][1]
+            if not all(log.has(*each) for each in ranges):
+                return None
+        return Found(thread, namespace, snapshot)
+
+    def _writes_of(self, found: Found) -> Statement:
+        return self.sql("writes_of", found.namespace, pack_id(found.snapshot.uid))
+
+    def _tuple(self, at: Address, found: Found, rows: Sequence[Row]) -> Flow[CheckpointTuple]:
         snapshot, values = found.snapshot, {}
         for channel, ref in snapshot.refs.items():
             values[channel] = yield from self.value(at.thread_id, found.thread, ref)
-        writes = yield from self.writes(at, found)
+        writes = yield from self.writes(at, found, rows)
         checkpoint = {
             **self.codec.decode(snapshot.fields[0]),
             "id": snapshot.uid,
@@ -233,12 +269,15 @@ class Reader:
     # -- values
 
     def writes(
-        self, at: Address, found: Found, channels: Collection[str] | None = None
+        self,
+        at: Address,
+        found: Found,
+        rows: Sequence[Row],
+        channels: Collection[str] | None = None,
     ) -> Flow[list[PendingWrite]]:
         """Pending writes in the order in which their tasks are applied."""
-        uid = pack_id(found.snapshot.uid)
         out = []
-        for owner, ns, *row in (yield self.sql("writes_of", found.namespace, uid)):
+        for owner, ns, *row in rows:
             if owner is not None:  # it is opened, too: it may be one of theirs, its key damaged
                 open_writes(self.seal, owner, ns, tuple(row))
                 continue
@@ -342,7 +381,8 @@ class Reader:
             if snapshot is None:
                 break
             here = here._replace(snapshot=snapshot)
-            writes = yield from self.writes(at, here, remaining)
+            rows = yield self._writes_of(here)
+            writes = yield from self.writes(at, here, rows, remaining)
             for channel in remaining:
                 out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
             for channel in remaining & snapshot.refs.keys():

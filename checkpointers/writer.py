@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write, keep
@@ -118,8 +119,7 @@ class Writer:
         def make() -> Flow[Written]:
             return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
 
-        thread = self.cache.peek(plan.at.thread_id)
-        state = thread.states.get(plan.at.checkpoint_ns) if thread is not None else None
+        state = self._state(plan.at)
         if state is None:
             return make
         ahead: list[Flow[Written]] = [make()]
@@ -128,24 +128,18 @@ class Writer:
             then = ahead[0].send([state])
         except Stale:
             return make
-        # the last activity decides nothing, and an id goes with its key
-        key, seq, generation, _, namespace, pinned, head, began, _, existing = state
-        if namespace is None or existing is not None or not isinstance(then, Last):
-            return make
-        assert isinstance(first, Statement)
-        check = self.sql("known", plan.at.thread_id, key, generation, namespace)
-        if isinstance(plan, PlannedWrites):  # they do not mind which checkpoints come meanwhile
-            then[0] = Statement(self.sql["new_writes"], then[0].params)
-        else:
-            at = key, seq, generation, namespace, pinned, head or 0, began or 0
-            check = self.sql("unchanged", *first.params, *at)
+        if state[4] is None or state[-1] is not None or not isinstance(then, Last):
+            return make  # it makes a namespace, or replaces a checkpoint, or has more to ask
+        hope = Hope([self._check(plan, first, then, state), *then])
 
         def hopeful() -> Flow[Written]:
             if not ahead:
                 return (yield from make())
+            if isinstance(plan, PlannedPut) and self._state(plan.at) != state:
+                return (yield from self.job(plan)())  # another put of the thread came between
             flow = ahead.pop()
             try:
-                yield Hope([check, *then])
+                yield hope
             except Unexpected:
                 return (yield from make())
             try:
@@ -155,6 +149,29 @@ class Writer:
             raise AssertionError("a flow went on after its last request")
 
         return hopeful
+
+    def _check(
+        self, plan: PlannedPut | PlannedWrites, first: Any, then: Last, state: Row
+    ) -> Statement:
+        """The statement that fails if the thread is not in a state in which `then` is right."""
+        # the last activity decides nothing, and an id goes with its key
+        key, seq, generation, _, namespace, pinned, head, began, *_ = state
+        if isinstance(plan, PlannedPut):
+            at = key, seq, generation, namespace, pinned, head or 0, began or 0
+            return self.sql("unchanged", *first.params, *at)
+        # pending writes do not mind which checkpoints come meanwhile
+        then[0] = Statement(self.sql["new_writes"], then[0].params)
+        return self.sql("known", plan.at.thread_id, key, generation, namespace)
+
+    def _state(self, at: Address) -> Row | None:
+        """What `state` would answer, as far as is known."""
+        thread = self.cache.peek(at.thread_id)
+        state = thread.states.get(at.checkpoint_ns) if thread is not None else None
+        if thread is None or state is None:
+            return None
+        newest = max(thread.states.copy().values(), key=itemgetter(1))  # of any namespace
+        key, _, generation, _, *rest = state
+        return key, newest[1], generation, newest[3], *rest
 
     # -- a checkpoint
 

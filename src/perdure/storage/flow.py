@@ -46,7 +46,7 @@ class Statement(NamedTuple):
 
 
 class Last(list[Statement]):
-    """The last request of a flow, unless the rows of its first statement say otherwise."""
+    """The last request of a flow; one that goes on is in another transaction, or snapshot."""
 
 
 class Hope(list[Statement]):

@@ -15,11 +15,13 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, Final, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from perdure.errors import (
     ConfigurationError,
@@ -201,6 +203,9 @@ class PostgresDatabase:
         told = direct is not None
         locks = None if between is None else AdvisoryLocks(between, schema, told=told)
         self._locks = Locks(locks)
+        self._timeout_s = timeout_s
+        self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
+        self._guard = Lock()
         self._server: Server | None = None
         self._closed = False
 
@@ -324,11 +329,35 @@ class PostgresDatabase:
     ) -> T:
         """See `Database.write`."""
         try:
-            result = self._transact(self._writable(), make, exclusive)
+            server = self._writable()
+            with self._turn(exclusive or ()):
+                result = self._transact(server, make, exclusive)
+                self._told(committed, result, undone)
         except BaseException:
             if undone is not None:
                 undone()
             raise
+        return result
+
+    @contextmanager
+    def _turn(self, names: Sequence[str]) -> Iterator[None]:
+        """Wait for those in this process who write under the same names.
+
+        They would wait at the server anyway; here, a flow finds what the one before it has kept.
+        """
+        with self._guard:
+            turns = [self._turns.setdefault(name, Lock()) for name in sorted(set(names))]
+        with ExitStack() as taken:
+            for turn in turns:
+                if not turn.acquire(timeout=self._timeout_s):
+                    raise StorageUnavailable(
+                        f"{self.path}: others write to {names[0]!r} for longer than timeout_s: see "
+                        "pg_locks and pg_blocking_pids() there, or try again"
+                    )
+                taken.callback(turn.release)
+            yield
+
+    def _told(self, committed: Callable[[T], None] | None, result: T, undone: Any) -> None:
         try:
             if committed is not None:
                 committed(result)
@@ -336,7 +365,6 @@ class PostgresDatabase:
             _log.exception("committed() failed; the write is stored, undone() is called")
             if undone is not None:
                 undone()
-        return result
 
     def awrite(
         self,
