@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -11,6 +12,8 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
+from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
+from perdure.stores.filters import EACH, steps_of
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, options_of
 from perdure.stores.parts import Parts
@@ -22,6 +25,65 @@ _SQL: Final = NamedSQL(
     load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
 )
 SCHEMA: Final = Migration("stores", (_SQL["postgres_1"],))
+
+
+_FEW: Final = 4  # values that are compared one by one
+
+# a document from how it is stored (see `AnyText`); NULL: text with NUL, which is no jsonb
+_DOCUMENT: Final = (
+    r"CASE WHEN position('\x5c7530303030'::bytea IN {0}) = 0 "
+    r"THEN convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb END"
+)
+
+
+class JSONBPlace(JSONPlace):
+    """A place in a column of bytes, read as jsonb; a path is a tuple of labels."""
+
+    @property
+    def takes_indexes(self) -> bool:
+        """See `JSONPlace`."""
+        return False
+
+    def whole(self, condition: Condition) -> Condition:
+        """See `JSONPlace`: the document is read once, and one that cannot be is let through."""
+        document = f"(SELECT {_DOCUMENT.format(self.column)} AS doc OFFSET 0) AS d"
+        return condition._replace(text=f"(SELECT d.doc IS NULL OR {condition.text} FROM {document})")
+
+    def ends(self, key: str | int) -> Sequence[tuple[str, ...]]:
+        """See `JSONPlace`: the literal key and the path. A label may be a position, and the reverse."""
+        ways = dict.fromkeys(((key,), (key,) if isinstance(key, int) else steps_of(key)))
+        if any(step is EACH or CUT.search(str(step)) for way in ways for step in way):
+            return ()
+        return [tuple(map(str, way)) for way in ways]
+
+    def among(self, keys: Sequence[str | int]) -> Condition:
+        """See `JSONPlace`."""
+        every = [*keys, *(bool(key) for key in keys if key in (0, 1))]
+        if 0 < len(every) <= _FEW:
+            asked = ", ".join("?::jsonb" for _ in every)
+            return self._at(f"d.doc #> ?::text[] IN ({asked})", *map(json.dumps, every))
+        asked = "IN (SELECT jsonb_array_elements(?::jsonb))"
+        return self._at(f"d.doc #> ?::text[] {asked}", json.dumps(every))
+
+    def within(self, low: str | float | None, high: str | float | None) -> Condition:
+        """See `JSONPlace`."""
+        if isinstance(low, str) or isinstance(high, str):
+            sign, bound = (">=", low) if high is None else ("<=", high)
+            return self._at(f'(d.doc #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
+        # by jsonb's order of types null comes before all numbers, an object after them
+        ends = json.dumps(low), "{}" if high is None else json.dumps(high)
+        return self._at("d.doc #> ?::text[] BETWEEN ?::jsonb AND ?::jsonb", *ends)
+
+    def typed(self, asked: str) -> Condition:
+        """See `JSONPlace`."""
+        return self._at(f"jsonb_typeof(d.doc #> ?::text[]) {asked}")
+
+    def holds(self, text: str) -> Condition:
+        """See `JSONPlace`."""
+        return Condition(f"position(?::bytea IN {self.column}) > 0", (text.encode(),))
+
+    def _at(self, text: str, *params: Any) -> Condition:
+        return any_of([Condition(text, (list(path), *params)) for path in self.paths])
 
 
 class PostgresStore(WholeStore):
@@ -93,6 +155,6 @@ class PostgresStore(WholeStore):
                 pool_size=pool_size,
                 timeout_s=timeout_s,
             ),
-            narrows=False,
+            JSONBPlace("i.value", ((),)),
         )
         super().__init__(parts)

@@ -226,15 +226,15 @@ WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.id
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
 UNION ALL
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.made
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
-ORDER BY 2, 11 LIMIT ? OFFSET ?;
+ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
@@ -267,8 +267,8 @@ WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
 SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
-LIMIT ?;
+WHERE n.path >= ?1 AND n.path < ?2 AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
+LIMIT ?4;
 
 -- explain: how a statement would be answered, a line of SQLite's own account a row
 EXPLAIN QUERY PLAN {query};
