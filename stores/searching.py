@@ -73,7 +73,7 @@ class Searcher:
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
-            self._fetch(wanted, query, scope, ranked, past, limit, offset)
+            self._fetch(wanted, query, scope, ranked, past, limit, offset), snapshot=False
         )
         return found
 
