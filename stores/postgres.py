@@ -25,15 +25,11 @@ _SQL: Final = NamedSQL(
     load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
 )
 SCHEMA: Final = Migration("stores", (_SQL["postgres_1"],))
-
-
 _FEW: Final = 4  # values that are compared one by one
-
-# a document from how it is stored (see `AnyText`); NULL: text with NUL, which is no jsonb
-_DOCUMENT: Final = (
-    r"CASE WHEN position('\x5c7530303030'::bytea IN {0}) = 0 "
-    r"THEN convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb END"
-)
+_READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
+_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
+_DOCUMENT: Final = "d.doc"
+_AT: Final = f"{_DOCUMENT} #> ?::text[]"
 
 
 class JSONBPlace(JSONPlace):
@@ -45,12 +41,16 @@ class JSONBPlace(JSONPlace):
         return False
 
     def whole(self, condition: Condition) -> Condition:
-        """See `JSONPlace`: the document is read once, and one that cannot be is let through."""
-        document = f"(SELECT {_DOCUMENT.format(self.column)} AS doc OFFSET 0) AS d"
-        return condition._replace(text=f"(SELECT d.doc IS NULL OR {condition.text} FROM {document})")
+        """See `JSONPlace`: a document is read once; one that cannot be read is let through."""
+        text, read = condition.text, _READ.format(self.column)
+        if text.count(_DOCUMENT) > 1:
+            text = f"(SELECT {text} FROM (SELECT {read} AS doc OFFSET 0) AS d)"
+        text = text.replace(_DOCUMENT, read) if text.count(_DOCUMENT) == 1 else text
+        readable = _READABLE.format(self.column)
+        return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def ends(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """See `JSONPlace`: the literal key and the path. A label may be a position, and the reverse."""
+        """See `JSONPlace`. Labels and positions are written alike, which lets more through."""
         ways = dict.fromkeys(((key,), (key,) if isinstance(key, int) else steps_of(key)))
         if any(step is EACH or CUT.search(str(step)) for way in ways for step in way):
             return ()
@@ -61,22 +61,21 @@ class JSONBPlace(JSONPlace):
         every = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(every) <= _FEW:
             asked = ", ".join("?::jsonb" for _ in every)
-            return self._at(f"d.doc #> ?::text[] IN ({asked})", *map(json.dumps, every))
-        asked = "IN (SELECT jsonb_array_elements(?::jsonb))"
-        return self._at(f"d.doc #> ?::text[] {asked}", json.dumps(every))
+            return self._at(f"{_AT} IN ({asked})", *map(json.dumps, every))
+        return self._at(f"{_AT} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(every))
 
     def within(self, low: str | float | None, high: str | float | None) -> Condition:
         """See `JSONPlace`."""
         if isinstance(low, str) or isinstance(high, str):
             sign, bound = (">=", low) if high is None else ("<=", high)
-            return self._at(f'(d.doc #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
+            return self._at(f'({_DOCUMENT} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
         # by jsonb's order of types null comes before all numbers, an object after them
         ends = json.dumps(low), "{}" if high is None else json.dumps(high)
-        return self._at("d.doc #> ?::text[] BETWEEN ?::jsonb AND ?::jsonb", *ends)
+        return self._at(f"{_AT} BETWEEN ?::jsonb AND ?::jsonb", *ends)
 
     def typed(self, asked: str) -> Condition:
         """See `JSONPlace`."""
-        return self._at(f"jsonb_typeof(d.doc #> ?::text[]) {asked}")
+        return self._at(f"jsonb_typeof({_AT}) {asked}")
 
     def holds(self, text: str) -> Condition:
         """See `JSONPlace`."""

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from perdure.errors import ConfigurationError
-from perdure.stores.filter_sql import JSONPlace, condition_of, index_expression, index_path, indexable
+from perdure.stores.filter_sql import (
+    JSONPlace,
+    condition_of,
+    index_expression,
+    index_path,
+    indexable,
+)
 from perdure.stores.filters import MAX_OPERANDS, parse
 from tests.filter_rows import ids, let_through, table
 
