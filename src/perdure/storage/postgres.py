@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -450,9 +450,10 @@ class PostgresDatabase:
             return conn, rows[1:]
 
     def _asked_alone(self, server: Server, asked: list[Statement]) -> list[list[Row]]:
-        with server.connection() as conn:
-            with nullcontext() if len(asked) == 1 else conn.pipeline():  # its end is a round trip
-                return self._asked(conn, asked)
+        with server.connection() as conn, ExitStack() as stack:
+            if len(asked) > 1:  # the end of a pipeline is a round trip
+                stack.enter_context(conn.pipeline())
+            return self._asked(conn, asked)
 
     def _again(self, attempt: Callable[[], T]) -> T:
         """Do what changes nothing, once more if the connection turns out to be lost."""
