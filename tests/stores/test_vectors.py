@@ -184,7 +184,7 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
 
 
 def test_what_a_filter_leaves_is_compared_exactly() -> None:
-    """Of 20,000 rows, most of which are estimated, a filter leaves 60: their ten nearest are right."""
+    """Of 20,000 rows, most of them estimated, a filter leaves 60: the nearest are right."""
     random = np.random.default_rng(5)
     rows = random.standard_normal((20_000, DIMS)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
