@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sqlite3
 from collections.abc import Collection
@@ -36,7 +37,9 @@ def ids(connection: sqlite3.Connection, filter: Filter, indexed: Collection[str]
 
 @cache
 def _connection() -> psycopg.Connection[tuple[Any, ...]]:
-    return psycopg.connect(postgres_server.dsn(), autocommit=True)
+    connection = psycopg.connect(postgres_server.dsn(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool) -> set[int]:
