@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from itertools import count
+from typing import Any, NamedTuple, Self, TypeGuard
 
 from perdure.errors import ConfigurationError
 from perdure.stores.filters import (
@@ -31,7 +32,7 @@ _LONGEST = 10_000  # characters of SQL: keeps expressions under SQLite's depth l
 _MOST_PATHS = 8
 _EXACT = 2**53  # whole numbers up to it are read without error, be they written 1 or 1.0
 _LARGEST = 1e300
-_CUT = re.compile(r"[\x00\ud800-\udfff]")  # what SQL does not return whole: NUL, half of a pair
+CUT = re.compile(r"[\x00\ud800-\udfff]")  # what SQL does not return whole: NUL, half of a pair
 _UNSURE = re.compile(r'["\\\x00-\x1f\x7f\ud800-\udfff]')  # as labels of a JSON path
 _IDENTIFIERS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
@@ -40,18 +41,27 @@ class Condition(NamedTuple):
     """A boolean SQL expression with its parameters, and the indexed paths that may serve it."""
 
     text: str
-    params: tuple[str | int | float, ...] = ()
+    params: tuple[Any, ...] = ()
     paths: tuple[str, ...] = ()
+
+    def numbered(self, first: int) -> str:
+        """The expression, in a statement where it may stand twice."""
+        numbers = count(first)
+        return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
 _ANY = Condition("TRUE")  # what is said of a value of which SQL can say nothing
 
 
-def condition_of(filter: Filter, column: str, indexed: Collection[str] = ()) -> Condition:
-    """A condition that holds for every row that a filter matches, and for few others."""
-    form = column, tuple(indexed)
+def condition_of(filter: Filter, place: JSONPlace, indexed: Collection[str] = ()) -> Condition:
+    """A condition that holds for every row that a filter matches, and for few others.
+
+    `place` is the column of the documents.
+    """
+    form = place, tuple(indexed)
     if form not in filter.conditions:
-        made = _condition(filter.node, _Place(column), set(map(index_path, indexed)))
+        made = _condition(filter.node, place, set(map(index_path, indexed)))
+        made = made if made is _ANY else place.whole(made)
         served = tuple(path for path in indexable(filter) if path in indexed)
         filter.conditions[form] = made._replace(paths=served)
     found: Condition = filter.conditions[form]
@@ -66,7 +76,7 @@ def indexable(filter: Filter) -> list[str]:
         if isinstance(field, Field) and _may_be_indexed(field.key)
         for part in _conjuncts(field.condition)
         if isinstance(part, Compare) and part.operator != "$contains"
-        if _compared(part.operator, part.operand, _Place("", (), "index")) is not _ANY
+        if _compared(part.operator, part.operand, JSONPlace("", (), "index")) is not _ANY
     ]
     return list(dict.fromkeys(key for _, key in sorted(found, key=lambda pair: pair[0])))
 
@@ -103,7 +113,7 @@ def _conjuncts(node: Node) -> Iterator[Node]:
 # -- from a filter to SQL
 
 
-def _condition(node: Node, place: _Place, indexed: Collection[str] = ()) -> Condition:
+def _condition(node: Node, place: JSONPlace, indexed: Collection[str] = ()) -> Condition:
     match node:
         case Compare(name, operand):
             return _compared(name, operand, place)
@@ -112,20 +122,19 @@ def _condition(node: Node, place: _Place, indexed: Collection[str] = ()) -> Cond
         case Every(parts):
             return _all([_condition(part, place, indexed) for part in parts])
         case Some(parts):
-            return _any([_condition(part, place, indexed) for part in parts])
+            return any_of([_condition(part, place, indexed) for part in parts])
         case _:
             return _ANY
 
 
-def _compared(name: str, operand: Any, place: _Place) -> Condition:
+def _compared(name: str, operand: Any, place: JSONPlace) -> Condition:
     match name:
         case "$eq":
             return _equal(operand, place)
         case "$in":
             exact = [key for value in operand if (key := _exact(value)) is not None]
             rest = [_equal(value, place) for value in operand if _exact(value) is None]
-            among = place.value("IN (SELECT value FROM json_each(?))", json.dumps(exact))
-            return _any([among, *rest])
+            return any_of([place.among(exact), *rest])
         case "$contains" if isinstance(operand, str):
             return place.somewhere(operand, quoted=False)
         case "$contains":
@@ -135,27 +144,27 @@ def _compared(name: str, operand: Any, place: _Place) -> Condition:
     bounds = _bounds(operand)
     match name:
         case "$gt" | "$gte" if bounds:  # a string may go on after a NUL, at which SQL cuts it
-            return place.value(">= ?", bounds[0])
+            return place.within(bounds[0], None)
         case "$lt" | "$lte" if bounds:
-            return place.value("<= ?", bounds[1])
+            return place.within(None, bounds[1])
     return _ANY
 
 
-def _equal(value: Any, place: _Place) -> Condition:
+def _equal(value: Any, place: JSONPlace) -> Condition:
     if value is None:
         return place.typed("= 'null'")
     if isinstance(value, str) and not place.paths:
         return place.somewhere(value, quoted=True)
     if (key := _exact(value)) is not None:
-        return place.value("= ?", key)
+        return place.among([key])
     bounds = _bounds(value)
-    return _ANY if bounds is None else place.value("BETWEEN ? AND ?", *bounds)
+    return _ANY if bounds is None else place.within(*bounds)
 
 
 def _exact(value: Any) -> str | int | None:
     """What SQL reads of a JSON value without error; None: it may err, or cannot read it."""
     if isinstance(value, str):
-        return None if _CUT.search(value) else value
+        return None if CUT.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _EXACT and value == int(value):
         return int(value)
     return None
@@ -164,7 +173,7 @@ def _exact(value: Any) -> str | int | None:
 def _bounds(value: Any) -> tuple[Any, Any] | None:
     """Between which SQL values a JSON value is read; None: nobody knows."""
     if isinstance(value, str):
-        return None if _CUT.search(value) else (value, value)
+        return None if CUT.search(value) else (value, value)
     if not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         return None
     # 15 digits are promised (https://sqlite.org/floatingpoint.html); the smallest have fewer
@@ -183,7 +192,7 @@ def _all(parts: Sequence[Condition]) -> Condition:
     return _joined(" AND ", found)
 
 
-def _any(parts: Sequence[Condition]) -> Condition:
+def any_of(parts: Sequence[Condition]) -> Condition:
     """Parts joined by OR, if all say something and are not too long."""
     if _ANY in parts or sum(len(part.text) for part in parts) > _LONGEST:
         return _ANY
@@ -197,7 +206,7 @@ def _joined(word: str, parts: Sequence[Condition]) -> Condition:
     return Condition(f"({word.join(part.text for part in parts)})", params)
 
 
-# -- SQLite's JSON: another dialect needs its own form of what follows
+# -- SQLite's JSON: another dialect has a `JSONPlace` of its own
 
 
 def index_expression(path: str, column: str) -> str:
@@ -208,39 +217,68 @@ def index_expression(path: str, column: str) -> str:
     return f"coalesce(json_extract({column}, '$.\"{path}\"'), {extracted})"
 
 
-class _Place(NamedTuple):
+class JSONPlace(NamedTuple):
     """The place of a value in a column: under one of the paths; anywhere without paths."""
 
     column: str
-    paths: tuple[str, ...] = ("$",)
+    paths: tuple[Any, ...] = ("$",)
     expression: str = ""  # the indexed expression that reads it
 
-    def below(self, key: str | int, is_indexed: bool) -> _Place:
-        """The place of what a key reaches here."""
-        ends = [f"[{key}]"] if isinstance(key, int) else _json_paths(key)
-        paths = tuple(path + end for path in self.paths for end in ends)
-        expression = index_expression(str(key), self.column) if is_indexed else ""
-        return _Place(self.column, paths if len(paths) <= _MOST_PATHS else (), expression)
+    @property
+    def takes_indexes(self) -> bool:
+        """Whether paths of the column may have indexes."""
+        return True
 
-    def value(self, asked: str, *params: str | int | float) -> Condition:
-        """The value meets a comparison. SQLite extracts `true` as 1, and arrays as their text."""
+    def whole(self, condition: Condition) -> Condition:
+        """The condition on a row, from that on its document."""
+        return condition
+
+    def below(self, key: str | int, is_indexed: bool) -> Self:
+        """The place of what a key reaches here."""
+        paths = tuple(path + end for path in self.paths for end in self.ends(key))
+        expression = index_expression(str(key), self.column) if is_indexed else ""
+        return self._replace(
+            paths=paths if len(paths) <= _MOST_PATHS else (), expression=expression
+        )
+
+    def ends(self, key: str | int) -> Sequence[Any]:
+        """What a key adds to a path."""
+        return [f"[{key}]"] if isinstance(key, int) else _json_paths(key)
+
+    def among(self, keys: Sequence[str | int]) -> Condition:
+        """The value is one of some; 1 stands for true, too."""
+        if len(keys) == 1:
+            return self._read("= ?", keys[0])
+        return self._read("IN (SELECT value FROM json_each(?))", json.dumps(keys))
+
+    def within(self, low: str | float | None, high: str | float | None) -> Condition:
+        """The value lies between bounds of one kind, of which one may be missing."""
+        if low is None or high is None:
+            return self._read("<= ?" if low is None else ">= ?", high if low is None else low)
+        return self._read("BETWEEN ? AND ?", low, high)
+
+    def _read(self, asked: str, *params: str | float | None) -> Condition:
+        # SQLite extracts `true` as 1, and arrays as their text
         if self.expression:
             return Condition(f"{self.expression} {asked}", params)
         text = f"json_extract({self.column}, ?) {asked}"
-        return _any([Condition(text, (path, *params)) for path in self.paths])
+        return any_of([Condition(text, (path, *params)) for path in self.paths])
 
     def typed(self, asked: str) -> Condition:
         """The value's type in JSON meets a comparison, which no index serves."""
         text = f"json_type({self.column}, ?) {asked}"
-        return _any([Condition(text, (path,)) for path in self.paths])
+        return any_of([Condition(text, (path,)) for path in self.paths])
 
     def somewhere(self, text: str, *, quoted: bool) -> Condition:
         """The column's JSON has the text anywhere, in either way that `json.dumps` writes it."""
-        if _CUT.search(text):
+        if CUT.search(text):
             return _ANY
         forms = dict.fromkeys(json.dumps(text, ensure_ascii=ascii) for ascii in (False, True))
-        asked = f"instr({self.column}, ?) > 0"
-        return _any([Condition(asked, (form if quoted else form[1:-1],)) for form in forms])
+        return any_of([self.holds(form if quoted else form[1:-1]) for form in forms])
+
+    def holds(self, text: str) -> Condition:
+        """The column's JSON has a text in it."""
+        return Condition(f"instr({self.column}, ?) > 0", (text,))
 
 
 def _json_paths(key: str) -> tuple[str, ...]:

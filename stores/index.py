@@ -146,6 +146,11 @@ class Index:
         self.rows["alive"] &= np.isin(self.rows["id"], present)
         self._changed()
 
+    def drop(self, gone: Ints) -> None:
+        """Let go of some items."""
+        self.rows["alive"] &= ~np.isin(self.rows["id"], gone)
+        self._changed()
+
     def _changed(self) -> None:
         self._view = None
         words, vectors = len(self._recent[0]), len(self._recent_owners)

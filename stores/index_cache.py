@@ -35,6 +35,7 @@ from perdure.stores.reading import Records
 _LOG = logging.getLogger("perdure")
 
 _READ: Final = 1 << 12  # rows read at a time
+_MANY: Final = 1 << 12  # items: of fewer all ids are read when some are gone
 _LARGEST: Final = 1 << 29  # bytes of a compact form; SQLite's own limit is 10^9
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
 
@@ -79,7 +80,7 @@ class _Held:
         """Forget what was read."""
         self.index: Index | None = None
         self.covered = Covered(0, 0, -1)
-        self.changes = self.number = -1
+        self.changes = self.number = self.closed = -1
         self.fresh = 0  # items that the compact form does not have, or not with their vectors
         self.expired_to = 0
 
@@ -263,19 +264,31 @@ class Indexes:
             added += len(rows)
             newest = rows[-1][0] if rows else newest
             complete = len(rows) < _READ
-        if items + added != namespace.items:  # some are gone
-            rows = yield self.sql("present_ids", namespace.ns)
-            index.keep(np.array([number for (number,) in rows], np.int64))
+        if gone := items + added - namespace.items:
+            yield from self._let_go(held, index, namespace, state, gone)
         if state.model is not None and embedded != state.embedded:
             held.fresh += yield from self._fill(index, state.number)
         held.covered = Covered(newest, namespace.items, state.embedded)
-        held.changes = namespace.changes
+        held.changes, held.closed = namespace.changes, state.closed
         if self.post is not None and _is_worth_keeping(held.fresh, namespace.items):
             self._keep(held, index, namespace, state)
 
+    def _let_go(
+        self, held: _Held, index: Index, namespace: _Namespace, state: _State, gone: int
+    ) -> Flow[None]:
+        """Drop so many items that are present no longer."""
+        if namespace.items > _MANY and 0 <= state.closed - held.closed < namespace.items:
+            known = held.covered.newest
+            rows = yield self.sql("closed_since", held.closed, namespace.ns, known)
+            if len(rows) == gone:  # else some were forgotten, or closed by who committed late
+                index.drop(np.array(rows, np.int64)[:, 0])
+                return
+        rows = yield self.sql("present_ids", namespace.ns)
+        index.keep(np.array([number for (number,) in rows], np.int64))
+
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
-        for (body,) in (yield self.sql("get_index", namespace.ns)):
+        for body, closed in (yield self.sql("get_index", namespace.ns)):
             try:
                 found = unpacked(
                     self.records.seal.open(body, _place(namespace.path)),
@@ -289,6 +302,7 @@ class Indexes:
                 continue
             if found is not None:
                 index, held.covered = found
+                held.closed = closed
                 return index
         return Index(state.model, self.approximate_above)
 

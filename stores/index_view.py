@@ -29,6 +29,7 @@ Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
 _MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
 _CANDIDATES: Final = 64  # for one of them: some are only words of rows that are not searched
+_FEW: Final = 4  # a filter that leaves less than one row in so many: only these are compared
 NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW: Final = np.dtype(
     [
@@ -133,7 +134,11 @@ class View:
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)
+        few = _FEW * len(self.order) < len(self.rows)  # the best of all need not be among them
         for matrix, owner in self.vectors:
+            if few:
+                chosen = np.flatnonzero(self._places[owner] >= 0)
+                matrix, owner = matrix.taken(chosen), owner[chosen]
             count = len(owner)
             if count > approximate_above and matrix.sketch is not None:
                 scores = matrix.estimates(query, 0, count, second_look(count))

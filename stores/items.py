@@ -139,7 +139,9 @@ class Items:
         page = _page(limit, offset)
         found: list[FoundItem]
         if asked is None:
-            pairs = yield Read(lambda: self._parts.reader.search(wanted, *page))
+            reader = self._parts.reader  # which reads all of it by one statement, or by an index
+            by_index = wanted.filter is not None and reader.values.takes_indexes
+            pairs = yield Read(lambda: reader.search(wanted, *page), snapshot=by_index)
             found = [FoundItem(item) for _, item in pairs]
         else:
             found = yield from self._parts.searcher.search(wanted, asked, *page)
@@ -172,7 +174,7 @@ class Items:
         """Every version of a key."""
         parts = self._parts
         of = parts.path(namespace), check_key(key), parts.now()
-        return (yield Read(lambda: parts.reader.history(*of)))  # type: ignore[no-any-return]
+        return (yield Read(lambda: parts.reader.history(*of), snapshot=False))  # type: ignore[no-any-return]
 
     def why_not(
         self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None

@@ -18,6 +18,7 @@ from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.base import PROVENANCE
 from perdure.stores.embedders import embedder_from
+from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
 from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Embeddings, Model
@@ -54,8 +55,7 @@ class Parts:
         options: Options,
         now: Callable[[], int],
         database_of: Callable[[Callable[[], Flow[None]]], Database],
-        *,
-        narrows: bool = True,
+        values: JSONPlace,
     ) -> Self:
         """Make the parts; `database_of` is given what to run whenever the database is opened."""
         seal = seal_for(options.key)
@@ -83,7 +83,7 @@ class Parts:
 
         database = database_of(begin)
         records = Records(seal)
-        reader, writer = Reader(sql, records, narrows), Writer(sql, records)
+        reader, writer = Reader(sql, records, values), Writer(sql, records)
         indexes = Indexes(
             sql,
             records,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -11,6 +12,8 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
+from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
+from perdure.stores.filters import EACH, steps_of
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, options_of
 from perdure.stores.parts import Parts
@@ -22,6 +25,64 @@ _SQL: Final = NamedSQL(
     load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
 )
 SCHEMA: Final = Migration("stores", (_SQL["postgres_1"],))
+_FEW: Final = 4  # values that are compared one by one
+_READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
+_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
+_DOCUMENT: Final = "d.doc"
+_AT: Final = f"{_DOCUMENT} #> ?::text[]"
+
+
+class JSONBPlace(JSONPlace):
+    """A place in a column of bytes, read as jsonb; a path is a tuple of labels."""
+
+    @property
+    def takes_indexes(self) -> bool:
+        """See `JSONPlace`."""
+        return False
+
+    def whole(self, condition: Condition) -> Condition:
+        """See `JSONPlace`: a document is read once; one that cannot be read is let through."""
+        text, read = condition.text, _READ.format(self.column)
+        if text.count(_DOCUMENT) > 1:
+            text = f"(SELECT {text} FROM (SELECT {read} AS doc OFFSET 0) AS d)"
+        text = text.replace(_DOCUMENT, read) if text.count(_DOCUMENT) == 1 else text
+        readable = _READABLE.format(self.column)
+        return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
+
+    def ends(self, key: str | int) -> Sequence[tuple[str, ...]]:
+        """See `JSONPlace`. Labels and positions are written alike, which lets more through."""
+        ways = dict.fromkeys(((key,), (key,) if isinstance(key, int) else steps_of(key)))
+        if any(step is EACH or CUT.search(str(step)) for way in ways for step in way):
+            return ()
+        return [tuple(map(str, way)) for way in ways]
+
+    def among(self, keys: Sequence[str | int]) -> Condition:
+        """See `JSONPlace`."""
+        every = [*keys, *(bool(key) for key in keys if key in (0, 1))]
+        if 0 < len(every) <= _FEW:
+            asked = ", ".join("?::jsonb" for _ in every)
+            return self._at(f"{_AT} IN ({asked})", *map(json.dumps, every))
+        return self._at(f"{_AT} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(every))
+
+    def within(self, low: str | float | None, high: str | float | None) -> Condition:
+        """See `JSONPlace`."""
+        if isinstance(low, str) or isinstance(high, str):
+            sign, bound = (">=", low) if high is None else ("<=", high)
+            return self._at(f'({_DOCUMENT} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
+        # by jsonb's order of types null comes before all numbers, an object after them
+        ends = json.dumps(low), "{}" if high is None else json.dumps(high)
+        return self._at(f"{_AT} BETWEEN ?::jsonb AND ?::jsonb", *ends)
+
+    def typed(self, asked: str) -> Condition:
+        """See `JSONPlace`."""
+        return self._at(f"jsonb_typeof({_AT}) {asked}")
+
+    def holds(self, text: str) -> Condition:
+        """See `JSONPlace`."""
+        return Condition(f"position(?::bytea IN {self.column}) > 0", (text.encode(),))
+
+    def _at(self, text: str, *params: Any) -> Condition:
+        return any_of([Condition(text, (list(path), *params)) for path in self.paths])
 
 
 class PostgresStore(WholeStore):
@@ -93,6 +154,6 @@ class PostgresStore(WholeStore):
                 pool_size=pool_size,
                 timeout_s=timeout_s,
             ),
-            narrows=False,
+            JSONBPlace("i.value", ((),)),
         )
         super().__init__(parts)

@@ -15,7 +15,7 @@ from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal
 from perdure.storage.flow import ALL, AnyText, Flow, NamedSQL, Row, Statement, stored_text
 from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
-from perdure.stores.filter_sql import Condition, condition_of
+from perdure.stores.filter_sql import Condition, JSONPlace, condition_of
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import joined, labels, literal_head, matches, span
 from perdure.stores.values import decode
@@ -182,7 +182,7 @@ class Reader:
 
     sql: NamedSQL
     records: Records
-    narrows: bool = True  # whether the database reads the JSON of values
+    values: JSONPlace  # for conditions on their JSON
 
     # -- one key
 
@@ -202,15 +202,16 @@ class Reader:
     def search(self, wanted: Wanted, limit: int, offset: int) -> Flow[list[tuple[Row, StoredItem]]]:
         """A page of the items under a prefix: by namespace, in each in the order of creation."""
         if wanted.as_of is None:
-            sql, bound = yield from self._under(wanted)
+            sql, params = yield from self._under(wanted)
         else:
-            sql, bound = self.sql["under_as_of"], (*span(wanted.prefix), wanted.as_of)
+            sql, params = self.sql["under_as_of"], ()
+        bound = (*span(wanted.prefix), wanted.now if wanted.as_of is None else wanted.as_of)
         unchecked = wanted.filter is None and wanted.provenance is None
         skipped = offset if unchecked else 0
         reach = offset + limit - skipped
         most = reach
         while True:
-            rows = yield Statement(sql, (*bound, most, skipped))
+            rows = yield Statement(sql, (*bound, most, skipped, *params))
             checked = (self.checked(row, wanted) for row in rows)
             chosen = list(islice((found for found in checked if found is not None), reach))
             if len(chosen) == reach or len(rows) < most:
@@ -253,35 +254,36 @@ class Reader:
 
     def _condition(self, wanted: Wanted) -> Flow[tuple[Condition, str]]:
         """The part of a filter that SQL can decide, and the index to use."""
-        if wanted.filter is None or self.records.sealed or not self.narrows:
+        if wanted.filter is None or self.records.sealed:
             return Condition("TRUE"), ""
-        condition = condition_of(wanted.filter, "i.value", (yield from self.indexes()))
+        indexed = (yield from self.indexes()) if self.values.takes_indexes else []
+        condition = condition_of(wanted.filter, self.values, indexed)
         for path in condition.paths:
-            indexed = f'INDEXED BY "{index_name(path)}"'
-            found = yield self._matching(wanted, condition, indexed, "1", _SELECTIVE)
+            by_index = f'INDEXED BY "{index_name(path)}"'
+            found = yield self._matching(wanted, condition, by_index, "1", _SELECTIVE)
             if len(found) < _SELECTIVE:
-                return condition, indexed
+                return condition, by_index
         return condition, ""
 
     def _matching(
         self, wanted: Wanted, condition: Condition, indexed: str, columns: str, limit: int
     ) -> Statement:
         sql = self.sql["matching"].format(
-            columns=columns, condition=condition.text, indexed=indexed
+            columns=columns, condition=condition.numbered(5), indexed=indexed
         )
-        return Statement(sql, (*span(wanted.prefix), wanted.now, *condition.params, limit))
+        return Statement(sql, (*span(wanted.prefix), wanted.now, limit, *condition.params))
 
     def _under(self, wanted: Wanted) -> Flow[tuple[str, tuple[Any, ...]]]:
-        """The statement of a search at present, and its parameters but for the page."""
+        """The statement of a search at present, and the parameters of its condition."""
         condition, indexed = yield from self._condition(wanted)
-        sql = self.sql["under"].format(condition=condition.text, indexed=indexed)
-        # for either list that is merged
-        return sql, (*span(wanted.prefix), wanted.now, *condition.params) * 2
+        sql = self.sql["under"].format(condition=condition.numbered(6), indexed=indexed)
+        return sql, condition.params
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
         """The plan of a search without a query."""
-        sql, bound = yield from self._under(wanted)
-        account = yield Statement(self.sql["explain"].format(query=sql), (*bound, 10, 0))
+        sql, params = yield from self._under(wanted)
+        bound = (*span(wanted.prefix), wanted.now, 10, 0, *params)
+        account = yield Statement(self.sql["explain"].format(query=sql), bound)
         steps = tuple(row[-1] for row in account)
         used = tuple(
             path

@@ -73,7 +73,8 @@ class Searcher:
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
-            lambda: self._fetch(wanted, query, scope, ranked, past, limit, offset)
+            lambda: self._fetch(wanted, query, scope, ranked, past, limit, offset),
+            snapshot=False,
         )
         return found
 

@@ -14,6 +14,7 @@ from perdure.storage.database import Migration
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
+from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, options_of
 from perdure.stores.parts import Parts
@@ -113,5 +114,6 @@ class SQLiteStore(WholeStore):
                 timeout_s=timeout_s,
                 factory=self._connection_class,
             ),
+            JSONPlace("i.value"),
         )
         super().__init__(parts)

@@ -208,15 +208,15 @@ WHERE i.expires_at IS NOT NULL AND i.expires_at <= ? ORDER BY i.expires_at LIMIT
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.id
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
 UNION ALL
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.made
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
-ORDER BY 2, 11 LIMIT ? OFFSET ?;
+ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
@@ -249,8 +249,8 @@ WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
 SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
-LIMIT ?;
+WHERE n.path >= ?1 AND n.path < ?2 AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
+LIMIT ?4;
 
 -- explain: how a statement would be answered, a line of SQLite's own account a row
 EXPLAIN QUERY PLAN {query};
@@ -277,7 +277,7 @@ SELECT ns, path, changes, items FROM store_namespaces
 WHERE path >= ? AND path < ? AND items > 0 ORDER BY path;
 
 -- get_index: the compact form of a namespace's index
-SELECT body FROM store_indexes WHERE ns = ?;
+SELECT body, closed FROM store_indexes WHERE ns = ?;
 
 -- keep_index: the compact form of a namespace's index, unless something was erased since it was made
 INSERT INTO store_indexes (newest, closed, body, ns)
@@ -314,6 +314,9 @@ OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 -- expiries: when items of a list of ids expire
 SELECT i.id, i.expires_at FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
 WHERE i.expires_at IS NOT NULL;
+
+-- closed_since: which items of a namespace, up to an id, were closed after a closing; `+` keeps to the order of these
+SELECT id FROM store_versions WHERE seq > ? AND +ns = ? AND id <= ?;
 
 -- present_ids: the ids of all present items of a namespace
 SELECT id FROM store_items WHERE ns = ?;

@@ -185,8 +185,9 @@ class WholeStore(DatabaseOwner, Store):
             ConfigurationError: The path is no names joined by dots, or values are encrypted.
         """
         expression = index_expression(index_path(path), "value")
-        if self._parts.records.sealed or not self._parts.reader.narrows:
-            why = "are encrypted" if self._parts.records.sealed else "are not read by this database"
+        sealed = self._parts.records.sealed
+        if sealed or not self._parts.reader.values.takes_indexes:
+            why = "are encrypted" if sealed else "are bytes to this database"
             raise ConfigurationError(f"values in this store {why}, so a path cannot have an index")
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=index_name(path), expression=expression)

@@ -1,14 +1,21 @@
-"""Documents as rows of SQLite, and which of them a filter's condition lets through."""
+"""Documents as rows of each database, and which of them a filter's condition lets through."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import sqlite3
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
-from perdure.stores.filter_sql import condition_of
+import psycopg
+
+from perdure.storage.flow import AnyText
+from perdure.stores.filter_sql import JSONPlace, condition_of
 from perdure.stores.filters import Filter
+from perdure.stores.postgres import JSONBPlace
+from tests import postgres_server
 
 
 def table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Connection:
@@ -23,18 +30,45 @@ def table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Co
 
 def ids(connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()) -> set[int]:
     """The rows for which the filter's condition is true."""
-    condition = condition_of(filter, "i.value", indexed)
+    condition = condition_of(filter, JSONPlace("i.value"), indexed)
     query = f"SELECT id FROM items AS i WHERE {condition.text}"
     return {row[0] for row in connection.execute(query, condition.params)}
 
 
+@cache
+def _connection() -> psycopg.Connection[tuple[Any, ...]]:
+    connection = psycopg.connect(postgres_server.dsn(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
+
+
+def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool) -> set[int]:
+    """The same on Postgres, where rows are as a store keeps them, in UTF-8."""
+    texts = {
+        number: json.dumps(document, ensure_ascii=ascii_only, separators=(",", ":"))
+        for number, document in enumerate(pool)
+        if _whole(document)
+    }
+    condition = condition_of(filter, JSONBPlace("i.value", ((),)))
+    query = (
+        "SELECT i.id FROM unnest(?1::bigint[], ?2::bytea[]) AS i (id, value) "
+        f"WHERE {condition.numbered(3)}"
+    )
+    bodies = [AnyText(text).as_bytes() for text in texts.values()]
+    with psycopg.RawCursor(_connection()) as cursor:
+        bound = ([*texts], bodies, *condition.params)
+        cursor.execute(query.replace("?", "$").encode(), bound, binary=True)
+        return {row[0] for row in cursor} | (set(range(len(pool))) - set(texts))
+
+
 def let_through(filter: Filter, document: dict[str, Any]) -> set[bool]:
-    """Whether the condition is true of a document, in both ways of writing JSON."""
+    """Whether the condition is true of a document, on each database, however JSON is written."""
     found = set()
     for ascii_only in (False, True):
         connection = table([document], ascii_only=ascii_only)
         found.add(bool(ids(connection, filter)))
         connection.close()
+        found.add(bool(postgres_ids([document], filter, ascii_only=ascii_only)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Filters against an oracle, against SQLite, and against langgraph's own store."""
+"""Filters against an oracle, against both databases, and against langgraph's own store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.stores.filter_sql import index_expression
 from perdure.stores.filters import parse
 from tests.filter_oracle import holds
-from tests.filter_rows import ids, table
+from tests.filter_rows import ids, postgres_ids, table
 
 KEYS = [
     "a",
@@ -144,7 +144,7 @@ def test_matches_means_what_is_documented(question: tuple[Any, Any]) -> None:
 
 
 @given(questions(), st.booleans(), st.sets(st.sampled_from(["a", "b", "a.b", "tags"])))
-def test_sqlite_lets_through_all_that_match(
+def test_sql_lets_through_all_that_match(
     question: tuple[Any, Any], ascii_only: bool, indexed: set[str]
 ) -> None:
     """No row that matches is left out, with and without indexes, however the JSON is written."""
@@ -159,6 +159,7 @@ def test_sqlite_lets_through_all_that_match(
     connection.close()
 
     assert set() == matching - let_through
+    assert set() == matching - postgres_ids(pool, parsed, ascii_only=ascii_only)
 
 
 NAMES = ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""SQLite's share of filters: narrow, never too narrow, safe, and served by indexes."""
+"""The databases' share of filters: narrow, never too narrow, safe, and served by indexes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from perdure.errors import ConfigurationError
-from perdure.stores.filter_sql import condition_of, index_expression, index_path, indexable
+from perdure.stores.filter_sql import (
+    JSONPlace,
+    condition_of,
+    index_expression,
+    index_path,
+    indexable,
+)
 from perdure.stores.filters import MAX_OPERANDS, parse
 from tests.filter_rows import ids, let_through, table
 
@@ -49,7 +55,7 @@ DOCUMENT: dict[str, Any] = {
     ],
     ids=repr,
 )
-def test_sqlite_narrows_the_scan(filter: dict[str, Any]) -> None:
+def test_sql_narrows_the_scan(filter: dict[str, Any]) -> None:
     """The condition is no mere formality: it holds back what it can be asked about."""
     assert {False} == let_through(parse(filter), DOCUMENT)
 
@@ -67,7 +73,7 @@ def test_sqlite_narrows_the_scan(filter: dict[str, Any]) -> None:
     ids=["in", "floats", "or", "and", "list", "wild"],
 )
 def test_the_largest_filters_run(filter: dict[str, Any]) -> None:
-    """What is within the limits stays within SQLite's, and means the same there."""
+    """What is within the limits stays within SQL's, and means the same there."""
     parsed = parse(filter)
 
     for document in ({"a": 7}, {"a": 7.25}, {"a": [*range(MAX_OPERANDS)]}):
@@ -86,7 +92,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
 def test_no_text_is_ever_syntax(text: str) -> None:
-    """Anything is a key and an operand: SQLite never objects, and the answer is right."""
+    """Anything is a key and an operand: no database objects, and the answer is right."""
     key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
     document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))
     filters: list[dict[str, Any]] = [
@@ -100,7 +106,7 @@ def test_no_text_is_ever_syntax(text: str) -> None:
     ]
     for filter in filters:
         parsed = parse(filter)
-        condition = condition_of(parsed, "value")
+        condition = condition_of(parsed, JSONPlace("value"))
 
         assert parsed.matches(document)
         assert not parsed.matches({"other": "x", "s": "", "k": {}})
@@ -132,7 +138,7 @@ def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
     connection = table(pool)
     connection.execute(f"CREATE INDEX by_path ON items ({index_expression(path, 'value')})")
     parsed = parse(filter)
-    condition = condition_of(parsed, "i.value", [path])
+    condition = condition_of(parsed, JSONPlace("i.value"), [path])
     query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
     plan = [row[3] for row in connection.execute(query, condition.params)]
     found = ids(connection, parsed, [path])
@@ -173,4 +179,4 @@ def test_only_plain_paths_are_indexed(path: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot index"):
         index_path(path)
     with pytest.raises(ConfigurationError):
-        condition_of(parse({"a": 1}), "value", [path])
+        condition_of(parse({"a": 1}), JSONPlace("value"), [path])

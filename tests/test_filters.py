@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidFilter
-from perdure.stores.filter_sql import condition_of
+from perdure.stores.filter_sql import JSONPlace, condition_of
 from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse
 from tests.filter_oracle import holds
 from tests.filter_rows import let_through
@@ -229,7 +229,7 @@ def test_a_filter_is_a_copy_in_json_types() -> None:
     filter: dict[str, Any] = {"k": Kind.NOTE, "r": {"$in": (Rank.HIGH,)}, "l": {"$eq": [1]}}
     parsed = parse(copy.copy(filter))
     filter["l"]["$eq"].append(2)
-    condition = condition_of(parse({"k": Kind.NOTE, "r": Rank.HIGH}), "value")
+    condition = condition_of(parse({"k": Kind.NOTE, "r": Rank.HIGH}), JSONPlace("value"))
 
     assert parsed.matches({"k": "note", "r": 2, "l": [1]})
     assert [str, str, str, int] == [type(value) for value in condition.params]

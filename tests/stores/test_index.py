@@ -27,7 +27,7 @@ from perdure.stores.puts import Preparer
 from perdure.stores.sqlite import SCHEMA
 from perdure.stores.vectors import stored
 from tests.backends import KEY
-from tests.store_backends import Clock, Words, keys, of_words, open_store
+from tests.store_backends import BACKENDS, Clock, Words, keys, of_words, open_store
 from tests.stores.erasing import raw
 
 A, B = ("a",), ("b",)
@@ -38,6 +38,12 @@ MODEL = Model("made", 8, "float32", 1)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a namespace is written whenever a search found something new."""
     monkeypatch.setattr(index_cache, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+
+
+@pytest.fixture
+def closings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was closed is read, where it is enough, also of small namespaces."""
+    monkeypatch.setattr(index_cache, "_MANY", -1)
 
 
 @pytest.fixture
@@ -285,9 +291,48 @@ class SealedHandles(Handles):
 
 TestHandles = Handles.TestCase
 TestHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-pytest.mark.usefixtures("eager")(TestHandles)
+pytest.mark.usefixtures("eager", "closings")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
 TestSealedHandles.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.usefixtures("closings")
+@pytest.mark.parametrize("backend", ["file", "postgres"])
+def test_of_a_large_namespace_only_closings_are_read(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After updates and deletes by another, also by who loads the kept form; not after `forget`."""
+    all_read = []
+    keep = Index.keep
+
+    def noted(*args: Any) -> None:
+        all_read.append(1)
+        keep(*args)
+
+    monkeypatch.setattr(Index, "keep", noted)
+    with BACKENDS[backend](tmp_path) as one, BACKENDS[backend](tmp_path) as other:
+        fill(one, A, 60)
+
+        def found(store: SQLiteStore) -> set[str]:
+            return set(keys(store.search(A, query="tea", limit=99)))
+
+        def present() -> set[str]:
+            return set(keys(one.search(A, limit=99)))
+
+        assert found(one) == found(other) == present()
+        for name in ("k1", "k2", "k1"):
+            one.put(A, name, {"text": "tea again"})
+        one.delete(A, "k3")
+        one.put(B, "k", {"text": "tea"})
+        one.put(B, "k", {"text": "more tea"})
+        assert found(one) == found(other) == present()
+        with BACKENDS[backend](tmp_path) as later:
+            assert found(later) == present()
+        assert all_read == []
+        one.forget(A, key="k4")
+        one.put(A, "k5", {"text": "tea"})
+        assert found(one) == found(other) == present()
+        assert all_read
 
 
 def test_writers_and_searchers_at_once(tmp_path: Path) -> None:

@@ -37,6 +37,20 @@ def test_items_come_in_the_order_of_creation(any_store: SQLiteStore, clock: Cloc
     assert keys(any_store.search(A, filter={"n": 2})) == ["d", "c", "b"]
 
 
+def test_a_filter_finds_values_of_any_bytes(store: SQLiteStore) -> None:
+    """Of each length, with NUL, and with what only looks like it; with and without a query."""
+    texts = ["x" * n for n in range(20)] + ["\0x", "x\0", r"\u0000", "é\0", "😀"]
+    store.batch([PutOp(A, f"k{n}", {"a": text}) for n, text in enumerate(texts)])
+    store.batch([PutOp(("b",), f"k{n}", {"a": text, "n": n}) for n, text in enumerate(texts)])
+
+    for n, text in enumerate(texts):
+        assert keys(store.search(A, filter={"a": text})) == [f"k{n}"]
+        assert keys(store.search(("b",), filter={"a": text, "n": n})) == [f"k{n}"]
+    assert len(store.search(A, filter={"a": {"$gte": ""}}, limit=50)) == len(texts)
+    assert keys(store.search(("b",), query="x", filter={"n": 20})) == ["k20"]
+    assert store.search(A, filter={"a": "y"}) == []
+
+
 def test_a_listing_of_the_past_is_in_the_same_order(store: SQLiteStore, clock: Clock) -> None:
     """What was replaced or deleted since is where it was."""
     store.batch([PutOp(A, key, {"n": 1}) for key in "cba"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from langgraph.store.base import PutOp
 from numpy.typing import NDArray
 
 from perdure.stores import SQLiteStore
+from perdure.stores.index import FOREVER, Entry, Index
+from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix, second_look, stored
 from tests.backends import KEY
 from tests.store_backends import keys
@@ -178,6 +181,28 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
         right += len(set(exact) & set(np.argsort(-estimates)[:10]))
 
     assert right >= 190
+
+
+def test_what_a_filter_leaves_is_compared_exactly() -> None:
+    """Of 20,000 rows, most of them estimated, a filter leaves 60: the nearest are right."""
+    random = np.random.default_rng(5)
+    rows = random.standard_normal((20_000, DIMS)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    index = Index(Model("m", DIMS, "float32", 1), 1000)
+    index.add(
+        [
+            Entry(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER)
+            for number, row in enumerate(rows)
+        ]
+    )
+    ids = np.sort(random.choice(len(rows), 60, replace=False))
+    left = index.view(0).narrowed(ids)
+    for _ in range(5):
+        query = random.standard_normal(DIMS).astype(np.float32)
+        query /= np.linalg.norm(query)
+        exact = ids[np.argsort(-(rows[ids] @ query))[:10]]
+
+        assert exact.tolist() == ids[np.argsort(-left.cosines(query, 1000))[:10]].tolist()
 
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 2e-2)])

@@ -515,8 +515,8 @@ class PostgresDatabase:
             elif isinstance(request, Last):
                 rows = self._asked(conn, [_SNAPSHOT, *asked, _COMMIT])[1:-1]
             else:
-                rows = self._asked(conn, [_SNAPSHOT, *asked])[1:]
                 begun = True
+                rows = self._asked(conn, [_SNAPSHOT, *asked])[1:]
             return rows if isinstance(request, list) else rows[0]
 
         try:

@@ -1,0 +1,82 @@
+"""Both databases answer alike: the same items, in the same order, with the same scores."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from langgraph.store.base import PutOp
+
+from perdure.stores import Provenance, PutItem
+from tests.store_backends import BACKENDS, Clock
+
+SUBJECTS = ("bicycle", "kitchen", "garden", "invoice", "holiday", "guitar", "doctor", "harbour")
+VERBS = ("repaired", "bought", "painted", "forgot", "sold", "described", "borrowed")
+ENDS = ("in spring", "with Tom", "for the office", "again", "at the lake", "last week", "?")
+PEOPLE = ("Ann", "Tom", "Maria", "assistant")
+QUERIES = ("who repaired the bicycle with Tom", "gardn physician", "the")
+
+
+def filled(store: Any, clock: Clock) -> None:
+    """Conversations of several people, later changes and deletions, and a hundred notes."""
+    draw = random.Random(1)
+    said: list[PutOp | PutItem] = []
+    for number in range(240):
+        text = f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} the {draw.choice(SUBJECTS)}"
+        value = {"text": f"{text} {draw.choice(ENDS)}", "n": number, "kind": f"k{number % 7}"}
+        of = Provenance(
+            thread_id=f"t{number % 5}",
+            actor=draw.choice(PEOPLE),
+            position=number // 5,
+            at=clock.at(ago_s=86_400 * (240 - number)),
+        )
+        said.append(PutItem(("talks",), f"m{number}", value, provenance=of))
+        said.append(PutOp(("notes", str(number % 3)), f"n{number}", {"text": text, "n": number}))
+    for begin in range(0, len(said), 60):
+        store.batch(said[begin : begin + 60])
+        clock.forward()
+    for number in range(0, 240, 9):
+        store.put(("talks",), f"m{number}", {"text": "the harbour again", "n": number})
+    for number in range(0, 240, 11):
+        store.delete(("talks",), f"m{number}")
+
+
+def answers(store: Any, clock: Clock) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """What a store says to many searches."""
+    asked: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "text": {"mode": "text"},
+        "semantic": {"mode": "semantic"},
+        "alone": {"context": False},
+        "filter": {"filter": {"n": {"$gte": 100}, "kind": {"$in": ["k1", "k2", "k3"]}}},
+        "who": {"provenance": {"actor": "Ann"}},
+        "during": {"during": (clock.at(86_400 * 90), clock.at(86_400 * 30))},
+        "past": {"as_of": clock.at(ago_s=3)},
+    }
+    for prefix in ((), ("talks",)):
+        for name, options in asked.items():
+            for query in QUERIES:
+                found = store.search(prefix, query=query, limit=20, **options)
+                said = [(item.namespace, item.key, item.value, item.score) for item in found]
+                yield f"{prefix} {name} {query}", said
+        found = store.search(prefix, filter={"n": {"$lt": 100}}, limit=30, offset=5)
+        yield f"{prefix} listed", [(item.namespace, item.key, item.value) for item in found]
+
+
+def test_both_databases_answer_alike(tmp_path: Path) -> None:
+    """So does a store that is opened later, and reads the index that was kept."""
+    told = []
+    for number, backend in enumerate(("file", "postgres", "postgres")):
+        clock = Clock()
+        with BACKENDS[backend](tmp_path, clock=clock, index="offline") as store:
+            if number < 2:
+                filled(store, clock)
+            clock.now = Clock().now + 10
+            told.append(list(answers(store, clock)))
+
+    for others in told[1:]:
+        for one, other in zip(told[0], others, strict=True):
+            assert one == other
+    assert sum(len(found) > 0 for _, found in told[0]) > 40
