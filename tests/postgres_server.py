@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import make_conninfo
 
 RUN = "TEST_RUN_OF_POSTGRES"
 os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
@@ -50,6 +51,18 @@ def dsn() -> str:
     ours = uri.replace("/postgres?", f"/{name}?")
     _kept.append(psycopg.connect(ours, autocommit=True))  # else another run would drop it
     return ours
+
+
+@cache
+def dsn_of(role: str, *, owner: bool = True) -> str:
+    """The DSN of the run's database for a role without privileges, or one that makes schemas."""
+    with psycopg.connect(dsn(), autocommit=True) as conn:
+        with suppress(errors.DuplicateObject, errors.UniqueViolation):
+            conn.execute(f"CREATE ROLE {role} LOGIN")
+        with suppress(errors.InternalError_):  # another process does so
+            if owner:
+                conn.execute(f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {role}")
+    return make_conninfo(dsn(), user=role)
 
 
 def schema(folder: Path) -> str:

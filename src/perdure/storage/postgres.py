@@ -35,6 +35,7 @@ try:
     import psycopg
     from psycopg import RawCursor, errors
 
+    from perdure.storage import postgres_tenants as tenants
     from perdure.storage.postgres_connection import (
         AdvisoryLocks,
         Server,
@@ -60,14 +61,16 @@ _log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
 _SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
-_TABLES: Final = """
+_MIGRATIONS: Final = """
 CREATE TABLE IF NOT EXISTS migrations (
     component text NOT NULL, version bigint NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (component, version)
 );
-CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)
 """
+_SETTINGS: Final = (
+    "CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)"
+)
 _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -95,6 +98,7 @@ class PostgresDatabase:
         migration: The component's schema.
         begin: Makes the flow that the component runs whenever it opens the database.
         schema: The schema that holds the tables, made if it is not there.
+        tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
         direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
@@ -113,6 +117,7 @@ class PostgresDatabase:
         *,
         begin: Callable[[], Flow[object]] | None = None,
         schema: str = "perdure",
+        tenant: str | None = None,
         pooled: bool = False,
         direct: str | None = None,
         read_only: bool = False,
@@ -127,12 +132,15 @@ class PostgresDatabase:
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
-        tables = tables_of("".join((_TABLES, *migration.steps)))
-        self._sent = Translator(schema, tables)
+        self._tenant = tenants.checked(tenant)
+        self._space = (schema,) if tenant is None else (schema, tenant)
+        self._named = [] if tenant is None else [Statement(f"SELECT {tenants.NAMED}", (tenant,))]
+        tables = tables_of("".join((_MIGRATIONS, _SETTINGS, *migration.steps)))
+        self._sent = Translator(schema, tables, None if tenant is None else tenants.led)
         self._tables = sorted(tables)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
-        self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
+        self._locks = Locks(AdvisoryLocks(between, *self._space) if between is not None else None)
         self._server: Server | None = None
         self._closed = False
 
@@ -193,6 +201,7 @@ class PostgresDatabase:
         """Bring the component's schema up to date: of many processes, one after another."""
         wanted = len(self._migration.steps)
         with server.connection() as conn:
+            tenants.check(conn, self._schema, self._tenant)
             if self._version(conn) == wanted:
                 return
             if self._read_only:
@@ -206,12 +215,14 @@ class PostgresDatabase:
                 )
                 conn.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
-                for statement in statements(_TABLES):
+                made = str if self._tenant is None else tenants.for_tenants
+                for statement in statements(_MIGRATIONS + made(_SETTINGS)):
                     conn.execute(statement.sql)
+                tenants.check(conn, self._schema, self._tenant)
                 current = self._version(conn)
                 with conn.pipeline():
                     for number, script in enumerate(self._migration.steps[current:], current + 1):
-                        for statement in statements(script):
+                        for statement in statements(made(script)):
                             conn.execute(statement.sql)
                         conn.execute(
                             "INSERT INTO migrations (component, version) VALUES (%s, %s)",
@@ -293,7 +304,7 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
-        begin = [Statement("BEGIN"), self._excluding(exclusive)]
+        begin = [Statement("BEGIN"), self._naming(self._excluding(exclusive))]
         for again in range(_TRIES):
             attempt = _Attempt()
             outcome: list[T] = []
@@ -364,7 +375,7 @@ class PostgresDatabase:
 
     def _excluding(self, names: Sequence[str] | None) -> Statement:
         """Keep others from writing what this transaction is about, and ask for its number."""
-        of = self._schema, self._migration.component
+        of = *self._space, self._migration.component
         all_of_it = lock_key(*of)
         if names is None or len(names) > _MANY_NAMES:
             sql = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(?)"
@@ -375,6 +386,12 @@ class PostgresDatabase:
             "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         )
         return Statement(sql, (all_of_it, keys))
+
+    def _naming(self, statement: Statement) -> Statement:
+        """A SELECT that also names the tenant, if there is one."""
+        if self._tenant is None:
+            return statement
+        return Statement(f"{statement.sql}, {tenants.NAMED}", (*statement.params, self._tenant))
 
     def _was_committed(self, server: Server, xid: str) -> bool:
         """Whether a transaction whose connection was lost has been committed."""
@@ -445,13 +462,13 @@ class PostgresDatabase:
         with ExitStack() as begun:
             conn = begun.enter_context(server.connection())
             begun.enter_context(conn.pipeline())
-            rows = self._asked(conn, [Statement(_SNAPSHOT), *asked])
+            rows = self._asked(conn, [Statement(_SNAPSHOT), *self._named, *asked])
             stack.push(begun.pop_all())
-            return conn, rows[1:]
+            return conn, rows[1 + len(self._named) :]
 
     def _asked_alone(self, server: Server, asked: list[Statement]) -> list[list[Row]]:
-        with server.connection() as conn, conn.pipeline():
-            return self._asked(conn, asked)
+        with server.connection() as conn, conn.pipeline():  # a transaction, also without BEGIN
+            return self._asked(conn, [*self._named, *asked])[len(self._named) :]
 
     def _again(self, attempt: Callable[[], T]) -> T:
         """Do what changes nothing, once more if the connection turns out to be lost."""

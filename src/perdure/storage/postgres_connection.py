@@ -8,7 +8,7 @@ import os
 import re
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakSet
@@ -35,10 +35,13 @@ _THREADS: Final = 8  # that do the work of coroutines
 
 # -- SQL: what is written for both databases, as Postgres takes it
 
+_NUMBERS: Final = (  # OFFSET: else row-level security would keep the cast from the indexes
+    "(SELECT e::bigint AS value FROM json_array_elements_text(${}::json) AS e OFFSET 0)"
+)
 _DIALECT: Final = (
     ("CROSS JOIN", "JOIN"),  # with a condition; the order of joins is the planner's
-    ("json_each($1)", "(SELECT e::bigint AS value FROM json_array_elements_text($1::json) AS e)"),
-    ("json_each($2)", "(SELECT e::bigint AS value FROM json_array_elements_text($2::json) AS e)"),
+    ("json_each($1)", _NUMBERS.format(1)),
+    ("json_each($2)", _NUMBERS.format(2)),
 )
 _PARAMETER = re.compile(r"\?(\d*)")
 _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
@@ -47,8 +50,10 @@ _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
 class Translator(dict[str, bytes]):
     """Statements as they are sent, by their SQL: parameters numbered, tables with their schema."""
 
-    def __init__(self, schema: str, tables: frozenset[str]) -> None:
-        self._schema, self._tables = schema, tables
+    def __init__(
+        self, schema: str, tables: frozenset[str], also: Callable[[str], str] | None = None
+    ) -> None:
+        self._schema, self._tables, self._also = schema, tables, also or str
 
     def __missing__(self, text: str) -> bytes:
         count = 0
@@ -66,7 +71,7 @@ class Translator(dict[str, bytes]):
         sent = sent.replace("{schema}", self._schema)
         for ours, theirs in _DIALECT:
             sent = sent.replace(ours, theirs)
-        made = self[text] = sent.encode()
+        made = self[text] = self._also(sent).encode()
         return made
 
 
