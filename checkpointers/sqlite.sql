@@ -161,13 +161,11 @@ SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE namespace = ?
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?;
 
 -- head_of: the checkpoint a run starts from, and the keys that lead to it
-SELECT s.thread, s.generation, s.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
-FROM (
-    SELECT t.thread, t.generation, n.namespace, CASE n.pinned
-    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-    ELSE (n.namespace << 32) + n.pinned END AS head
-    FROM threads t JOIN namespaces n ON n.thread = t.thread WHERE t.thread_id = ? AND n.ns = ? LIMIT 1
-) s JOIN checkpoints c ON c.id = s.head;
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c
+ON c.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END
+WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_of: one checkpoint by its id, and the keys that lead to it
 SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
