@@ -50,6 +50,7 @@ try:
         shown,
         tables_of,
         translated,
+        uri,
     )
 except ImportError as exc:
     raise MissingDependency(
@@ -125,9 +126,9 @@ class PostgresDatabase:
         timeout_s: float = 30.0,
     ) -> None:
         self._dsn = checked_dsn(dsn)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
             raise ConfigurationError(
-                f"schema is {schema!r}; expected a name of small letters, digits and underscores"
+                f"schema is {schema!r}; expected up to 49 small letters, digits and underscores"
             )
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
@@ -148,6 +149,12 @@ class PostgresDatabase:
     def path(self) -> str:
         """See `Database.path`: the DSN without its password."""
         return shown(self._dsn)
+
+    @property
+    def queue_place(self) -> tuple[str, str]:
+        """See `Database.queue_place`: a schema beside that of the tables; a tenant has one too."""
+        of = f"_{lock_key(*self._space) & 0xFFFFFFFF:08x}" if self._tenant is not None else ""
+        return uri(self._dsn), f"{self._schema}_jobs{of}"
 
     @property
     def read_only(self) -> bool:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import psycopg
@@ -287,6 +288,16 @@ def shown(dsn: str) -> str:
     at = f"{user}@" if user else ""
     to = f":{port}" if port else ""
     return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
+
+
+def uri(dsn: str) -> str:
+    """A DSN as a URI, whichever form it has."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    user, password, name = (
+        quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
+    )
+    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    return f"postgresql://{login}/{name}?{urlencode(parts)}"
 
 
 def is_lost(exc: psycopg.Error) -> bool:
