@@ -184,19 +184,15 @@ class Background:
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
     def _put_due(self) -> None:
-        if not self._all_due():
-            return
         queue = self._opened()
         live = queue.live()
-        due = self._all_due()  # asked last: what another worker has done meanwhile is in neither
+        # asked last: what another worker has done meanwhile is in neither
+        due = [job for job in self._due.jobs(listed=False) if job.state == "due"]
         if any(live.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LATE_S):
                 self._record(job, _LOST)
         for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
             queue.put(job)
-
-    def _all_due(self) -> list[Job]:
-        return [job for job in self._due.jobs(listed=False) if job.state == "due"]
 
     def _attempt(self, job: Job) -> dict[str, Any]:
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
