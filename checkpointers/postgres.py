@@ -30,6 +30,8 @@ class PostgresCheckpointer(Checkpointer):
         key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `read_only` and
             `cache_bytes`.
         schema: The schema that holds the tables; made if it is not there.
+        tenant: Whose rows these are, in tables that tenants share: no other's can be seen or
+            changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
         direct: The DSN of the server itself, for locks, which need a connection of their own;
@@ -52,6 +54,7 @@ class PostgresCheckpointer(Checkpointer):
         read_only: bool = False,
         cache_bytes: int = 128 << 20,
         schema: str = "perdure",
+        tenant: str | None = None,
         pooled: bool = False,
         direct: str | None = None,
         pool_size: int = 10,
@@ -63,6 +66,7 @@ class PostgresCheckpointer(Checkpointer):
             _SCHEMA,
             begin=lambda: agree_on_key(seal, database.path, read_only=read_only),
             schema=schema,
+            tenant=tenant,
             pooled=pooled,
             direct=direct,
             read_only=read_only,

@@ -57,6 +57,15 @@ ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_va
 -- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
 SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;
 
+-- head_of: the checkpoint a run starts from; apart, as row-level security keeps a calculation from the indexes
+SELECT s.thread, s.generation, s.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+FROM (
+    SELECT t.thread, t.generation, n.namespace, CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END AS head
+    FROM threads t JOIN namespaces n ON n.thread = t.thread WHERE t.thread_id = ? AND n.ns = ? LIMIT 1
+) s JOIN checkpoints c ON c.id = s.head;
+
 -- writes_of: what the tasks of a checkpoint wrote
 SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND uid = ?2;
 

@@ -77,24 +77,28 @@ ALTER TABLE threads DROP COLUMN bytes;
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
 
 -- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
-SELECT t.thread, t.seq, t.generation, t.updated_at, n.namespace, n.pinned, h.id, h.began, h.uid,
-(SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = n.namespace)
-FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2
-LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-ELSE (n.namespace << 32) + n.pinned END
-WHERE t.thread_id = ?3;
+SELECT s.thread, s.seq, s.generation, s.updated_at, s.namespace, s.pinned, h.id, h.began, h.uid,
+(SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace)
+FROM (
+    SELECT t.thread, t.seq, t.generation, t.updated_at, n.namespace, n.pinned, CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END AS head
+    FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
+) s LEFT JOIN checkpoints h ON h.id = s.head;
 
 -- known: a number if a thread and its namespace are there still, and nothing of the thread was removed
 SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread
 WHERE t.thread_id = ? AND t.thread = ? AND t.generation = ? AND n.namespace = ?;
 
 -- unchanged: a number if all that `state` answers is as it was, and a checkpoint is not there yet
-SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2
-LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-ELSE (n.namespace << 32) + n.pinned END
-WHERE t.thread_id = ?3 AND t.thread = ?4 AND t.seq = ?5 AND t.generation = ?6 AND n.namespace = ?7 AND n.pinned = ?8
-AND coalesce(h.id, 0) = ?9 AND coalesce(h.began, 0) = ?10
-AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = n.namespace);
+SELECT 1 / count(*) FROM (
+    SELECT n.namespace, CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END AS head
+    FROM threads t JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3
+    AND t.thread = ?4 AND t.seq = ?5 AND t.generation = ?6 AND n.namespace = ?7 AND n.pinned = ?8 LIMIT 1
+) s LEFT JOIN checkpoints h ON h.id = s.head WHERE coalesce(h.id, 0) = ?9 AND coalesce(h.began, 0) = ?10
+AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace);
 
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
@@ -170,7 +174,8 @@ WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_by_key: one checkpoint by its key, and the keys that lead to it
 SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
-FROM checkpoints c LEFT JOIN namespaces n ON n.namespace = c.id >> 32 LEFT JOIN threads t ON t.thread = n.thread AND t.thread_id = ? WHERE c.id = ?;
+FROM (SELECT id, id >> 32 AS namespace, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?2 LIMIT 1) c
+LEFT JOIN namespaces n ON n.namespace = c.namespace LEFT JOIN threads t ON t.thread = n.thread AND t.thread_id = ?1;
 
 -- astray: where an index has an entry, beside the place of one that was not found, that its row does not have
 WITH found (thread, namespace) AS (
@@ -258,9 +263,10 @@ DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
 DELETE FROM tags WHERE checkpoint = ?;
 
 -- tagged: a page of the checkpoints with a metadata value, and whose they are
-SELECT t.thread_id, n.ns, g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g
-LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.checkpoint >> 32 LEFT JOIN threads t ON t.thread = n.thread
-WHERE g.tag = ? AND g.checkpoint > ? ORDER BY g.checkpoint LIMIT ?;
+SELECT t.thread_id, n.ns, g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM (
+    SELECT checkpoint, checkpoint >> 32 AS namespace FROM tags WHERE tag = ? AND checkpoint > ? ORDER BY checkpoint LIMIT ?
+) g LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.namespace LEFT JOIN threads t ON t.thread = n.thread
+ORDER BY g.checkpoint;
 
 -- tagged_page: a page of those of one namespace, newest first
 SELECT g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g LEFT JOIN checkpoints c ON c.id = g.checkpoint
@@ -300,11 +306,11 @@ SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads 
 
 -- sizes: how many checkpoints and items a thread has, aliases apart, and the bytes of all and of its writes
 SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
-    SELECT count(*) AS many, coalesce(sum(length(c.body)), 0) AS bytes FROM namespaces n
-    JOIN checkpoints c ON c.id >= n.namespace << 32 AND c.id < (n.namespace + 1) << 32 WHERE n.thread = ?1
+    SELECT count(*) AS many, coalesce(sum(length(c.body)), 0) AS bytes FROM (SELECT DISTINCT namespace << 32 AS low, (namespace + 1) << 32 AS high FROM namespaces WHERE thread = ?1) n
+    JOIN checkpoints c ON c.id >= n.low AND c.id < n.high
 ) c, (
-    SELECT count(i.id) FILTER (WHERE i.id & 2147483648 = 0) AS many, coalesce(sum(length(i.body)), 0) AS bytes FROM logs l
-    JOIN items i ON i.id >= l.log << 32 AND i.id < (l.log + 1) << 32 WHERE l.thread = ?1
+    SELECT count(i.id) FILTER (WHERE i.id & 2147483648 = 0) AS many, coalesce(sum(length(i.body)), 0) AS bytes FROM (SELECT DISTINCT log << 32 AS low, (log + 1) << 32 AS high FROM logs WHERE thread = ?1) l
+    JOIN items i ON i.id >= l.low AND i.id < l.high
 ) i, (
     SELECT coalesce(sum(length(w.body)), 0) AS bytes FROM namespaces n
     JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?1

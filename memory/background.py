@@ -47,11 +47,13 @@ class Background:
         extraction: Of a perdure checkpointer and a store.
         pace: When threads are extracted, and how often a failed extraction is repeated.
         database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
-            a file beside the store's. Never encrypted; has thread ids, namespaces and reports.
+            a file beside the store's, or its Postgres database. Never encrypted; has thread ids,
+            namespaces and reports.
         workers: How many threads this process extracts at once.
         work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
-        on_job: Called with each job that this process has done or failed.
+        on_job: Called with each job that this process has done or failed; not with one that found
+            no unread message.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Background:
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = whole("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace, defaults)
-        self._database = place_of(database, extraction.adapter().store)
+        self._place = place_of(database, extraction.adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()
@@ -159,7 +161,7 @@ class Background:
             return queue
         with self._lock:
             if self._queue is None:
-                self._queue = JobQueue(self._database)
+                self._queue = JobQueue(*self._place)
             return self._queue
 
     def _put_all(self, *, dead: bool = True) -> set[str]:
@@ -182,11 +184,10 @@ class Background:
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
     def _put_due(self) -> None:
-        due = [job for job in self._due.jobs(listed=False) if job.state == "due"]
-        if not due:
-            return
         queue = self._opened()
         live = queue.live()
+        # asked last: what another worker has done meanwhile is in neither
+        due = [job for job in self._due.jobs(listed=False) if job.state == "due"]
         if any(live.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LATE_S):
                 self._record(job, _LOST)
@@ -201,7 +202,8 @@ class Background:
         try:
             if (report := self._within_limit(job)) is not None:
                 result["report"] = report
-                self._notify(replace(job, state="done", report=report))
+                if report["messages"]:  # else another worker was first
+                    self._notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = storable(f"{type(exc).__name__}: {exc!s:.500}")
             self._record(job, error, final=_is_final(exc), exc=exc)

@@ -26,6 +26,7 @@ from perdure.memory.due import Job
 try:
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowStatus
     from dbos import error as dbos_errors
+    from sqlalchemy import create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as exc:
     raise MissingDependency(
@@ -37,7 +38,8 @@ _EXTRACT_ALL: Final = "perdure.extract_all"
 _QUEUE: Final = "perdure.extraction"
 logging.getLogger("dbos").addHandler(logging.NullHandler())  # else DBOS adds one that prints
 _VERSION: Final = "2"  # of the workflows; DBOS gives a job to workers of its version only
-_SCHEMA: Final = "perdure"  # of the tables in a Postgres database
+_NAME: Final = "perdure"  # of the application
+_SCHEMA: Final = "perdure_jobs"  # of the tables in a database that is not the store's
 _POSTGRES: Final = "postgresql://"
 _POLL_S: Final = 0.25
 _CONNECTIONS: Final = 6  # of DBOS's own threads
@@ -47,17 +49,19 @@ _working: list[tuple[Callable[[Job], dict[str, Any]], Callable[[], object]]] = [
 class JobQueue:
     """The queue in a file or at `"postgresql://…"`; None: in a temporary file."""
 
-    def __init__(self, database: str | None) -> None:
+    def __init__(self, database: str | None, schema: str) -> None:
+        self._schema = schema
         with ExitStack() as stack:
             self._url, self._locks = _places(database, stack)
             with _mapped("opened"):
-                DBOS.migrate(self._url, schema=_SCHEMA)
+                _check_sessions(self._url)
+                DBOS.migrate(self._url, schema=schema)
                 self._client = DBOSClient(
                     system_database_url=self._url,
-                    dbos_system_schema=_SCHEMA,
+                    dbos_system_schema=schema,
                     serializer=DBOSPortableJSONSerializer(),
                     system_database_pool_size=3,
-                    application_name=_SCHEMA,
+                    application_name=_NAME,
                     retry_connection_errors=False,
                 )
             stack.callback(self._client.destroy)
@@ -103,7 +107,7 @@ class JobQueue:
     def every(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
         schedule: Any = {"schedule_name": _EXTRACT_ALL, "workflow_name": _EXTRACT_ALL}
-        schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _SCHEMA}
+        schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _NAME}
         with _mapped("written"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL)
@@ -124,9 +128,9 @@ class JobQueue:
         with ExitStack() as stack:
             name = self._slot(stack)
             config: Any = {
-                "name": _SCHEMA,
+                "name": _NAME,
                 "system_database_url": self._url,
-                "dbos_system_schema": _SCHEMA,
+                "dbos_system_schema": self._schema,
                 "sys_db_pool_size": workers + _CONNECTIONS,
                 "serializer": DBOSPortableJSONSerializer(),
                 "application_version": _VERSION,
@@ -165,7 +169,7 @@ class JobQueue:
         return f"{socket.gethostname()}/{number}"
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
-        options |= {"status": status, "name": _EXTRACT, "application_name": _SCHEMA}
+        options |= {"status": status, "name": _EXTRACT, "application_name": _NAME}
         with _mapped("read"):
             return self._client.list_workflows(**options)
 
@@ -187,19 +191,41 @@ def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> 
     return Job(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
-def place_of(given: Any, store: Any) -> str | None:
-    """The given file or URL, else a file beside the store's, if it has one."""
+def place_of(given: Any, store: Any) -> tuple[str | None, str]:
+    """The given file or URL, else the place that the store's database has for it; and a schema."""
+    place, schema = getattr(getattr(store, "database", None), "queue_place", None) or (None, "")
+    schema = schema or _SCHEMA
     if given is None:
-        path = getattr(getattr(store, "database", None), "path", None)
-        return f"{path}.jobs" if isinstance(path, str) and path != ":memory:" else None
+        return place, schema
     found = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
     if found.startswith(("postgresql://", "postgres://")):
-        return _POSTGRES + found.split("://", 1)[1]
+        return _POSTGRES + found.split("://", 1)[1], schema
     if not found or "://" in found or "?" in found:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"
         )
-    return os.path.abspath(found)
+    return os.path.abspath(found), schema
+
+
+def _check_sessions(url: str) -> None:
+    """Refuse a pooler that gives each transaction another session: DBOS listens, and locks."""
+    if not url.startswith(_POSTGRES):
+        return
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    asked = text("SELECT pg_backend_pid()")
+    try:
+        with engine.connect() as one, engine.connect() as other:
+            before = one.scalar(asked)
+            one.commit()
+            taken, after = other.scalar(asked), one.scalar(asked)
+    finally:
+        engine.dispose()
+    if before != after or taken == before:
+        raise ConfigurationError(
+            f"{engine.url!r} leads to a pooler that gives each transaction another session, and "
+            "the queue needs sessions: give the DSN of the server itself, as Background(database=…)"
+            " or perdure worker --database"
+        )
 
 
 def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:

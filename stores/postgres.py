@@ -96,6 +96,8 @@ class PostgresStore(WholeStore):
         index: See `SQLiteStore`; so are `ttl`, `key`, `text_index`, `vectors`,
             `approximate_above`, `index_bytes`, `max_value_bytes` and `read_only`.
         schema: The schema that holds the tables; made if it is not there.
+        tenant: Whose rows these are, in tables that tenants share: no other's can be seen or
+            changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
         pool_size: How many connections this process may have.
@@ -121,6 +123,7 @@ class PostgresStore(WholeStore):
         max_value_bytes: int = MAX_BYTES,
         read_only: bool = False,
         schema: str = "perdure",
+        tenant: str | None = None,
         pooled: bool = False,
         pool_size: int = 10,
         timeout_s: float = 30.0,
@@ -149,6 +152,7 @@ class PostgresStore(WholeStore):
                 SCHEMA,
                 begin=begin,
                 schema=schema,
+                tenant=tenant,
                 pooled=pooled,
                 read_only=read_only,
                 pool_size=pool_size,

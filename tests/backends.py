@@ -26,7 +26,8 @@ def _langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:
 
 def _postgres(folder: Path, **options: Any) -> Any:
     schema = postgres_server.schema(folder)
-    return PostgresCheckpointer.open(postgres_server.dsn(), schema=schema, pool_size=4, **options)
+    dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
+    return PostgresCheckpointer.open(dsn, schema=schema, pool_size=4, **options)
 
 
 BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
@@ -37,7 +38,9 @@ BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     ),
     "langgraph-encrypted": _langgraph_encrypted,
     "postgres": _postgres,
-    "postgres-sealed": lambda folder, **options: _postgres(folder, key=KEY, **options),
+    "postgres-sealed": lambda folder, **options: _postgres(
+        folder, key=KEY, tenant="acme", **options
+    ),
 }
 
 

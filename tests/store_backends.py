@@ -105,7 +105,8 @@ def _postgres(folder: Path, *, clock: Callable[[], float] = time.time, **options
 
     options = {"index": {"embed": Words(), "dims": DIMS}, "pool_size": 4, **options}
     options.pop("synchronous", None)  # of files
-    return Store.open(postgres_server.dsn(), schema=postgres_server.schema(folder), **options)
+    dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
+    return Store.open(dsn, schema=postgres_server.schema(folder), **options)
 
 
 BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
@@ -118,7 +119,9 @@ BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
         folder / "keyed.db", key=KEY, text_index="keyed", **of_words(**options)
     ),
     "postgres": _postgres,
-    "postgres-sealed": lambda folder, **options: _postgres(folder, key=KEY, **options),
+    "postgres-sealed": lambda folder, **options: _postgres(
+        folder, key=KEY, tenant="acme", **options
+    ),
 }
 
 

@@ -10,11 +10,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.checkpointer import Checkpointer
 
 
 def talk(
-    saver: SQLiteCheckpointer,
+    saver: Checkpointer,
     thread_id: str,
     days: float = 0.0,
     turns: int = 2,

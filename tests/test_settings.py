@@ -185,6 +185,23 @@ def test_a_file_of_the_folder_gets_no_key(folder: Path, monkeypatch: pytest.Monk
     assert settings.load().api_key == "secret"
 
 
+def test_a_file_of_the_folder_names_no_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memories go to a server in somebody's checkout only if it is trusted."""
+    dsn, ours = "postgresql://mallory:secret@stranger.example/x", "postgresql://localhost/ours"
+    path = write(folder.parent / "perdure.toml", f'db = "{dsn}"')
+    with pytest.raises(ConfigurationError, match="set PERDURE_DB, or PERDURE_CONFIG=") as refused:
+        settings.load()
+    assert "secret" not in str(refused.value)
+    assert settings.load(db=ours).db == ours
+    monkeypatch.setenv("PERDURE_DB", ours)
+    assert settings.load().db == ours
+    monkeypatch.delenv("PERDURE_DB")
+    monkeypatch.setenv("PERDURE_CONFIG", str(path))
+    assert settings.load().db == dsn
+
+
 def test_a_file_is_found_in_an_event_loop(folder: Path) -> None:
     """Of a server that forbids all but what langgraph's lets be."""
     write(folder.parent / "perdure.toml", 'user = "parent"')

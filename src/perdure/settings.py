@@ -164,7 +164,7 @@ def load(**arguments: str | None) -> Settings:
     if "model" in given and not {"api_key", "base_url"} & given.keys():  # that key is OpenAI's
         given["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     given = {name: each for name, each in given.items() if each[0] not in ("", None)}
-    _check_endpoint({name: source for name, (_, source) in given.items()})
+    _check_found(given)
     found: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
     for name, (value, _) in given.items():
         table, _, last = name.rpartition(".")
@@ -177,15 +177,24 @@ def load(**arguments: str | None) -> Settings:
     return Settings(db, **found, sources=sources)
 
 
-def _check_endpoint(sources: Mapping[str, str]) -> None:
-    """Send no key of the environment to an endpoint of a file that merely lies in the folder."""
-    endpoint, key = sources.get("base_url", ""), sources.get("api_key", "")
-    found = Path(endpoint).name == "perdure.toml" and "PERDURE_CONFIG" not in os.environ
-    if found and key.endswith("_API_KEY"):
+def _check_found(given: Mapping[str, Given]) -> None:
+    """Send nothing to where a file says that merely lies in the folder, such as a cloned one."""
+    (_, asks), (_, key) = (given.get(name, ("", "")) for name in ("base_url", "api_key"))
+    if _lies_in_folder(asks) and key.endswith("_API_KEY"):
         raise ConfigurationError(
-            f"base_url is in {endpoint!r}, and the key in {key}: whoever wrote the file would get "
-            f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={endpoint}"
+            f"base_url is in {asks!r}, and the key in {key}: whoever wrote the file would get "
+            f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={asks}"
         )
+    db, source = given.get("db", ("", ""))
+    if _lies_in_folder(source) and is_dsn(db):
+        raise ConfigurationError(
+            f"db is a DSN in {source!r}: whoever wrote the file would get your threads and "
+            f"memories. If you trust it, set PERDURE_DB, or PERDURE_CONFIG={source}; else give --db"
+        )
+
+
+def _lies_in_folder(source: str) -> bool:
+    return Path(source).name == "perdure.toml" and "PERDURE_CONFIG" not in os.environ
 
 
 def _in_environment() -> dict[str, Given]:

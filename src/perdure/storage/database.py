@@ -78,6 +78,10 @@ class Database(Protocol):
     def read_only(self) -> bool:
         """Whether writes are refused."""
 
+    @property
+    def queue_place(self) -> tuple[str, str] | None:
+        """Where a queue of jobs belongs: a file and "", or a URL and a schema; None: in memory."""
+
     def connect(self) -> None:
         """Open the database and bring the component's schema up to date, unless that is done.
 

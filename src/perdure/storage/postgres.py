@@ -38,6 +38,7 @@ try:
     import psycopg
     from psycopg import errors
 
+    from perdure.storage import postgres_tenants as tenants
     from perdure.storage.postgres_connection import (
         RUN,
         AdvisoryLocks,
@@ -54,6 +55,7 @@ try:
         shown,
         tables_of,
         translated,
+        uri,
     )
     from perdure.storage.postgres_pipeline import Pipelined
 except ImportError as exc:
@@ -66,14 +68,16 @@ _log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
 _SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
-_TABLES: Final = """
+_MIGRATIONS: Final = """
 CREATE TABLE IF NOT EXISTS migrations (
     component text NOT NULL, version bigint NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (component, version)
 );
-CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)
 """
+_SETTINGS: Final = (
+    "CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)"
+)
 _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -159,6 +163,7 @@ class PostgresDatabase:
         migration: The component's schema.
         begin: Makes the flow that the component runs whenever it opens the database.
         schema: The schema that holds the tables, made if it is not there.
+        tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
         direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
@@ -177,6 +182,7 @@ class PostgresDatabase:
         *,
         begin: Callable[[], Flow[object]] | None = None,
         schema: str = "perdure",
+        tenant: str | None = None,
         pooled: bool = False,
         direct: str | None = None,
         read_only: bool = False,
@@ -184,9 +190,9 @@ class PostgresDatabase:
         timeout_s: float = 30.0,
     ) -> None:
         self._dsn = checked_dsn(dsn)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
             raise ConfigurationError(
-                f"schema is {schema!r}; expected a name of small letters, digits and underscores"
+                f"schema is {schema!r}; expected up to 49 small letters, digits and underscores"
             )
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
@@ -195,13 +201,16 @@ class PostgresDatabase:
             f"set_config('lock_timeout', '{int(timeout_s * 1000)}', true)"
         )
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
-        tables = tables_of("".join((_TABLES, *migration.steps)))
-        self._sent = Translator(schema, tables)
+        self._tenant = tenants.checked(tenant)
+        self._space = (schema,) if tenant is None else (schema, tenant)
+        self._named = [] if tenant is None else [Statement(f"SELECT {tenants.NAMED}", (tenant,))]
+        tables = tables_of("".join((_MIGRATIONS, _SETTINGS, *migration.steps)))
+        self._sent = Translator(schema, tables, None if tenant is None else tenants.led)
         self._tables = sorted(tables)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
         told = direct is not None
-        locks = None if between is None else AdvisoryLocks(between, schema, told=told)
+        locks = None if between is None else AdvisoryLocks(between, *self._space, told=told)
         self._locks = Locks(locks)
         self._timeout_s = timeout_s
         self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
@@ -213,6 +222,12 @@ class PostgresDatabase:
     def path(self) -> str:
         """See `Database.path`: the DSN without its password."""
         return shown(self._dsn)
+
+    @property
+    def queue_place(self) -> tuple[str, str]:
+        """See `Database.queue_place`: a schema beside that of the tables; a tenant has one too."""
+        of = f"_{lock_key(*self._space) & 0xFFFFFFFF:08x}" if self._tenant is not None else ""
+        return uri(self._dsn), f"{self._schema}_jobs{of}"
 
     @property
     def read_only(self) -> bool:
@@ -266,6 +281,7 @@ class PostgresDatabase:
         """Bring the component's schema up to date: of many processes, one after another."""
         wanted = len(self._migration.steps)
         with server.connection() as conn:
+            tenants.check(conn, self._schema, self._tenant)
             if self._version(conn) == wanted:
                 return
             if self._read_only:
@@ -282,12 +298,14 @@ class PostgresDatabase:
                 if not conn.execute(there, (self._schema,)).fetchall():
                     conn.execute(f"CREATE SCHEMA {self._schema}")
                 conn.execute(f"SET LOCAL search_path TO {self._schema}")
-                for statement in statements(_TABLES):
+                made = str if self._tenant is None else tenants.for_tenants
+                for statement in statements(_MIGRATIONS + made(_SETTINGS)):
                     conn.execute(statement.sql)
+                tenants.check(conn, self._schema, self._tenant)
                 current = self._version(conn)
                 with conn.pipeline():
                     for number, script in enumerate(self._migration.steps[current:], current + 1):
-                        for statement in statements(script):
+                        for statement in statements(made(script)):
                             conn.execute(statement.sql)
                         conn.execute(
                             "INSERT INTO migrations (component, version) VALUES (%s, %s)",
@@ -393,7 +411,7 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
-        excluding = self._excluding(exclusive)
+        excluding = self._naming(self._excluding(exclusive))
         for again in range(_TRIES):
             try:
                 with server.connection() as conn:
@@ -416,7 +434,7 @@ class PostgresDatabase:
 
     def _excluding(self, names: Sequence[str] | None) -> Statement:
         """Keep others from writing what this transaction is about."""
-        of = self._schema, self._migration.component
+        of = *self._space, self._migration.component
         if names is None or len(names) > _MANY_NAMES:
             return Statement(f"{self._begun}, pg_advisory_xact_lock(?)", (lock_key(*of),))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
@@ -425,6 +443,12 @@ class PostgresDatabase:
             return Statement(f"{shared}pg_advisory_xact_lock(?)", (lock_key(*of), *keys))
         of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         return Statement(f"{shared}{of_many}", (lock_key(*of), keys))
+
+    def _naming(self, statement: Statement) -> Statement:
+        """A SELECT that also names the tenant, if there is one."""
+        if self._tenant is None:
+            return statement
+        return Statement(f"{statement.sql}, {tenants.NAMED}", (*statement.params, self._tenant))
 
     def _stands(self, server: Server, run: Any, xid: str) -> bool:
         """Whether a transaction whose connection was lost has been committed.
@@ -510,13 +534,12 @@ class PostgresDatabase:
         def execute(request: Request) -> Any:
             nonlocal begun
             asked = request if isinstance(request, list) else [request]
-            if begun or not snapshot:
-                rows = self._asked(conn, asked)
-            elif isinstance(request, Last):
-                rows = self._asked(conn, [_SNAPSHOT, *asked, _COMMIT])[1:-1]
-            else:
-                begun = True
-                rows = self._asked(conn, [_SNAPSHOT, *asked])[1:]
+            first = [] if begun else [*([_SNAPSHOT] if snapshot else []), *self._named]
+            last = [_COMMIT] if isinstance(request, Last) and snapshot else []
+            begun = snapshot
+            rows = self._asked(conn, [*first, *asked, *last])
+            rows = rows[len(first) : len(first) + len(asked)]
+            begun = snapshot and not last
             return rows if isinstance(request, list) else rows[0]
 
         try:

@@ -8,10 +8,11 @@ import os
 import re
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import psycopg
@@ -45,10 +46,13 @@ RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 
 # -- SQL: what is written for both databases, as Postgres takes it
 
+_NUMBERS: Final = (  # OFFSET: else row-level security would keep the cast from the indexes
+    "(SELECT e::bigint AS value FROM json_array_elements_text(${}::json) AS e OFFSET 0)"
+)
 _DIALECT: Final = (
     ("CROSS JOIN", "JOIN"),  # with a condition; the order of joins is the planner's
-    ("json_each($1)", "(SELECT e::bigint AS value FROM json_array_elements_text($1::json) AS e)"),
-    ("json_each($2)", "(SELECT e::bigint AS value FROM json_array_elements_text($2::json) AS e)"),
+    ("json_each($1)", _NUMBERS.format(1)),
+    ("json_each($2)", _NUMBERS.format(2)),
 )
 _PARAMETER = re.compile(r"\?(\d*)")
 _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
@@ -57,8 +61,10 @@ _TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
 class Translator(dict[str, bytes]):
     """Statements as they are sent, by their SQL: parameters numbered, tables with their schema."""
 
-    def __init__(self, schema: str, tables: frozenset[str]) -> None:
-        self._schema, self._tables = schema, tables
+    def __init__(
+        self, schema: str, tables: frozenset[str], also: Callable[[str], str] | None = None
+    ) -> None:
+        self._schema, self._tables, self._also = schema, tables, also or str
 
     def __missing__(self, text: str) -> bytes:
         count = 0
@@ -76,7 +82,7 @@ class Translator(dict[str, bytes]):
         sent = sent.replace("{schema}", self._schema)
         for ours, theirs in _DIALECT:
             sent = sent.replace(ours, theirs)
-        made = self[text] = sent.encode()
+        made = self[text] = self._also(sent).encode()
         return made
 
 
@@ -301,6 +307,16 @@ def shown(dsn: str) -> str:
     at = f"{user}@" if user else ""
     to = f":{port}" if port else ""
     return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
+
+
+def uri(dsn: str) -> str:
+    """A DSN as a URI, whichever form it has."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    user, password, name = (
+        quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
+    )
+    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    return f"postgresql://{login}/{name}?{urlencode(parts)}"
 
 
 def is_lost(exc: psycopg.Error) -> bool:

@@ -189,6 +189,11 @@ class SQLiteDatabase:
         return self._connector.path
 
     @property
+    def queue_place(self) -> tuple[str, str] | None:
+        """See `Database.queue_place`."""
+        return (f"{self.path}.jobs", "") if self._connector.on_disk else None
+
+    @property
     def read_only(self) -> bool:
         """Whether writes are refused."""
         return self._connector.read_only

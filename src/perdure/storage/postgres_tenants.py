@@ -1,0 +1,81 @@
+"""Tenants that share the tables of a schema, kept apart by row-level security.
+
+Each table has a column with the tenant of its rows, which leads all keys and indexes. A policy
+shows and takes the rows of the tenant that the transaction has named, and none if it has named
+none. The statements are the same with and without tenants.
+
+Source: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import psycopg
+
+from perdure.errors import ConfigurationError
+from perdure.storage.flow import Row
+
+NAMED: Final = "set_config('perdure.tenant', ?, true)"
+"""Names the tenant, until the transaction ends."""
+_MINE: Final = "nullif(current_setting('perdure.tenant', true), '')"  # '' is left in a session
+_COLUMN: Final = rf'CREATE TABLE \1 (tenant text COLLATE "C" NOT NULL DEFAULT {_MINE}, '
+_TABLE: Final = re.compile(r"CREATE TABLE ((?:IF NOT EXISTS )?(\w+)) \(")
+_KEY_OF_COLUMN: Final = re.compile(r"([(,]\s*)(\w+)([^,();]*?) (PRIMARY KEY|UNIQUE)(?=\s*[,)])")
+_KEY: Final = re.compile(r"\b(PRIMARY KEY|UNIQUE|ON \w+) \(")
+_POLICY: Final = """;
+ALTER TABLE {0} ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {0} FORCE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS tenant ON {0};
+CREATE POLICY tenant ON {0} USING (tenant = {1})"""
+
+
+def for_tenants(script: str) -> str:
+    """A script that makes tables, as it makes them for tenants."""
+    keyed = _KEY_OF_COLUMN.sub(r"\1\2\3, \4 (\2)", script)
+    made = _TABLE.sub(_COLUMN, led(keyed))
+    return made + "".join(_POLICY.format(each[2], _MINE) for each in _TABLE.finditer(script))
+
+
+def led(sql: str) -> str:
+    """A statement as it is for tenants: the keys that it names are led by theirs."""
+    return _KEY.sub(r"\1 (tenant, ", sql)
+
+
+def checked(tenant: Any) -> str | None:
+    """The tenant that is given, if any.
+
+    Raises:
+        ConfigurationError: It is no name.
+    """
+    if tenant is None or (isinstance(tenant, str) and tenant and "\0" not in tenant):
+        return tenant
+    raise ConfigurationError(f"tenant is {tenant!r:.80}; expected a name, or None")
+
+
+def check(conn: psycopg.Connection[Row], schema: str, tenant: str | None) -> None:
+    """Compare the tables of a schema, if there are any, and the role with what was asked for.
+
+    Raises:
+        ConfigurationError: The tables are not those of tenants, or are, or the role may see all.
+    """
+    found = conn.execute(
+        "SELECT relrowsecurity, row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%s)",
+        (f"{schema}.settings",),
+    ).fetchone()
+    if found is None:
+        return
+    of_tenants, active = found
+    if of_tenants and tenant is None:
+        raise ConfigurationError(f"schema {schema!r} is that of tenants: give tenant=")
+    if tenant is not None and not of_tenants:
+        raise ConfigurationError(
+            f"schema {schema!r} was made without tenants, so tenant={tenant!r} would see all of it:"
+            " give another schema=, or no tenant="
+        )
+    if of_tenants and not active:
+        raise ConfigurationError(
+            f"the role {conn.info.user!r} bypasses row-level security, so tenant={tenant!r} would "
+            "see all tenants: give the DSN of a role that is no superuser and has no BYPASSRLS"
+        )

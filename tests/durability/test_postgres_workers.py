@@ -1,0 +1,99 @@
+"""`perdure worker` in several processes, with threads, memories and jobs in one Postgres."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import create_engine
+from sqlalchemy.pool import StaticPool
+
+from perdure import PostgresCheckpointer, PostgresStore
+from perdure.errors import ConfigurationError
+from perdure.memory import job_queue
+from perdure.memory.background import Background
+from perdure.memory.extraction import Extraction
+from perdure.storage.postgres_connection import uri
+from tests import postgres_server
+from tests.durability.processes import PATIENCE_S
+from tests.talks import talk
+
+RUN = "from perdure.cli import main; main()"
+THREADS, WORKERS = 12, 2
+
+
+def memories(store: PostgresStore) -> list[Any]:
+    """What was extracted, of both users."""
+    return [item for user in range(2) for item in store.search(("memories", f"u{user}"), limit=99)]
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    """The DSN of a database of its own: commands know no schema but the default."""
+    name = f"workers_{os.getpid()}"
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {name}")
+    yield uri(f"{postgres_server.dsn()}&dbname={name}")
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_two_workers_do_each_job_once(database: str) -> None:
+    """On a server that knows both; the memories are in the database, each once."""
+    with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
+        for number in range(THREADS):
+            talk(saver, f"t{number}", said=[f"I live in town {number}"], user_id=f"u{number % 2}")
+        command = [sys.executable, "-c", RUN, "worker", "--delay", "0", "--json"]
+        environment = {**os.environ, "PERDURE_DB": database}
+        workers = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            for _ in range(WORKERS)
+        ]
+        end = time.monotonic() + PATIENCE_S
+        found: list[Any] = []
+        while len(found) < THREADS and time.monotonic() < end:
+            time.sleep(0.2)
+            found = memories(store)
+        time.sleep(0.5)  # for what would be done twice
+        for each in workers:
+            each.terminate()
+        told = [json.loads(line) for each in workers for line in each.communicate()[0].splitlines()]
+        found = memories(store)
+
+    assert Counter(job["thread_id"] for job in told) == {f"t{n}": 1 for n in range(THREADS)}
+    assert {job["state"] for job in told} == {"done"}
+    assert len(found) == len({item.provenance.message_ids for item in found}) == THREADS
+
+
+def test_a_pooler_has_no_place_for_the_queue(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds another session in the next transaction is told what to give instead."""
+    monkeypatch.setattr(job_queue, "create_engine", partial(create_engine, poolclass=StaticPool))
+    with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
+        asker = Background(Extraction(saver, store), work=False)
+        with pytest.raises(ConfigurationError, match=r"Background\(database=…\) or perdure worker"):
+            asker.jobs()
+
+
+def test_the_queue_is_beside_the_tables(database: str) -> None:
+    """Two schemas of one database, or two tenants, do not take each other's jobs."""
+    options: list[Any] = [{}, {"schema": "staging"}, {"tenant": "a"}, {"tenant": "b"}]
+    places = [PostgresStore(database, **each).database.queue_place for each in options]
+    schemas = [schema for _, schema in filter(None, places)]
+
+    assert schemas[:2] == ["perdure_jobs", "staging_jobs"]
+    assert len(set(schemas)) == 4
+    assert {conninfo_to_dict(url)["dbname"] for url, _ in filter(None, places)} == {
+        conninfo_to_dict(database)["dbname"]
+    }
