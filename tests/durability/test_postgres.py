@@ -20,8 +20,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import PutOp
 from psycopg.conninfo import make_conninfo
 
-from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
+from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.settings import Rules
 from perdure.storage.flow import rows_of
 from perdure.storage.postgres import _Attempt
 from perdure.storage.postgres_connection import RUN
@@ -229,6 +230,33 @@ def test_several_that_sweep(options: dict[str, Any]) -> None:
         assert (stats.items, stats.versions) == (0, count)
 
 
+def test_one_applies_retention_at_a_time(options: dict[str, Any]) -> None:
+    """Another is told so; one whose connection is gone keeps nobody out."""
+    dsn = postgres_server.dsn()
+    with (
+        PostgresCheckpointer.open(dsn, **options) as dead,
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        PostgresStore.open(dsn, index=None, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        rules = Rules(checkpoints_last=1)
+        with dead.database.lock("\0retention"):
+            with pytest.raises(StorageUnavailable, match="already"):
+                retention.apply(rules, saver, store)
+            end_locks(dsn)
+            assert retention.apply(rules, saver, store, timeout_s=10).count("checkpoints") == 2
+
+
+def end_locks(dsn: str) -> None:
+    """End the connections that hold locks of `lock()`."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE query LIKE 'SELECT pg_try_advisory_lock%' "
+            "AND datname = current_database()"
+        )
+
+
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
     """Who holds it learns it at the next put; another may have the lock then."""
     dsn = postgres_server.dsn()
@@ -239,12 +267,7 @@ def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
             with pytest.raises(StorageUnavailable, match="locked by another run"):
                 async with other.lock("t", timeout_s=0.2):
                     pass
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                conn.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE query LIKE 'SELECT pg_try_advisory_lock%' "
-                    "AND datname = current_database()"
-                )
+            end_locks(dsn)
             async with other.lock("t", timeout_s=10):
                 pass
             with pytest.raises(StorageUnavailable, match="lost with its connection"):
