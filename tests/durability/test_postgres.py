@@ -18,6 +18,7 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import PutOp
+from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
@@ -25,7 +26,7 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage.flow import rows_of
 from perdure.storage.postgres import _Attempt
-from perdure.storage.postgres_connection import RUN
+from perdure.storage.postgres_connection import RUN, translated
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -112,7 +113,7 @@ def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -
             read()
             before = proxy.messages
             expected = read()
-            for number in range(1, proxy.messages - before + 1, 2):
+            for number in range(1, proxy.messages - before + 1, 3):
                 proxy.cut_at(number)
                 assert read() == expected
                 proxy.cut_at(None)
@@ -167,6 +168,19 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
             found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
     assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (errors.InvalidSqlStatementName, "pooled=True"),
+        (errors.DuplicatePreparedStatement, "pooled=True"),
+        (errors.ReadOnlySqlTransaction, "target_session_attrs=read-write"),
+        (errors.LockNotAvailable, "pg_blocking_pids"),
+    ],
+)
+def test_errors_say_what_to_do(error: type[psycopg.Error], advice: str) -> None:
+    assert advice in str(translated(error("no"), "postgresql://server/db"))
 
 
 def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:

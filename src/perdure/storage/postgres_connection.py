@@ -233,11 +233,10 @@ class AdvisoryLocks(Between):
 
     def _call(self, function: str, name: str) -> bool:
         if self._conn is None:
-            conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
-            if not self._told and is_pooled(conn):
-                conn.close()
+            self._conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
+            if not self._told and is_pooled(self._conn):
+                self._lose()
                 raise ConfigurationError(pooled_locks(shown(self._dsn)))
-            self._conn = conn
         key = lock_key(*self._of, "lock", name)
         ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(done)
