@@ -174,7 +174,7 @@ class Server:
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                self._pool.check()  # those that lie idle were lost with it
+                self._pool.drain()  # those that lie idle were lost with it
 
     def check(self) -> None:
         """Refuse work once the database is closed, and in a forked process."""
