@@ -246,13 +246,14 @@ class Load:
         missing = sum(not there[each] for each in acked)
         twice = sum(there[each] > 1 for each in tried)
         doubt = [each for each in tried if each not in acked]
+        puts = sum(there[each] > 0 for each in doubt if each[0] == "put")
         good = not (missing or twice or hung) and bool(acked)
         told = ", ".join(f"{count} {name}" for name, count in errors.items()) or "no error"
         print(
             f"{'ok ' if good else 'BAD'} {fault:<10} {len(acked):>6} acknowledged, {missing} "
             f"missing, {twice} twice, {hung} hang; {len(doubt)} not acknowledged, of which "
-            f"{sum(there[each] > 0 for each in doubt)} there; {told}; longest pause {pause:.1f} s"
-            f"{said}",
+            f"{sum(there[each] > 0 for each in doubt)} there ({puts} puts); {told}; "
+            f"longest pause {pause:.1f} s{said}",
             flush=True,
         )
         return good

@@ -18,12 +18,14 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import PutOp
+from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
-from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
+from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.settings import Rules
 from perdure.storage.flow import rows_of
-from perdure.storage.postgres_connection import RUN
+from perdure.storage.postgres_connection import RUN, translated
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -110,7 +112,7 @@ def test_a_read_whose_connection_is_cut(proxy: Proxy, options: dict[str, Any]) -
             read()
             before = proxy.messages
             expected = read()
-            for number in range(1, proxy.messages - before + 1, 2):
+            for number in range(1, proxy.messages - before + 1, 3):
                 proxy.cut_at(number)
                 assert read() == expected
                 proxy.cut_at(None)
@@ -165,6 +167,19 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
             found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
     assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (errors.InvalidSqlStatementName, "pooled=True"),
+        (errors.DuplicatePreparedStatement, "pooled=True"),
+        (errors.ReadOnlySqlTransaction, "target_session_attrs=read-write"),
+        (errors.LockNotAvailable, "pg_blocking_pids"),
+    ],
+)
+def test_errors_say_what_to_do(error: type[psycopg.Error], advice: str) -> None:
+    assert advice in str(translated(error("no"), "postgresql://server/db"))
 
 
 def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:
@@ -228,6 +243,33 @@ def test_several_that_sweep(options: dict[str, Any]) -> None:
         assert (stats.items, stats.versions) == (0, count)
 
 
+def test_one_applies_retention_at_a_time(options: dict[str, Any]) -> None:
+    """Another is told so; one whose connection is gone keeps nobody out."""
+    dsn = postgres_server.dsn()
+    with (
+        PostgresCheckpointer.open(dsn, **options) as dead,
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        PostgresStore.open(dsn, index=None, **options) as store,
+    ):
+        agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
+        rules = Rules(checkpoints_last=1)
+        with dead.database.lock("\0retention"):
+            with pytest.raises(StorageUnavailable, match="already"):
+                retention.apply(rules, saver, store)
+            end_locks(dsn)
+            assert retention.apply(rules, saver, store, timeout_s=10).count("checkpoints") == 2
+
+
+def end_locks(dsn: str) -> None:
+    """End the connections that hold locks of `lock()`."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE query LIKE 'SELECT pg_try_advisory_lock%' "
+            "AND datname = current_database()"
+        )
+
+
 def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
     """Who holds it learns it at the next put; another may have the lock then."""
     dsn = postgres_server.dsn()
@@ -238,12 +280,7 @@ def test_a_lock_whose_connection_is_gone(options: dict[str, Any]) -> None:
             with pytest.raises(StorageUnavailable, match="locked by another run"):
                 async with other.lock("t", timeout_s=0.2):
                     pass
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                conn.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE query LIKE 'SELECT pg_try_advisory_lock%' "
-                    "AND datname = current_database()"
-                )
+            end_locks(dsn)
             async with other.lock("t", timeout_s=10):
                 pass
             with pytest.raises(StorageUnavailable, match="lost with its connection"):

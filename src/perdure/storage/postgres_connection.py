@@ -155,7 +155,7 @@ class Server:
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                self._pool.check()  # those that lie idle were lost with it
+                self._pool.drain()  # those that lie idle were lost with it
 
     def check(self) -> None:
         """Refuse work once the database is closed, and in a forked process."""
@@ -214,11 +214,10 @@ class AdvisoryLocks(Between):
 
     def _call(self, function: str, name: str) -> bool:
         if self._conn is None:
-            conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
-            if not self._told and is_pooled(conn):
-                conn.close()
+            self._conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
+            if not self._told and is_pooled(self._conn):
+                self._lose()
                 raise ConfigurationError(pooled_locks(shown(self._dsn)))
-            self._conn = conn
         key = lock_key(*self._of, "lock", name)
         ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(done)
