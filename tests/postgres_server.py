@@ -13,12 +13,16 @@ import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import errors
 
 RUN = "TEST_RUN_OF_POSTGRES"
 os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
+
+
+_kept: list[psycopg.Connection[Any]] = []
 
 
 @cache
@@ -43,7 +47,9 @@ def dsn() -> str:
                     conn.execute(f"DROP DATABASE IF EXISTS {old}")
         with suppress(errors.DuplicateDatabase, errors.UniqueViolation):
             conn.execute(f"CREATE DATABASE {name}")
-    return uri.replace("/postgres?", f"/{name}?")
+    ours = uri.replace("/postgres?", f"/{name}?")
+    _kept.append(psycopg.connect(ours, autocommit=True))  # else another run would drop it
+    return ours
 
 
 def schema(folder: Path) -> str:
