@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import Flow, rows_of
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -173,3 +174,42 @@ def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> 
         )
 
     assert (made, undone) == ([(1,)], [1])
+
+
+@pytest.mark.parametrize("cancelled", [None, 1])
+def test_writes_of_one_name_keep_their_order(
+    cancelled: int | None, options: dict[str, Any]
+) -> None:
+    """A put of a run that was left, called first, does not come after that of the next run."""
+    entered, may = threading.Event(), threading.Event()
+    order: list[int] = []
+
+    def first() -> Flow[None]:
+        entered.set()
+        assert may.wait(30)
+        yield from rows_of("SELECT 1")
+
+    async def scenario(store: PostgresStore) -> None:
+        def handed_in(number: int) -> asyncio.Future[Any]:
+            def committed(_: Any) -> None:
+                order.append(number)
+
+            made = store.database.awrite(
+                lambda: rows_of("SELECT 1"), committed, exclusive=("x", f"y{number % 2}")
+            )
+            return asyncio.ensure_future(made)
+
+        holds = store.database.awrite(first, exclusive=("x",))
+        await asyncio.to_thread(entered.wait, 30)
+        waiting = [handed_in(number) for number in range(20)]
+        other = store.database.awrite(lambda: rows_of("SELECT 2"), exclusive=("z",))
+        if cancelled is not None:
+            waiting[cancelled].cancel()
+        may.set()
+        await asyncio.gather(holds, other, *waiting, return_exceptions=True)
+
+    with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
+        asyncio.run(scenario(store))
+        store.put(("a",), "k", {})
+
+    assert order in ([*range(20)], [number for number in range(20) if number != cancelled])

@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from perdure.errors import (
@@ -30,6 +31,7 @@ from perdure.errors import (
 from perdure.storage.database import Migration, statements
 from perdure.storage.flow import Flow, Hope, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
+from perdure.storage.threads import Turn, Turns
 
 try:
     import psycopg
@@ -133,7 +135,8 @@ class PostgresDatabase:
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
         self._locks = Locks(AdvisoryLocks(between, schema) if between is not None else None)
-        self._server: Server | None = None
+        self._turns = Turns()  # what was handed in first is written first: a run that was left
+        self._server: Server | None = None  # does not overtake the one that came after it
         self._closed = False
 
     @property
@@ -252,20 +255,31 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> T:
         """See `Database.write`."""
-        try:
-            result = self._transact(self._writable(), make, exclusive)
-        except BaseException:
-            if undone is not None:
-                undone()
-            raise
-        try:
-            if committed is not None:
-                committed(result)
-        except Exception:
-            _log.exception("committed() failed; the write is stored, undone() is called")
-            if undone is not None:
-                undone()
-        return result
+        return self._write(self._turns.ask(exclusive or ()), make, committed, undone, exclusive)
+
+    def _write(
+        self,
+        turn: Turn,
+        make: Callable[[], Flow[T]],
+        committed: Callable[[T], None] | None,
+        undone: Callable[[], None] | None,
+        exclusive: Sequence[str] | None,
+    ) -> T:
+        with turn:
+            try:
+                result = self._transact(self._writable(), make, exclusive)
+            except BaseException:
+                if undone is not None:
+                    undone()
+                raise
+            try:
+                if committed is not None:
+                    committed(result)
+            except Exception:
+                _log.exception("committed() failed; the write is stored, undone() is called")
+                if undone is not None:
+                    undone()
+            return result
 
     def awrite(
         self,
@@ -277,7 +291,16 @@ class PostgresDatabase:
         """See `Database.awrite`."""
         if not self._read_only:
             self._locks.check()  # here: the threads of a pool are nobody's run
-        return self.in_thread(lambda: self.write(make, committed, undone, exclusive))
+        if self._server is None:
+            return self._later(lambda: self.write(make, committed, undone, exclusive))
+        self._server.check()
+        turn = self._turns.ask(exclusive or ())
+        work = partial(self._write, turn, make, committed, undone, exclusive)
+        try:
+            return self._server.threads.submit(work, awaited=True, given_up=turn.leave)  # type: ignore[no-any-return]
+        except BaseException:
+            turn.leave()
+            raise
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`."""
