@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from perdure.storage.flow import Flow, Row, rows_of
@@ -16,7 +15,12 @@ from perdure.storage.flow import Flow, Row, rows_of
 # imported once, in the server that forks: fresh interpreters would import for a minute
 WARM = [
     *("pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"),
-    *("perdure.stores", "tests.store_backends", "perdure.checkpointers.postgres", "perdure.memory.background.runtime"),
+    *(
+        "perdure.stores",
+        "tests.store_backends",
+        "perdure.checkpointers.postgres",
+        "perdure.memory.background.runtime",
+    ),
 ]
 PATIENCE_S = 120.0
 

@@ -8,7 +8,9 @@ store is of that backend.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from functools import partial
 from importlib import import_module
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from langgraph.store.base import IndexConfig
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
+from perdure.storage.database import OnAwait
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 
@@ -40,11 +43,11 @@ class LikeLangGraph:
         return opened.open(conn_string, serde=JsonPlusSerializer(), **options)
 
 
-class Checkpointer(LikeLangGraph, SQLiteCheckpointer):  # type: ignore[misc]
+class Checkpointer(LikeLangGraph, SQLiteCheckpointer):
     """In a file."""
 
 
-class InPostgres(LikeLangGraph, PostgresCheckpointer):  # type: ignore[misc]
+class InPostgres(LikeLangGraph, PostgresCheckpointer):
     """In Postgres; where langgraph's savers take a connection or a pool, in its database."""
 
     MIGRATIONS = ("",)
@@ -55,10 +58,30 @@ class InPostgres(LikeLangGraph, PostgresCheckpointer):  # type: ignore[misc]
         super().__init__(dsn, **{"serde": JsonPlusSerializer(), **options})
 
 
+class NoCursor:
+    """Takes what fixtures do to langgraph's tables, and does nothing, awaited or not."""
+
+    def execute(self, sql: str, *args: Any) -> OnAwait[None]:
+        if args:
+            pytest.fail("of langgraph's tables")
+        return OnAwait(partial(asyncio.sleep, 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
 class StoreInPostgres(PostgresStore):
     """Leaves aside what langgraph's store is told of its connections and tables."""
 
     MIGRATIONS = ("",)
+    _cursor = NoCursor
 
     @classmethod
     def from_conn_string(
