@@ -13,6 +13,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
+from perdure.stores import SQLiteStore
+from perdure.stores.postgres import PostgresStore
 from tests import postgres_server
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -37,6 +39,10 @@ class Place:
         """A checkpointer there."""
         found = self.database(SQLiteCheckpointer, PostgresCheckpointer, **options)
         return cast(SQLiteCheckpointer, found)
+
+    def store(self, **options: Any) -> SQLiteStore:
+        """A store there."""
+        return cast(SQLiteStore, self.database(SQLiteStore, PostgresStore, **options))
 
 
 def places(folder: Path) -> dict[str, Callable[[], Place]]:

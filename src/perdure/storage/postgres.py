@@ -303,9 +303,9 @@ class PostgresDatabase:
             raise
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`."""
+        """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
-            self.write(make)
+            self._writable().threads.submit(partial(self.write, make), awaited=False)
 
     def _writable(self) -> Server:
         if self._read_only:
