@@ -213,3 +213,41 @@ def test_writes_of_one_name_keep_their_order(
         store.put(("a",), "k", {})
 
     assert order in ([*range(20)], [number for number in range(20) if number != cancelled])
+
+
+def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
+    """A close that comes while writes and reads wait ends, once the writes are stored."""
+    entered, may = threading.Event(), threading.Event()
+
+    def held() -> Flow[None]:
+        entered.set()
+        assert may.wait(30)
+        yield from rows_of("SELECT 1")
+
+    async def scenario(store: PostgresStore) -> None:
+        database = store.database
+        first = database.awrite(held, exclusive=("x",))
+        await asyncio.to_thread(entered.wait, 30)
+        waiting = [
+            database.awrite(
+                lambda n=n: rows_of(  # type: ignore[misc]
+                    "INSERT INTO settings (name, value) VALUES (?, '')", str(n)
+                ),
+                exclusive=("x",),
+            )
+            for n in range(20)
+        ]
+        reads = [asyncio.ensure_future(store.aget(("a",), "k")) for _ in range(5)]
+        await asyncio.sleep(0)
+        closed = asyncio.create_task(store.aclose())
+        await asyncio.sleep(0.05)
+        may.set()
+        await asyncio.wait_for(closed, 30)
+        await asyncio.gather(first, *waiting)
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    dsn = postgres_server.dsn()
+    asyncio.run(scenario(PostgresStore.open(dsn, index=None, **options)))
+    count = "SELECT count(*) FROM settings WHERE length(name) < 3"
+    with PostgresStore.open(dsn, index=None, **options) as store:
+        assert store.database.read(rows_of(count)) == [(20,)]

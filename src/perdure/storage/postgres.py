@@ -163,6 +163,7 @@ class PostgresDatabase:
     def _connected(self) -> Server:
         server = self._server
         if server is None:
+            self._check_open()  # who closes it waits, with the lock, for what was handed in
             with registry_lock:
                 server = self._server
                 if server is None:
@@ -170,9 +171,12 @@ class PostgresDatabase:
         server.check()
         return server
 
-    def _opened(self) -> Server:
+    def _check_open(self) -> None:
         if self._closed:
             raise StorageUnavailable(f"the database {self.path} is closed")
+
+    def _opened(self) -> Server:
+        self._check_open()
         key = self._dsn, bool(self._options["pooled"])
         server = registry.get(key)
         if server is None or server.refused:
@@ -255,10 +259,12 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> T:
         """See `Database.write`."""
-        return self._write(self._turns.ask(exclusive or ()), make, committed, undone, exclusive)
+        server, turn = self._writable(), self._turns.ask(exclusive or ())
+        return self._write(server, turn, make, committed, undone, exclusive)
 
     def _write(
         self,
+        server: Server,
         turn: Turn,
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None,
@@ -267,7 +273,7 @@ class PostgresDatabase:
     ) -> T:
         with turn:
             try:
-                result = self._transact(self._writable(), make, exclusive)
+                result = self._transact(server, make, exclusive)
             except BaseException:
                 if undone is not None:
                     undone()
@@ -289,15 +295,13 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
-        if not self._read_only:
-            self._locks.check()  # here: the threads of a pool are nobody's run
         if self._server is None:
+            self._locks.check()  # here: the threads of a pool are nobody's run
             return self._later(lambda: self.write(make, committed, undone, exclusive))
-        self._server.check()
-        turn = self._turns.ask(exclusive or ())
-        work = partial(self._write, turn, make, committed, undone, exclusive)
+        server, turn = self._writable(), self._turns.ask(exclusive or ())
+        work = partial(self._write, server, turn, make, committed, undone, exclusive)
         try:
-            return self._server.threads.submit(work, awaited=True, given_up=turn.leave)  # type: ignore[no-any-return]
+            return server.threads.submit(work, awaited=True, given_up=turn.leave)  # type: ignore[no-any-return]
         except BaseException:
             turn.leave()
             raise
@@ -305,7 +309,9 @@ class PostgresDatabase:
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
-            self._writable().threads.submit(partial(self.write, make), awaited=False)
+            server, turn = self._writable(), self._turns.ask(())
+            work = partial(self._write, server, turn, make, None, None, None)
+            server.threads.submit(work, awaited=False)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -436,8 +442,7 @@ class PostgresDatabase:
             await self.aconnect()
             return await self._connected().threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
-        if self._closed:
-            raise StorageUnavailable(f"the database {self.path} is closed")
+        self._check_open()
         return asyncio.ensure_future(after_connecting())
 
     def _read(self, server: Server, flow: Flow[T], *, snapshot: bool) -> T:
