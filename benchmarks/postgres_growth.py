@@ -4,8 +4,8 @@
     python -m benchmarks.postgres_growth DSN --threads 10000 --rounds 3
 
 Each round has as many new threads of twenty turns (a question of 120 characters, an answer of 600),
-sixteen at once. Then only the newest checkpoint of each is kept, the threads of the round before go,
-and free space is given back. A schema of its own is made and dropped. WAL is that of the whole
+sixteen at once. Then only the newest checkpoint of each is kept, the threads of the round before
+go, and free space is given back. A schema of its own is made and dropped. WAL is that of the whole
 server, so nothing else should write there.
 """
 
@@ -18,10 +18,10 @@ import time
 from typing import Any
 
 import psycopg
+from benchmarks.common import WORDS
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
-from benchmarks.common import WORDS
 from perdure import PostgresCheckpointer
 from perdure.checkpointers import Retention
 

@@ -5,6 +5,7 @@ All processes of a test run share it and a database; each database under test is
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import tempfile
@@ -13,16 +14,12 @@ import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from psycopg import errors
 
 RUN = "TEST_RUN_OF_POSTGRES"
 os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
-
-
-_kept: list[psycopg.Connection[Any]] = []
 
 
 @cache
@@ -48,7 +45,8 @@ def dsn() -> str:
         with suppress(errors.DuplicateDatabase, errors.UniqueViolation):
             conn.execute(f"CREATE DATABASE {name}")
     ours = uri.replace("/postgres?", f"/{name}?")
-    _kept.append(psycopg.connect(ours, autocommit=True))  # else another run would drop it
+    kept = psycopg.connect(ours, autocommit=True)  # else another run would drop it
+    atexit.register(kept.close)
     return ours
 
 
