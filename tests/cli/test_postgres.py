@@ -16,7 +16,7 @@ from tests.cli.commands import attempt, read, run
 def db(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A database of the test's own: commands take no schema."""
     ours, name = postgres_server.dsn(), f"cli_{uuid.uuid4().hex}"
-    database = ours.replace(psycopg.conninfo.conninfo_to_dict(ours)["dbname"] or "", name)
+    database = ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
     with psycopg.connect(ours, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
         monkeypatch.setenv("PERDURE_DB", database)
