@@ -1,7 +1,7 @@
 """What threads take in Postgres, and whether it stays level while old ones go.
 
     python -m benchmarks.postgres_growth postgresql://postgres@127.0.0.1:5432/postgres
-    python -m benchmarks.postgres_growth DSN --threads 10000 --rounds 3
+    python -m benchmarks.postgres_growth DSN --threads 10000 --rounds 4
 
 Each round has as many new threads of twenty turns (a question of 120 characters, an answer of 600),
 sixteen at once. Then only the newest checkpoint of each is kept, the threads of the round before
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("dsn")
     parser.add_argument("--threads", type=int, default=1_000)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=16)
     given = parser.parse_args()
     drop = f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE"
