@@ -64,7 +64,7 @@ class ClearToolOutputs(MessagesNode):
         messages = messages_in(state, self.messages_key)
 
         def replaced() -> list[BaseMessage]:
-            cleared = self._cleared(Shown.of(messages, to_answer=False).turns)
+            cleared = self._cleared(Shown.of(messages).turns)  # as a view shows them
             left = (each for turn in cleared for unit in turn.units for each in unit)
             known = set(map(id, messages))
             return [message for message in left if id(message) not in known]

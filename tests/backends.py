@@ -4,17 +4,54 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
+from perdure.stores import SQLiteStore
+from perdure.stores.postgres import PostgresStore
 from tests import postgres_server
 
 KEY = b"0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a database of a test is, in any process: a file, or the schema that stands for it."""
+
+    path: Path
+    dsn: str = ""
+
+    def database(self, owner: Any, in_postgres: Any, **options: Any) -> Any:
+        """Open it as one of two classes."""
+        if not self.dsn:
+            return owner.open(self.path, **options)
+        options.pop("synchronous", None)  # of files
+        schema = postgres_server.schema(self.path)
+        return in_postgres.open(self.dsn, **{"schema": schema, "pool_size": 4, **options})
+
+    def saver(self, **options: Any) -> SQLiteCheckpointer:
+        """A checkpointer there."""
+        found = self.database(SQLiteCheckpointer, PostgresCheckpointer, **options)
+        return cast(SQLiteCheckpointer, found)
+
+    def store(self, **options: Any) -> SQLiteStore:
+        """A store there."""
+        return cast(SQLiteStore, self.database(SQLiteStore, PostgresStore, **options))
+
+
+def places(folder: Path) -> dict[str, Callable[[], Place]]:
+    """Places in a folder."""
+    path = folder / "x.db"
+    return {
+        "file": lambda: Place(path),
+        "postgres": lambda: Place(path, postgres_server.dsn()),
+    }
 
 
 def _langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:

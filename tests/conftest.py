@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.backends import BACKENDS
+from tests.backends import BACKENDS, Place, places
 
 # Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
 # went into waiting for the disk. Processes are killed, never the machine, so no test gets weaker.
@@ -42,6 +42,12 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteChec
     """A checkpointer on each backend."""
     with BACKENDS[request.param](tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a database may be that other processes open too."""
+    return places(tmp_path)[request.param]()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 from tests import postgres_server
-from tests.backends import KEY
+from tests.backends import KEY, Place
 
 DIMS = 512
 KINDRED = {"automobile": "car", "physician": "doctor", "journey": "trip"}
@@ -99,14 +99,23 @@ def open_store(
     return Store.open(path, **options)
 
 
-def _postgres(folder: Path, *, clock: Callable[[], float] = time.time, **options: Any) -> Any:
-    class Store(PostgresStore):
+def store_at(
+    place: Place, *, clock: Callable[[], float] = time.time, **options: Any
+) -> SQLiteStore:
+    """A store at a place that tells the time by a clock, and embeds with `Words`."""
+
+    class Store(SQLiteStore):
         _clock = staticmethod(clock)
 
-    options = {"index": {"embed": Words(), "dims": DIMS}, "pool_size": 4, **options}
-    options.pop("synchronous", None)  # of files
+    class InPostgres(PostgresStore):
+        _clock = staticmethod(clock)
+
+    return cast(SQLiteStore, place.database(Store, InPostgres, **of_words(**options)))
+
+
+def _postgres(folder: Path, **options: Any) -> SQLiteStore:
     dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
-    return Store.open(dsn, schema=postgres_server.schema(folder), **options)
+    return store_at(Place(folder, dsn), **options)
 
 
 BACKENDS: dict[str, Callable[..., SQLiteStore]] = {

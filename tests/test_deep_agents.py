@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import deepagents
@@ -17,6 +16,7 @@ from pydantic import Field
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.stores import SQLiteStore
+from tests.backends import Place
 from tests.layout import ROOT
 
 FILE = "/memories/AGENTS.md"
@@ -85,11 +85,11 @@ DOORS = pytest.mark.parametrize("door", ["blocking", "awaited"])
 
 
 @DOORS
-def test_what_the_agent_edits_is_a_versioned_item(tmp_path: Path, door: str) -> None:
+def test_what_the_agent_edits_is_a_versioned_item(place: Place, door: str) -> None:
     """Its own edits are versions, with a past that can be read."""
     with (
-        SQLiteStore.open(tmp_path / "x.db") as store,
-        SQLiteCheckpointer.open(tmp_path / "x.db") as saver,
+        place.store() as store,
+        place.saver() as saver,
     ):
         answers = [editing("tea", "coffee"), editing("coffee", "water"), AIMessage("Done")]
         agent, files, _ = agent_of(saver, store, answers)
@@ -108,11 +108,11 @@ def test_what_the_agent_edits_is_a_versioned_item(tmp_path: Path, door: str) -> 
 
 
 @DOORS
-def test_a_thread_that_goes_on_sees_the_present_file(tmp_path: Path, door: str) -> None:
+def test_a_thread_that_goes_on_sees_the_present_file(place: Place, door: str) -> None:
     """Each call of the model shows the file as it is then; the thread keeps no copy of it."""
     with (
-        SQLiteStore.open(tmp_path / "x.db") as store,
-        SQLiteCheckpointer.open(tmp_path / "x.db") as saver,
+        place.store() as store,
+        place.saver() as saver,
     ):
         answers = [AIMessage("1"), editing("coffee", "water"), AIMessage("3")]
         agent, files, model = agent_of(saver, store, answers)
@@ -128,11 +128,11 @@ def test_a_thread_that_goes_on_sees_the_present_file(tmp_path: Path, door: str) 
 
 
 @DOORS
-def test_a_run_that_was_interrupted_sees_the_present_file(tmp_path: Path, door: str) -> None:
+def test_a_run_that_was_interrupted_sees_the_present_file(place: Place, door: str) -> None:
     """A run that waited for a person goes on with the file as it is when it goes on."""
     with (
-        SQLiteStore.open(tmp_path / "x.db") as store,
-        SQLiteCheckpointer.open(tmp_path / "x.db") as saver,
+        place.store() as store,
+        place.saver() as saver,
     ):
         answers = [editing("nothing", "else"), AIMessage("Done")]
         agent, files, model = agent_of(saver, store, answers, interrupt_on={"edit_file": True})
@@ -145,9 +145,9 @@ def test_a_run_that_was_interrupted_sees_the_present_file(tmp_path: Path, door: 
 
 
 @DOORS
-def test_every_file_is_listed_while_others_write(tmp_path: Path, door: str) -> None:
+def test_every_file_is_listed_while_others_write(place: Place, door: str) -> None:
     """The backend reads page by page: each file is on one, also if others are edited meanwhile."""
-    with SQLiteStore.open(tmp_path / "x.db") as store:
+    with place.store() as store:
         backend = backends.StoreBackend(store=store, namespace=lambda runtime: ANN)
         backend.upload_files([(f"/{number:03}.md", b"text") for number in range(250)])
         found = store.search

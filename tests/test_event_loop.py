@@ -17,6 +17,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, NotADatabase, StorageUnavailable
 from perdure.storage.flow import rows_of
 from perdure.stores import SQLiteStore
+from tests.backends import Place
 
 T: Any = {"configurable": {"thread_id": "t"}}
 FACTS = ("facts",)
@@ -60,15 +61,11 @@ def test_the_watch_sees_what_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "00" * 32])
-def test_a_graph_with_a_store_and_a_checkpointer(key: str | None, tmp_path: Path) -> None:
+def test_a_graph_with_a_store_and_a_checkpointer(key: str | None, place: Place) -> None:
     """Opening, runs, history, search, deletion and closing."""
 
     async def course() -> tuple[Any, ...]:
-        path = tmp_path / "x.db"
-        async with (
-            SQLiteCheckpointer.open(path, key=key) as saver,
-            SQLiteStore.open(path, key=key) as store,
-        ):
+        async with place.saver(key=key) as saver, place.store(key=key) as store:
             graph = graph_of(saver, store)
             await graph.ainvoke({"said": ["I like tea"]}, T)
             await graph.ainvoke({"said": ["long " * 100_000]}, T)
@@ -160,11 +157,11 @@ def test_what_cannot_be_opened_is_told_when_it_is(tmp_path: Path) -> None:
         SQLiteCheckpointer.open(tmp_path / "absent" / "x.db")
 
 
-def test_pages_of_rows_are_awaited(tmp_path: Path) -> None:
+def test_pages_of_rows_are_awaited(place: Place) -> None:
     """A flow read with aread sees what is written, from many tasks and loop after loop."""
 
     async def course(start: int) -> list[int]:
-        async with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
+        async with place.store(index=None) as store:
             await store.aput(FACTS, str(start), {"n": start})
             pages = await asyncio.gather(
                 *(

@@ -12,6 +12,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from perdure.stores import SQLiteStore
+from tests.backends import Place
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # langgraph's own, about what langmem imports
@@ -47,9 +48,9 @@ class Tools:
 
 
 @pytest.mark.parametrize("door", ["blocking", "awaited"])
-def test_the_tools_of_langmem(door: str) -> None:
+def test_the_tools_of_langmem(door: str, place: Place) -> None:
     """Created, found, updated and deleted; versions are kept of it like of any item."""
-    with SQLiteStore.open(":memory:") as store:
+    with place.store() as store:
         tools = Tools(store, door)
         created = tools.call(tools.manage, content="Ann likes green tea", action="create")
         tools.call(tools.manage, content="Ann works in a school", action="create")

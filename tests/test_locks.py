@@ -13,13 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.database import Migration
 from perdure.storage.locks import FileLocks, Locks
+from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
+from tests import postgres_server
+from tests.backends import Place, places
 from tests.durability.processes import in_processes, warm
 from tests.test_storage import opened
 
@@ -27,9 +31,20 @@ PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
 LATER_S = 0.02  # long enough for what others would do in the wrong moment
 
 
-@pytest.fixture(params=["file", ":memory:"])
+def at(place: Place) -> SQLiteDatabase:
+    """A database without tables at a place."""
+    if not place.dsn:
+        return opened(place.path)
+    nothing = Migration("notes", ("",))
+    made: Any = PostgresDatabase(place.dsn, nothing, schema=postgres_server.schema(place.path))
+    made.connect()
+    return cast(SQLiteDatabase, made)
+
+
+@pytest.fixture(params=["file", ":memory:", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteDatabase]:
-    with closing(opened(tmp_path / "x.db" if request.param == "file" else ":memory:")) as notes:
+    name = request.param
+    with closing(opened(name) if name == ":memory:" else at(places(tmp_path)[name]())) as notes:
         yield notes
 
 
@@ -108,9 +123,10 @@ def test_first_come_first_served(database: SQLiteDatabase) -> None:
 
 async def until_queued(database: SQLiteDatabase, count: int) -> None:
     """Wait until as many hold a lock, or wait for it."""
-    assert database._file is not None
+    kept: Any = database if isinstance(database, PostgresDatabase) else database._file
+    locks = getattr(kept, "locks", None) or kept._locks
     async with asyncio.timeout(PATIENCE_S):
-        while len(database._file.locks._queues["t"]) < count:  # noqa: ASYNC110
+        while len(locks._queues["t"]) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -311,12 +327,12 @@ def test_a_closed_database_has_no_locks(database: SQLiteDatabase) -> None:
 # -- processes
 
 
-def counts(path: Path, go: Connection, number: int) -> None:
+def counts(place: Place, go: Connection, number: int) -> None:
     """Adds to a number in a file, by reading and writing it, under the lock."""
-    database = opened(path)
+    database = at(place)
     go.send("ready")
     go.recv()
-    total = path.with_suffix(".total")
+    total = place.path.with_suffix(".total")
 
     async def once() -> None:
         async with database.lock("t", timeout_s=60):
@@ -334,29 +350,29 @@ def counts(path: Path, go: Connection, number: int) -> None:
     go.send("done")
 
 
-def test_eight_processes(tmp_path: Path) -> None:
+def test_eight_processes(place: Place) -> None:
     """Eight processes count together and none of their counts is lost."""
-    (tmp_path / "x.total").write_text("0")
-    opened(tmp_path / "x.db").close()
-    in_processes(8, counts, tmp_path / "x.db")
+    place.path.with_suffix(".total").write_text("0")
+    at(place).close()
+    in_processes(8, counts, place)
 
-    assert (tmp_path / "x.total").read_text() == "80"
+    assert place.path.with_suffix(".total").read_text() == "80"
 
 
-def holds(path: Path, said: Connection) -> None:
-    database = opened(path)
+def holds(place: Place, said: Connection) -> None:
+    database = at(place)
     with database.lock("t"):
         said.send("holds")
         threading.Event().wait()
 
 
-def test_a_holder_that_is_killed(tmp_path: Path) -> None:
+def test_a_holder_that_is_killed(place: Place) -> None:
     """The lock of a process that is killed is free, also for who waits for it already."""
     context = warm()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=holds, args=(tmp_path / "x.db", theirs), daemon=True)
+    process = context.Process(target=holds, args=(place, theirs), daemon=True)
     process.start()
-    with closing(opened(tmp_path / "x.db")) as database:
+    with closing(at(place)) as database:
         assert ours.recv() == "holds"
         with pytest.raises(StorageUnavailable):
             take(database, "t", timeout_s=0.05)
@@ -373,15 +389,15 @@ def test_a_holder_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_hold_it(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_hold_it(place: Place) -> None:
     """The child waits for its parent's lock as any process does, and leaving does not free it."""
-    database = opened(tmp_path / "x.db")
+    database = at(place)
     lock = database.lock("t")
     lock.__enter__()
     child = os.fork()
     if child == 0:
         try:
-            again = opened(tmp_path / "x.db")
+            again = at(place)
             with pytest.raises(StorageUnavailable):
                 take(again, "t", timeout_s=0.05)
             lock.__exit__()
@@ -392,23 +408,20 @@ def test_a_forked_child_does_not_hold_it(tmp_path: Path) -> None:
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
-    held = subprocess.run([sys.executable, "-c", _TRY.format(str(tmp_path / "x.db"))], timeout=60)
+    context = warm()
+    other = context.Process(target=tries, args=(place,), daemon=True)
+    other.start()
+    other.join(60)
     lock.__exit__()
     database.close()
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert held.returncode == 7
+    assert other.exitcode == 7
 
 
-_TRY = """
-import sys
-from perdure.errors import StorageUnavailable
-from perdure.storage.database import Migration
-from perdure.storage.sqlite import SQLiteDatabase
-database = SQLiteDatabase({!r}, Migration("notes", ("",)))
-try:
-    with database.lock("t", timeout_s=0.05):
-        pass
-except StorageUnavailable:
-    sys.exit(7)
-"""
+def tries(place: Place) -> None:
+    """Ends with 7 if it does not get the lock."""
+    try:
+        take(at(place), "t", timeout_s=0.05)
+    except StorageUnavailable:
+        sys.exit(7)

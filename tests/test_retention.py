@@ -26,6 +26,8 @@ from perdure.memory.store_adapter import QUARANTINE, RESERVED, WATERMARKS
 from perdure.memory.watermarks import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
+from perdure.stores.postgres import PostgresStore
+from tests.backends import places
 from tests.talks import talk
 
 DAY = 86_400
@@ -62,9 +64,23 @@ def opened(path: Path, **options: Any) -> Iterator[tuple[SQLiteCheckpointer, Sto
         yield saver, store
 
 
-@pytest.fixture(params=[None, KEY], ids=["plain", "sealed"])
+class StoreInPostgres(PostgresStore):
+    """The same in Postgres."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._clock = lambda: time.time() - Store.age_days * DAY
+        super().__init__(*args, **options)
+
+
+@pytest.fixture(params=["plain", "sealed", "postgres"])
 def parts(request: Any, tmp_path: Path) -> Iterator[tuple[SQLiteCheckpointer, Store]]:
-    with opened(tmp_path / "x.db", key=request.param) as found:
+    if request.param == "postgres":
+        place = places(tmp_path)["postgres"]()
+        store = place.database(Store, StoreInPostgres, index=None)
+        with place.saver() as saver, store:
+            yield saver, store
+        return
+    with opened(tmp_path / "x.db", key=None if request.param == "plain" else KEY) as found:
         yield found
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
+from tests.backends import places
 from tests.contracts.programs import Action, Replay, Turn, World, actions
 
 EXAMPLES = settings().max_examples  # of the profile: `--hypothesis-profile deep` does thousands
@@ -21,17 +22,15 @@ KEEPS = Turn(["keeper"], named=True, blocking=True, durability="sync")
 
 
 @contextmanager
-def worlds() -> Iterator[tuple[World, World]]:
-    """The graph on a file of perdure's, and on langgraph's saver for memory."""
+def worlds(backend: str) -> Iterator[tuple[World, World]]:
+    """The graph on a database of perdure's, and on langgraph's saver for memory."""
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
-        path = Path(folder) / "x.db"
-        ours = World(
-            lambda: reopened(), SQLiteCheckpointer.open(path, synchronous="normal"), runner
-        )
+        place = places(Path(folder))[backend]()
+        ours = World(lambda: reopened(), place.saver(synchronous="normal"), runner)
 
         def reopened() -> SQLiteCheckpointer:
             ours.saver.close()
-            return SQLiteCheckpointer.open(path, synchronous="normal")
+            return place.saver(synchronous="normal")
 
         memory = InMemorySaver()
         try:
@@ -40,9 +39,9 @@ def worlds() -> Iterator[tuple[World, World]]:
             ours.saver.close()
 
 
-def compare(course: list[Action], number: int) -> None:
+def compare(course: list[Action], number: int, backend: str = "file") -> None:
     """Take a course in both worlds; after each action they look the same."""
-    with worlds() as (ours, theirs):
+    with worlds(backend) as (ours, theirs):
         for action in course:
             expected, actual = theirs.act(action), ours.act(action)
 
@@ -66,3 +65,10 @@ def test_any_course(course: list[Action], number: int) -> None:
 def test_any_course_with_subgraphs(course: list[Action], number: int) -> None:
     """The same with subgraphs, which keep their state for a run or for the thread."""
     compare(course, number)
+
+
+@settings(max_examples=EXAMPLES // 6)
+@given(actions(subgraphs=True), st.integers(0, 9))
+def test_any_course_in_postgres(course: list[Action], number: int) -> None:
+    """The same in Postgres."""
+    compare(course, number, "postgres")

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
+from tests.backends import Place, places
 from tests.contracts.programs import ROOT, THREAD, Durability, Reopen, built
 
 
@@ -80,15 +81,15 @@ async def answered(graph: Any, action: Answered, text: str) -> list[str]:
     return [m.text for m in state.values["messages"] if m.type == "human" and m.text != "left"]
 
 
-async def taken(path: Path, course: list[Any]) -> SQLiteCheckpointer:
+async def taken(place: Place, course: list[Any]) -> SQLiteCheckpointer:
     """Take the course; each turn that was answered stays, in its place."""
-    saver, turns = SQLiteCheckpointer.open(path, synchronous="normal"), []
+    saver, turns = place.saver(synchronous="normal"), []
     for number, action in enumerate(course):
         match action:
             case Reopen():
                 await asyncio.sleep(0.005)  # a run that was left may still write
                 saver.close()
-                saver = SQLiteCheckpointer.open(path, synchronous="normal")
+                saver = place.saver(synchronous="normal")
             case Left():
                 await left(built(saver), action)
             case Answered():
@@ -117,11 +118,22 @@ def check_tree(saver: SQLiteCheckpointer) -> None:
     assert first == saver.get_tuple(ROOT)
 
 
+def check(course: list[Any], backend: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with asyncio.Runner() as runner:
+            saver = runner.run(taken(places(Path(folder))[backend](), course))
+        check_tree(saver)
+        saver.close()
+
+
 @given(courses)
 def test_any_course_with_left_runs(course: list[Any]) -> None:
     """An answered turn and a person's edit stay in the state, whatever was left around them."""
-    with tempfile.TemporaryDirectory() as folder:
-        with asyncio.Runner() as runner:
-            saver = runner.run(taken(Path(folder) / "x.db", course))
-        check_tree(saver)
-        saver.close()
+    check(course, "file")
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(courses)
+def test_any_course_with_left_runs_in_postgres(course: list[Any]) -> None:
+    """The same in Postgres."""
+    check(course, "postgres")

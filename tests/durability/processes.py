@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from perdure.storage.flow import Flow, Row, rows_of
@@ -16,7 +15,12 @@ from perdure.storage.flow import Flow, Row, rows_of
 # imported once, in the server that forks: fresh interpreters would import for a minute
 WARM = [
     *("pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"),
-    *("perdure.stores", "tests.store_backends", "perdure.memory.background.runtime"),
+    *(
+        "perdure.stores",
+        "tests.store_backends",
+        "perdure.checkpointers.postgres",
+        "perdure.memory.background.runtime",
+    ),
 ]
 PATIENCE_S = 120.0
 
@@ -27,13 +31,13 @@ def warm() -> Any:
     return context
 
 
-def in_processes(count: int, work: Callable[[Path, Connection, int], None], path: Path) -> None:
+def in_processes(count: int, work: Callable[[Any, Connection, int], None], place: Any) -> None:
     """The work in processes that begin together: each says ready, is told to go, and says done."""
     context = warm()
     children = []
     for number in range(count):
         ours, theirs = context.Pipe()
-        child = context.Process(target=work, args=(path, theirs, number), daemon=True)
+        child = context.Process(target=work, args=(place, theirs, number), daemon=True)
         child.start()
         theirs.close()
         children.append((child, ours))

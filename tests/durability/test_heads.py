@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
+from tests.backends import Place
 from tests.contracts.puts import at, put, uid_of
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -60,7 +60,7 @@ WON = ["two", *["answer to two"] * 3]
 
 
 @pytest.mark.parametrize("step", [in_threads, in_tasks])
-def test_a_stream_driven_from_many_contexts(step: Step, tmp_path: Path) -> None:
+def test_a_stream_driven_from_many_contexts(step: Step, place: Place) -> None:
     """Whoever calls for its next step, a run that lost the head does not take it back."""
 
     async def scenario(graph: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_stream_driven_from_many_contexts(step: Step, tmp_path: Path) -> None:
         while await step(first):
             pass
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         graph = built(saver)
         asyncio.run(scenario(graph))
 
@@ -102,9 +102,9 @@ LOOKS = [look_at_history, look_at_many, look_at_the_past]
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_caller_that_looks_around(look: Callable[[Any], None], tmp_path: Path) -> None:
+def test_a_caller_that_looks_around(look: Callable[[Any], None], place: Place) -> None:
     """What the loop over a stream reads, each checkpoint by its id too, gives its run no head."""
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         graph = built(saver)
         graph.invoke(says("zero"), THREAD)
         stream = graph.stream(says("one"), THREAD, durability="sync")
@@ -118,7 +118,7 @@ def test_a_caller_that_looks_around(look: Callable[[Any], None], tmp_path: Path)
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_node_that_looks_around(look: Callable[[Any], None], tmp_path: Path) -> None:
+def test_a_node_that_looks_around(look: Callable[[Any], None], place: Place) -> None:
     """The same for what a node reads, with the config of the run it is part of."""
 
     def nosy(state: MessagesState) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_a_node_that_looks_around(look: Callable[[Any], None], tmp_path: Path) -
         elsewhere(other.invoke, says("two"), THREAD)
         return {"messages": [("ai", "lost")]}
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         builder = StateGraph(MessagesState).add_node("nosy", nosy).add_edge(START, "nosy")
         graph: Any = builder.compile(checkpointer=saver)
         other = built(saver)
@@ -233,16 +233,16 @@ def test_of_one_beginning_the_younger_id_has_the_head(
     assert head(saver) == "y"
 
 
-def test_the_rule_is_in_the_file(tmp_path: Path) -> None:
+def test_the_rule_is_in_the_database(place: Place) -> None:
     """A saver that saw nothing of it decides the same."""
     run = at(uid="y")
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         step(saver, "y", None, 0, "input")
         step(saver, "c", run, 1, "input")
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         step(saver, "x", run, 1)
         overtaken = head(saver)
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         saver.get_tuple(run)
         step(saver, "a", run, 1)
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
+from tests.backends import Place
 from tests.durability.processes import in_processes
 
 TURNS = 12
@@ -150,14 +150,15 @@ Leave = Callable[[Any, str, random.Random], Awaitable[None]]
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.parametrize("build", [two_nodes, agent])
 def test_a_turn_after_a_left_run_stays(
-    build: Build, leave: Leave, durability: str, tmp_path: Path
+    build: Build, leave: Leave, durability: str, place: Place
 ) -> None:
     """Every turn that was answered is in the thread, however the run before it was left."""
     chance = random.Random(f"{build.__name__} {leave.__name__} {durability}")
+    count = 5 if place.dsn else TURNS
 
     async def scenario(saver: SQLiteCheckpointer) -> list[list[str]]:
         graph, found = build(saver), []
-        for turn in range(TURNS):
+        for turn in range(count):
             await leave(graph, durability, chance)
             await graph.ainvoke(says(f"turn {turn}"), THREAD, durability=durability)
             found.append([text for text in await asked(graph) if text != "left"])
@@ -165,14 +166,14 @@ def test_a_turn_after_a_left_run_stays(
         found.append([text for text in await asked(graph) if text != "left"])
         return found
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         found = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
         heads = sum(info.is_head for info in saver.checkpoints("t", checkpoint_ns=""))
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as again:
+    with place.saver() as again:
         reopened = [text for text in asyncio.run(asked(build(again))) if text != "left"]
 
-    turns = [f"turn {turn}" for turn in range(TURNS)]
-    assert [turns[: n + 1] for n in range(TURNS)] + [turns] == found
+    turns = [f"turn {turn}" for turn in range(count)]
+    assert [turns[: n + 1] for n in range(count)] + [turns] == found
     assert turns == reopened
     assert heads == 1
 
@@ -213,7 +214,7 @@ class Gated:
 @pytest.mark.parametrize("durability", ["sync", "async"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_newer_turn_keeps_the_head(
-    before: int, durability: str, cancel: bool, tmp_path: Path
+    before: int, durability: str, cancel: bool, place: Place
 ) -> None:
     """A run that goes on after a newer turn is a branch; what it did is in the file."""
 
@@ -227,7 +228,7 @@ def test_a_newer_turn_keeps_the_head(
         await gated.graph.ainvoke(says("next"), THREAD, durability=durability)
         return after, await asked(gated.graph)
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         after, at_last = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
         tuples = list(saver.list({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}))
     said = {
@@ -241,7 +242,7 @@ def test_a_newer_turn_keeps_the_head(
 
 @pytest.mark.parametrize("cancel", [False, True])
 @pytest.mark.parametrize("durability", ["sync", "async"])
-def test_a_persons_edit_keeps_the_head(durability: str, cancel: bool, tmp_path: Path) -> None:
+def test_a_persons_edit_keeps_the_head(durability: str, cancel: bool, place: Place) -> None:
     """What `update_state` wrote while a run went on is in the thread when the run has ended."""
 
     async def scenario(saver: SQLiteCheckpointer) -> tuple[list[str], list[str]]:
@@ -253,7 +254,7 @@ def test_a_persons_edit_keeps_the_head(durability: str, cancel: bool, tmp_path: 
         await gated.graph.ainvoke(says("next"), THREAD, durability=durability)
         return after, await asked(gated.graph)
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         after, at_last = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
 
     assert after[-1] == "edit"
@@ -265,7 +266,7 @@ def test_a_persons_edit_keeps_the_head(durability: str, cancel: bool, tmp_path: 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_clock_that_jumps_within_a_run(
-    durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    durability: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of a thread is that of its puts, also when each look at the clock differs."""
     chance, true_ns = random.Random(durability), time.time_ns
@@ -278,14 +279,14 @@ def test_a_clock_that_jumps_within_a_run(
         sizes = [len(s.values["messages"]) async for s in graph.aget_state_history(THREAD)]
         return await asked(graph), sizes
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         said, sizes = asyncio.run(scenario(saver))
 
     assert [f"turn {turn}" for turn in range(TURNS)] == said
     assert sorted(sizes, reverse=True) == sizes
 
 
-def at_another_time(offset_ns: int, path: Path, go: Connection) -> None:
+def at_another_time(offset_ns: int, place: Place, go: Connection) -> None:
     """A process whose clock is off takes a turn and leaves a run."""
     go.send("ready")
     go.recv()
@@ -297,30 +298,29 @@ def at_another_time(offset_ns: int, path: Path, go: Connection) -> None:
         await by_break(graph, "sync", random.Random(offset_ns))
         await graph.ainvoke(says(f"turn at {offset_ns}"), THREAD)
 
-    with SQLiteCheckpointer.open(path) as saver:
+    with place.saver() as saver:
         asyncio.run(turn(saver))
     go.send("done")
 
 
-def a_day_ahead(path: Path, go: Connection, _: int) -> None:
-    at_another_time(DAY_NS, path, go)
+def a_day_ahead(place: Place, go: Connection, _: int) -> None:
+    at_another_time(DAY_NS, place, go)
 
 
-def on_time(path: Path, go: Connection, _: int) -> None:
-    at_another_time(0, path, go)
+def on_time(place: Place, go: Connection, _: int) -> None:
+    at_another_time(0, place, go)
 
 
-def a_day_behind(path: Path, go: Connection, _: int) -> None:
-    at_another_time(-DAY_NS, path, go)
+def a_day_behind(place: Place, go: Connection, _: int) -> None:
+    at_another_time(-DAY_NS, place, go)
 
 
 @needs_fork
-def test_clocks_that_differ_between_processes(tmp_path: Path) -> None:
+def test_clocks_that_differ_between_processes(place: Place) -> None:
     """Turns taken one after another, by processes whose clocks are days apart, all stay."""
-    path = tmp_path / "x.db"
     for work in (on_time, a_day_ahead, a_day_behind, on_time):
-        in_processes(1, work, path)
-    with SQLiteCheckpointer.open(path) as saver:
+        in_processes(1, work, place)
+    with place.saver() as saver:
         said = [text for text in asyncio.run(asked(two_nodes(saver))) if text != "left"]
 
     assert [f"turn at {offset}" for offset in (0, DAY_NS, -DAY_NS, 0)] == said
@@ -347,7 +347,7 @@ def one_after_another(messages: list[BaseMessage]) -> bool:
     )
 
 
-def test_tasks_under_the_lock(tmp_path: Path) -> None:
+def test_tasks_under_the_lock(place: Place) -> None:
     """Sixteen tasks on one thread, under its lock, take their turns one after another."""
 
     async def scenario(saver: SQLiteCheckpointer) -> list[BaseMessage]:
@@ -356,28 +356,27 @@ def test_tasks_under_the_lock(tmp_path: Path) -> None:
         messages: list[BaseMessage] = state.values["messages"]
         return messages
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with place.saver() as saver:
         messages = asyncio.run(asyncio.wait_for(scenario(saver), PATIENCE_S))
 
     assert {f"{n}.0" for n in range(16)} == {m.text for m in messages if m.type == "human"}
     assert one_after_another(messages)
 
 
-def talks_under_the_lock(path: Path, go: Connection, number: int) -> None:
+def talks_under_the_lock(place: Place, go: Connection, number: int) -> None:
     """One process: four turns on a thread that all share."""
     go.send("ready")
     go.recv()
-    with SQLiteCheckpointer.open(path) as saver:
+    with place.saver() as saver:
         asyncio.run(locked_turns(saver, str(number), 4))
     go.send("done")
 
 
 @needs_fork
-def test_processes_under_the_lock(tmp_path: Path) -> None:
+def test_processes_under_the_lock(place: Place) -> None:
     """Eight processes on one thread, under its lock, take their turns one after another."""
-    path = tmp_path / "x.db"
-    in_processes(8, talks_under_the_lock, path)
-    with SQLiteCheckpointer.open(path) as saver:
+    in_processes(8, talks_under_the_lock, place)
+    with place.saver() as saver:
         messages = two_nodes(saver).get_state(THREAD).values["messages"]
 
     expected = {f"{number}.{turn}" for number in range(8) for turn in range(4)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import Flow, rows_of
 from perdure.storage.postgres_connection import RUN, translated
 from tests import postgres_server
 from tests.durability.cutting import Proxy
@@ -349,3 +350,80 @@ def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> 
         )
 
     assert (made, undone) == ([(1,)], [1])
+
+
+@pytest.mark.parametrize("cancelled", [None, 1])
+def test_writes_of_one_name_keep_their_order(
+    cancelled: int | None, options: dict[str, Any]
+) -> None:
+    """A put of a run that was left, called first, does not come after that of the next run."""
+    entered, may = threading.Event(), threading.Event()
+    order: list[int] = []
+
+    def first() -> Flow[None]:
+        entered.set()
+        assert may.wait(30)
+        yield from rows_of("SELECT 1")
+
+    async def scenario(store: PostgresStore) -> None:
+        def handed_in(number: int) -> asyncio.Future[Any]:
+            def committed(_: Any) -> None:
+                order.append(number)
+
+            made = store.database.awrite(
+                lambda: rows_of("SELECT 1"), committed, exclusive=("x", f"y{number % 2}")
+            )
+            return asyncio.ensure_future(made)
+
+        holds = store.database.awrite(first, exclusive=("x",))
+        await asyncio.to_thread(entered.wait, 30)
+        waiting = [handed_in(number) for number in range(20)]
+        other = store.database.awrite(lambda: rows_of("SELECT 2"), exclusive=("z",))
+        if cancelled is not None:
+            waiting[cancelled].cancel()
+        may.set()
+        await asyncio.gather(holds, other, *waiting, return_exceptions=True)
+
+    with PostgresStore.open(postgres_server.dsn(), index=None, **options) as store:
+        asyncio.run(scenario(store))
+        store.put(("a",), "k", {})
+
+    assert order in ([*range(20)], [number for number in range(20) if number != cancelled])
+
+
+def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
+    """A close that comes while writes and reads wait ends, once the writes are stored."""
+    entered, may = threading.Event(), threading.Event()
+
+    def held() -> Flow[None]:
+        entered.set()
+        assert may.wait(30)
+        yield from rows_of("SELECT 1")
+
+    async def scenario(store: PostgresStore) -> None:
+        database = store.database
+        first = database.awrite(held, exclusive=("x",))
+        await asyncio.to_thread(entered.wait, 30)
+        waiting = [
+            database.awrite(
+                lambda n=n: rows_of(  # type: ignore[misc]
+                    "INSERT INTO settings (name, value) VALUES (?, '')", str(n)
+                ),
+                exclusive=("x",),
+            )
+            for n in range(20)
+        ]
+        reads = [asyncio.ensure_future(store.aget(("a",), "k")) for _ in range(5)]
+        await asyncio.sleep(0)
+        closed = asyncio.create_task(store.aclose())
+        await asyncio.sleep(0.05)
+        may.set()
+        await asyncio.wait_for(closed, 30)
+        await asyncio.gather(first, *waiting)
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    dsn = postgres_server.dsn()
+    asyncio.run(scenario(PostgresStore.open(dsn, index=None, **options)))
+    count = "SELECT count(*) FROM settings WHERE length(name) < 3"
+    with PostgresStore.open(dsn, index=None, **options) as store:
+        assert store.database.read(lambda: rows_of(count)) == [(20,)]

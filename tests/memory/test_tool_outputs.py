@@ -73,6 +73,21 @@ def test_what_the_model_has_not_read_yet_is_never_cleared() -> None:
     assert results(node(answered(talk)))[:3] == ["[The res"] * 3
 
 
+@pytest.mark.parametrize("calls", ["tool_calls", "invalid_tool_calls"])
+def test_a_state_keeps_what_a_view_shows_while_results_are_missing(calls: str) -> None:
+    """A view leaves out a call without all its results: those before it are the newest then."""
+    two: Any = [{"name": "look", "args": "{", "id": f"{i}", "error": ""} for i in range(2)]
+    for each in two if calls == "tool_calls" else []:
+        each["args"] = {}
+        del each["error"]
+    pending: Any = AIMessage("", id="c9", **{calls: two})
+    talk: Talk = [*looked(2), pending, ToolMessage("0 " * 2_000, id="r9", tool_call_id="0")]
+    node = clear_tool_outputs(keep=0)
+    left: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
+    assert results(left) == ["[The res", "1 1 1 1 ", "0 0 0 0 "]
+    assert node(left) == node(talk)
+
+
 @given(conversations(), st.integers(0, 2), st.integers(50, 90))
 def test_a_view_is_valid_and_settles(talk: Talk, keep: int, min_tokens: int) -> None:
     """Clearing what was cleared changes nothing; the question stays."""

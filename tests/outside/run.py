@@ -3,6 +3,7 @@
     python tests/outside/run.py CHECKOUT                # every suite that the clone has
     python tests/outside/run.py CHECKOUT --suite sqlite # libs/checkpoint-sqlite alone
     python tests/outside/run.py CHECKOUT -k time_travel
+    python tests/outside/run.py CHECKOUT --postgres postgresql://postgres@127.0.0.1:5432/
 
 CHECKOUT is a clone of https://github.com/langchain-ai/langgraph or of
 https://github.com/langchain-ai/deepagents; CONTRIBUTING.md has the packages. The tests are copied
@@ -33,19 +34,25 @@ class Suite(NamedTuple):
     Attributes:
         folder: The package's, in the clone.
         used: A package to take from the clone: its release has to be that of the tests.
-        only_sqlite: Whether only the cases on an SQLite checkpointer are wanted.
+        backend: The only cases wanted are those on a checkpointer or store of it; empty: all are.
         files: Which tests; by default all.
+        postgres: Whether they need a server.
     """
 
     folder: str
     used: str
-    only_sqlite: bool = False
+    backend: str = ""
     files: tuple[str, ...] = ("tests",)
+    postgres: bool = False
 
 
 SUITES = {
-    "langgraph": Suite("libs/langgraph", "libs/checkpoint-conformance", only_sqlite=True),
+    "langgraph": Suite("libs/langgraph", "libs/checkpoint-conformance", "sqlite"),
     "sqlite": Suite("libs/checkpoint-sqlite", "libs/checkpoint-conformance"),
+    "langgraph-postgres": Suite(
+        "libs/langgraph", "libs/checkpoint-conformance", "postgres", postgres=True
+    ),
+    "postgres": Suite("libs/checkpoint-postgres", "libs/checkpoint-conformance", postgres=True),
     "deepagents": Suite(
         "libs/deepagents",
         "libs/deepagents",
@@ -73,6 +80,33 @@ REFUSED = {  # tests of what langgraph's classes are made of, or cannot do
     # here keys of filters are parameters of SQL: one with quotes is a key like any other
     "test_store::test_sql_injection_vulnerability": "filters refuse keys",
     "test_sqlite.TestSqliteSaver::test_checkpoint_search_sql_injection_prevention": "the same",
+    "test_sync::test_nonnull_migrations": "PostgresSaver.MIGRATIONS",
+    "test_sync::test_pending_sends_migration": "the form of langgraph 0.1",
+    "test_async::test_pending_sends_migration": "the same",
+    "test_sync::test_get_checkpoint_no_channel_values": "saver._load_checkpoint_tuple",
+    "test_async::test_get_checkpoint_no_channel_values": "the same",
+    "test_delta_plain_value_seed::test_inline_primitive_seed_is_found": "None was put: a value",
+    "test_async_store::test_abatch_uses_single_pool_checkout": "store._ainternal",
+    "test_async_store::test_large_batches": "put(…, None) raises; delete removes",
+    "test_store::test_batch_list_namespaces_ops": "a namespace that is no tuple is refused",
+    "test_store::test_scores": "vectors are compared by cosine only",
+    "test_store::test_embed_with_path_sync": "scores weigh words and neighbours too",
+    "test_async_store::test_embed_with_path": "the same",
+    "test_store::test_store_ttl": "without an index a query finds its words, not everything",
+    "test_async_store::test_store_ttl": "the same",
+    **dict.fromkeys(
+        (
+            f"{module}::test_omit_expired_{what}"
+            for module in ("test_store", "test_async_store")
+            for what in (
+                "filters_read_paths",
+                "disabled_preserves_expired_rows",
+                "refresh_ttl_only_refreshes_live_rows",
+                "search_pagination",
+            )
+        ),
+        "an UPDATE of langgraph's tables",
+    ),
 }
 
 
@@ -94,7 +128,7 @@ def outcomes(report: Path) -> dict[str, Outcome]:
     return found
 
 
-def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Outcome]:
+def run(checkout: Path, suite: Suite, classes: str, chosen: str, server: str) -> dict[str, Outcome]:
     """Run a suite in a process of its own.
 
     Args:
@@ -102,18 +136,25 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Ou
         suite: Which of its packages.
         classes: `perdure` or `langgraph`.
         chosen: An expression for pytest's `-k`; empty: all.
+        server: The DSN of a Postgres server, up to the name of the database.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(checkout / suite.folder / "tests", folder / "tests")
         shutil.copy(checkout / suite.folder / "pyproject.toml", folder)
+        for file in (folder / "tests").glob("*.py") if suite.postgres else ():
+            text = re.sub(r"postgres://postgres:postgres@[^/]+/", server, file.read_text())
+            # a saver that was given a connection is not closed by the tests
+            file.write_text(
+                text.replace("DROP DATABASE {database}", "DROP DATABASE {database} WITH (FORCE)")
+            )
         paths = [HERE, checkout / suite.used, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
             "OUTSIDE_CLASSES": classes,
-            "OUTSIDE_ONLY_SQLITE": "1" if suite.only_sqlite else "",
-            "NO_DOCKER": "true",
+            "OUTSIDE_BACKEND": suite.backend,
+            "NO_DOCKER": "false" if suite.postgres else "true",
             "LANGSMITH_TRACING": "false",
         }
         report = folder / "report.xml"
@@ -141,10 +182,10 @@ def summary(classes: str, found: dict[str, Outcome]) -> str:
     return f"{classes:9} {passed:4} of {len(found)} passed, {failed} failed, {skipped} skipped"
 
 
-def compared(checkout: Path, name: str, chosen: str) -> bool:
+def compared(checkout: Path, name: str, chosen: str, server: str) -> bool:
     """Run a suite on both, print what differs, and tell whether perdure fails nothing of it."""
-    theirs = run(checkout, SUITES[name], "langgraph", chosen)
-    ours = run(checkout, SUITES[name], "perdure", chosen)
+    theirs = run(checkout, SUITES[name], "langgraph", chosen, server)
+    ours = run(checkout, SUITES[name], "perdure", chosen, server)
     print(f"{SUITES[name].folder}/tests")
     print(f"  {summary('langgraph', theirs)}\n  {summary('perdure', ours)}")
     failures = {test: outcome.why for test, outcome in ours.items() if outcome.why}
@@ -163,10 +204,17 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="a clone of the tests' repository")
     parser.add_argument("--suite", choices=SUITES, action="append", help="by default all it has")
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest's choice of tests")
+    parser.add_argument(
+        "--postgres", default="", metavar="DSN", help="run the suites on this server instead"
+    )
     given = parser.parse_args()
     checkout: Path = given.checkout.resolve()
-    there = [name for name, suite in SUITES.items() if (checkout / suite.folder).exists()]
-    results = [compared(checkout, name, given.k) for name in given.suite or there]
+    there = [
+        name
+        for name, suite in SUITES.items()
+        if (checkout / suite.folder).exists() and suite.postgres == bool(given.postgres)
+    ]
+    results = [compared(checkout, name, given.k, given.postgres) for name in given.suite or there]
     return 0 if all(results) else 1
 
 

@@ -15,13 +15,12 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Final, Self, TypeVar
-from weakref import WeakValueDictionary
 
 from perdure.errors import (
     ConfigurationError,
@@ -33,6 +32,7 @@ from perdure.errors import (
 from perdure.storage.database import Migration, statements
 from perdure.storage.flow import Flow, Hope, Last, Request, Row, Statement, Unexpected, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
+from perdure.storage.threads import Turn, Turns
 
 try:
     import psycopg
@@ -212,9 +212,8 @@ class PostgresDatabase:
         told = direct is not None
         locks = None if between is None else AdvisoryLocks(between, *self._space, told=told)
         self._locks = Locks(locks)
-        self._timeout_s = timeout_s
-        self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
-        self._guard = Lock()
+        # what was handed in first is written first: a run that was left does not overtake the next
+        self._turns, self._handing_in = Turns(), Lock()
         self._server: Server | None = None
         self._closed = False
 
@@ -248,6 +247,7 @@ class PostgresDatabase:
     def _connected(self) -> Server:
         server = self._server
         if server is None:
+            self._check_open()  # who closes it waits, with the lock, for what was handed in
             with registry_lock:
                 server = self._server
                 if server is None:
@@ -255,9 +255,12 @@ class PostgresDatabase:
         server.check()
         return server
 
-    def _opened(self) -> Server:
+    def _check_open(self) -> None:
         if self._closed:
             raise StorageUnavailable(f"the database {self.path} is closed")
+
+    def _opened(self) -> Server:
+        self._check_open()
         key = self._dsn, bool(self._options["pooled"])
         server = registry.get(key)
         if server is None or server.refused:
@@ -346,43 +349,33 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> T:
         """See `Database.write`."""
-        try:
-            server = self._writable()
-            with self._turn(exclusive or ()):
+        server, turn = self._writable(), self._turns.ask(exclusive or ())
+        return self._write(server, turn, make, committed, undone, exclusive)
+
+    def _write(
+        self,
+        server: Server,
+        turn: Turn,
+        make: Callable[[], Flow[T]],
+        committed: Callable[[T], None] | None,
+        undone: Callable[[], None] | None,
+        exclusive: Sequence[str] | None,
+    ) -> T:
+        with turn:
+            try:
                 result = self._transact(server, make, exclusive)
-                self._told(committed, result, undone)
-        except BaseException:
-            if undone is not None:
-                undone()
-            raise
-        return result
-
-    @contextmanager
-    def _turn(self, names: Sequence[str]) -> Iterator[None]:
-        """Wait for those in this process who write under the same names.
-
-        They would wait at the server anyway; here, a flow finds what the one before it has kept.
-        """
-        with self._guard:
-            turns = [self._turns.setdefault(name, Lock()) for name in sorted(set(names))]
-        with ExitStack() as taken:
-            for turn in turns:
-                if not turn.acquire(timeout=self._timeout_s):
-                    raise StorageUnavailable(
-                        f"{self.path}: others write to {names[0]!r} for longer than timeout_s: see "
-                        "pg_locks and pg_blocking_pids() there, or try again"
-                    )
-                taken.callback(turn.release)
-            yield
-
-    def _told(self, committed: Callable[[T], None] | None, result: T, undone: Any) -> None:
-        try:
-            if committed is not None:
-                committed(result)
-        except Exception:
-            _log.exception("committed() failed; the write is stored, undone() is called")
-            if undone is not None:
-                undone()
+            except BaseException:
+                if undone is not None:
+                    undone()
+                raise
+            try:
+                if committed is not None:
+                    committed(result)
+            except Exception:
+                _log.exception("committed() failed; the write is stored, undone() is called")
+                if undone is not None:
+                    undone()
+            return result
 
     def awrite(
         self,
@@ -392,15 +385,25 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
-        if not self._read_only:
+        if self._server is None:
             self._locks.check()  # here: the threads of a pool are nobody's run
-        return self.in_thread(lambda: self.write(make, committed, undone, exclusive))
+            return self._later(lambda: self.write(make, committed, undone, exclusive))
+        server = self._writable()
+        with self._handing_in:  # in the order of turns: else all threads may wait for one to come
+            turn = self._turns.ask(exclusive or ())
+            work = partial(self._write, server, turn, make, committed, undone, exclusive)
+            try:
+                return server.threads.submit(work, awaited=True, given_up=turn.leave)  # type: ignore[no-any-return]
+            except BaseException:
+                turn.leave()
+                raise
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`: in another thread, as this one may read, and hold a connection."""
+        """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
-            server = self._writable()
-            server.threads.submit(lambda: self._transact(server, make, None), awaited=False)
+            server, turn = self._writable(), self._turns.ask(())
+            work = partial(self._write, server, turn, make, None, None, None)
+            server.threads.submit(work, awaited=False)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -511,8 +514,7 @@ class PostgresDatabase:
             await self.aconnect()
             return await self._connected().threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
-        if self._closed:
-            raise StorageUnavailable(f"the database {self.path} is closed")
+        self._check_open()
         return asyncio.ensure_future(after_connecting())
 
     def _read(self, server: Server, make: Callable[[], Flow[T]], *, snapshot: bool) -> T:

@@ -165,8 +165,8 @@ class Server:
     def end(self) -> None:
         """Finish what was handed in, and close all connections."""
         if not self.refused:
-            self.refused = "is closed"
             self.threads.close()
+            self.refused = "is closed"
             self._pool.close()
 
 

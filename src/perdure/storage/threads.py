@@ -75,6 +75,9 @@ def _deliver_all(promises: list[Promise[Any]]) -> None:
         promise._deliver()
 
 
+_Task = tuple[Promise[Any], Callable[[], Any], Callable[[], object]]
+
+
 class Threads:
     """A few daemon threads that do work in the order in which it comes.
 
@@ -90,23 +93,33 @@ class Threads:
     def __init__(self, most: int, name: str, *, lasting: bool) -> None:
         self._most, self._name, self._lasting = most, name, lasting
         self._lock = threading.Lock()  # of what follows
-        self._waiting: deque[tuple[Promise[Any], Callable[[], Any]]] = deque()
+        self._waiting: deque[_Task] = deque()
         self._undone = 0
         self._threads: list[threading.Thread] = []
         self._wake: SimpleQueue[bool] = SimpleQueue()  # of lasting ones; False: no more will come
 
-    def submit(self, work: Callable[[], T], *, awaited: bool) -> Any:
-        """Have work done. Returns its future: asyncio's for a coroutine that calls."""
+    def submit(
+        self,
+        work: Callable[[], T],
+        *,
+        awaited: bool,
+        given_up: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Have work done, or if it is cancelled before it begins, `given_up`.
+
+        Returns:
+            Its future: asyncio's for a coroutine that calls.
+        """
         promise: Promise[T] = Promise(awaited=awaited)
         with self._lock:
             while self._waiting and self._waiting[0][0].future.cancelled():
-                self._waiting.popleft()  # else those given up pile up behind threads that hang
+                self._waiting.popleft()[2]()  # else they pile up behind threads that hang
                 self._undone -= 1
             if len(self._threads) < min(self._undone + 1, self._most):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()  # first: if it cannot, nothing has been handed in
                 self._threads.append(thread)
-            self._waiting.append((promise, work))
+            self._waiting.append((promise, work, given_up))
             self._undone += 1
         if self._lasting:
             self._wake.put(True)
@@ -114,9 +127,11 @@ class Threads:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            promise, work = task
+            promise, work, given_up = task
             wanted = promise.claim()
-            if wanted:
+            if not wanted:
+                given_up()
+            else:
                 try:
                     promise.keep(work())
                 except BaseException as exc:
@@ -125,9 +140,9 @@ class Threads:
                 self._undone -= 1
             if wanted:
                 settle([promise])
-            del task, promise, work  # else the last result lives until the next
+            del task, promise, work, given_up  # else the last result lives until the next
 
-    def _next(self) -> tuple[Promise[Any], Callable[[], Any]] | None:
+    def _next(self) -> _Task | None:
         while not self._lasting or self._wake.get():
             with self._lock:
                 if self._waiting:
@@ -143,6 +158,59 @@ class Threads:
             self._wake.put(False)
         for thread in self._threads:
             thread.join()
+
+
+class Turns:
+    """Queues for names, in which threads wait in the order in which work was handed in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queues: dict[str, deque[Turn]] = {}
+
+    def ask(self, names: Sequence[str]) -> Turn:
+        """A place at the end of each queue."""
+        turn = Turn(self, tuple(dict.fromkeys(names)))
+        with self._changed:
+            for name in turn.names:
+                self._queues.setdefault(name, deque()).append(turn)
+        return turn
+
+    def wait_for(self, turn: Turn) -> None:
+        """Wait until it is the first in each of its queues."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(self._queues[n][0] is turn for n in turn.names))
+
+    def leave(self, turn: Turn) -> None:
+        """Leave its queues."""
+        with self._changed:
+            for name in turn.names:
+                self._queues[name].remove(turn)
+                if not self._queues[name]:
+                    del self._queues[name]
+            self._changed.notify_all()
+
+
+class Turn:
+    """A place in queues; `with` waits for it, and leaves it at the end."""
+
+    __slots__ = ("_turns", "names")
+
+    def __init__(self, turns: Turns, names: Sequence[str]) -> None:
+        self._turns, self.names = turns, names
+
+    def __enter__(self) -> None:
+        try:
+            self._turns.wait_for(self)
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the queues, also without having waited."""
+        self._turns.leave(self)
 
 
 # -- calls of what a user gives, which may hang
