@@ -25,7 +25,9 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.table_copy import Table, Tables
 
 _OF_THREAD: Final = "JOIN threads t ON t.thread = "
-_OF_NAMESPACE: Final = f"LEFT JOIN namespaces n ON n.namespace = r.namespace LEFT {_OF_THREAD}n.thread"
+_OF_NAMESPACE: Final = (
+    f"LEFT JOIN namespaces n ON n.namespace = r.namespace LEFT {_OF_THREAD}n.thread"
+)
 _TAGS: Final = Table("tags", "tag, checkpoint", "")
 
 
