@@ -187,7 +187,9 @@ class _PostgresTables:
             if found is None:  # it was deleted just now
                 continue
             writes = found.pending_writes or ()
-            paths = dict(self._tables.rows(_PATHS, thread_id, ns, uid) if writes else ())
+            paths: dict[str, str] = dict(
+                self._tables.rows(_PATHS, thread_id, ns, uid) if writes else ()
+            )
             tasks: dict[str, Task] = {}
             for task, channel, value in writes:
                 of_task = tasks.setdefault(task, Task(task, paths.get(task, ""), []))

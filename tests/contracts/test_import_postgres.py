@@ -127,7 +127,7 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
         SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
     ):
         for import_from in (saver.import_from, store.import_from):
-            with pytest.raises(NotADatabase, match="postgresql://postgres@.* has no table"):
+            with pytest.raises(NotADatabase, match=r"postgresql://postgres@.* has no table"):
                 import_from(new_schema())
 
 
@@ -155,7 +155,7 @@ def test_items_come_with_their_times(tmp_path: Path) -> None:
         found = {(i.namespace, i.key): i for i in store.search((), limit=10)}
         mortal = store.get(("mortal",), "m", refresh_ttl=False)
 
-        assert (4, 4) == (report.items, again.skipped)
+        assert (report.items, again.skipped) == (4, 4)
         assert {k: (i.value, i.created_at) for k, i in wanted.items()} == {
             k: (i.value, i.created_at) for k, i in found.items()
         }

@@ -13,14 +13,16 @@ from perdure.cli.output import as_json, counted, say
 from perdure.cli.progress import progress_bar, resumable
 from perdure.errors import ConfigurationError
 
-_KEY: Final = "A file with its key, in hexadecimal, instead of the configured one."
+_KEY: Final = "A file with its key, in hexadecimal."
 KeyFile = Path | None
 
 
 @app.command()
 def copy(
     source: Annotated[str, typer.Option("--from", metavar="DB", help="A file, or a Postgres DSN.")],
-    target: Annotated[str, typer.Option("--to", metavar="DB", help="The same; it must be empty.")],
+    target: Annotated[
+        str, typer.Option("--to", metavar="DB", help="Where to copy it; new, or empty.")
+    ],
     from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
     json: AsJson = False,

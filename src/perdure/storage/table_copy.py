@@ -120,7 +120,7 @@ class _Pages:
     end: Tables
     table: Table
     after: Sequence[Any]
-    limit: int = 100
+    limit: int = 16
 
     def next(self) -> Flow[list[Row]]:
         """The next rows, opened; none at the end."""
