@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.base import CheckpointTuple
 
@@ -68,25 +69,7 @@ class Found(NamedTuple):
     tasks: list[Task]
 
 
-class Source(Protocol):
-    """A database of langgraph's, which is only read."""
-
-    path: str
-
-    def threads(self) -> Iterator[str]:
-        """The ids of its threads."""
-
-    def addresses(self, thread_id: str) -> set[Row]:
-        """The namespaces and ids of a thread's checkpoints."""
-
-    def checkpoints(self, thread_id: str) -> Iterator[Found]:
-        """The checkpoints of a thread, oldest first: their ids sort by time."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-def source_of(given: str | os.PathLike[str], codec: Codec) -> Source:
+def source_of(given: str | os.PathLike[str], codec: Codec) -> _SQLiteFile | _PostgresTables:
     """The source at a path or a Postgres DSN; `codec` reads its values."""
     if isinstance(given, str) and is_dsn(given):
         return _PostgresTables(given, codec)
@@ -159,7 +142,10 @@ class _PostgresTables:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        self._saver = self._tables.saver(_Loads(codec))
+        dumps = codec.serde.dumps_typed  # not called
+        self._saver = self._tables.saver(
+            SimpleNamespace(dumps_typed=dumps, loads_typed=lambda typed: codec.load(*typed))
+        )
         self.path, self.close = self._tables.path, self._tables.close
 
     def threads(self) -> Iterator[str]:
@@ -203,19 +189,6 @@ def _marked(sql: str) -> str:
     return sql.replace("?", "%s")
 
 
-class _Loads:
-    """A codec as the serializer of a saver that only reads."""
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-
-    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        raise NotImplementedError
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        return self._codec.load(*data)
-
-
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
@@ -224,7 +197,11 @@ class Importer:
     """
 
     def __init__(
-        self, source: Source, reader: Reader, read: Callable[[Flow[Any]], Any], write: Write
+        self,
+        source: _SQLiteFile | _PostgresTables,
+        reader: Reader,
+        read: Callable[[Flow[Any]], Any],
+        write: Write,
     ) -> None:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()

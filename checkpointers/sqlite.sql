@@ -318,14 +318,5 @@ SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELE
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
     + (SELECT coalesce(sum(length(body)), 0) FROM writes);
 
--- with_nul: threads of whose names one has a NUL, which Postgres does not take
-SELECT thread_id FROM threads WHERE instr(CAST(thread_id AS BLOB), x'00')
-UNION SELECT t.thread_id FROM namespaces n JOIN threads t ON t.thread = n.thread
-WHERE instr(CAST(n.ns AS BLOB), x'00')
-UNION SELECT t.thread_id FROM logs l JOIN threads t ON t.thread = l.thread
-WHERE instr(CAST(l.name AS BLOB), x'00')
-UNION SELECT t.thread_id FROM writes w JOIN namespaces n ON n.namespace = w.namespace
-JOIN threads t ON t.thread = n.thread WHERE instr(CAST(w.path AS BLOB), x'00');
-
 -- copied: rows were added with their keys; those of new rows follow by themselves
 SELECT 1;

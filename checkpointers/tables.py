@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from perdure.checkpointers.records import (
     checkpoint_place,
     content_hash,
     item_place,
-    open_item,
     pack_id,
     tags_of,
     unpack_id,
@@ -44,33 +43,48 @@ class ThreadTables(Tables):
             "thread, thread_id, seq, generation, created_at, updated_at",
             "r.thread_id",
             key="thread",
+            names="thread_id",
         ),
         Table(
             "namespaces",
             "namespace, thread, ns, pinned",
             "t.thread_id",
             f"LEFT {_OF_THREAD}r.thread",
-            "namespace",
+            key="namespace",
+            names="ns",
         ),
-        Table("logs", "log, thread, name", "t.thread_id", f"LEFT {_OF_THREAD}r.thread", "log"),
+        Table(
+            "logs",
+            "log, thread, name",
+            "t.thread_id",
+            f"LEFT {_OF_THREAD}r.thread",
+            key="log",
+            names="name",
+        ),
         Table(
             "items",
             "id, h, body",
             "t.thread_id, l.name",
             f"LEFT JOIN logs l ON l.log = r.id >> 32 LEFT {_OF_THREAD}l.thread",
+            place=lambda row: item_place(row[0], row[1], row[2] & 0xFFFFFFFF),
         ),
         Table(
             "checkpoints",
             "id, namespace, uid, parent, began, put_at, body",
             "t.thread_id, n.ns",
             _OF_NAMESPACE,
+            ids=(4, 5),
+            place=lambda row: checkpoint_place(row[0], row[1], (row[2], *row[4:8])),
         ),
         Table(
             "writes",
             "namespace, uid, task, path, body",
             "t.thread_id, n.ns",
             _OF_NAMESPACE,
-            "namespace, uid, task",
+            key="namespace, uid, task",
+            names="path",
+            ids=(3, 4),
+            place=lambda row: writes_place(row[0], row[1], tuple(row[3:6])),
         ),
     )
 
@@ -80,54 +94,38 @@ class ThreadTables(Tables):
         reader = saver._reader
         return cls(saver.database, reader.sql, reader.seal, reader.codec)
 
-    def opened(self, table: str, row: Row) -> Row:
+    def opened(self, table: Table, row: Row) -> Row:
         """See `Tables.opened`."""
-        if table == "items":  # a hash depends on the key
-            thread_id, channel, key, hashed, body = row
-            return thread_id, channel, key, hashed != 0, self._item(thread_id, channel, key, body)
-        if table == "checkpoints":
-            thread_id, ns, key, namespace, uid, parent, began, put_at, body = row
-            place = checkpoint_place(thread_id, ns, (key, uid, parent, began, put_at))
-            ids = unpack_id(uid), unpack_id(parent)
-            return thread_id, ns, key, namespace, *ids, began, put_at, self.seal.open(body, place)
-        if table == "writes":
-            thread_id, ns, namespace, uid, task, path, body = row
-            place = writes_place(thread_id, ns, (uid, task, path))
-            ids = unpack_id(uid), unpack_id(task)
-            return thread_id, ns, namespace, *ids, path, self.seal.open(body, place)
-        return row
-
-    def _item(self, thread_id: str, channel: str, key: int, body: bytes) -> bytes:
-        return open_item(self.seal, thread_id, channel, key, body)[1]
+        if table.place is None:
+            return row
+        out = [*row]
+        for at in table.ids:
+            out[at] = unpack_id(out[at])
+        out[-1] = self.seal.open(out[-1], table.place(out))
+        if table.name == "items":  # the hash depends on the key; aliases have none
+            out[3] = out[3] != 0
+        return tuple(out)
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
-        made = table.insert([self._sealed(table.name, row) for row in rows])
+        made = table.insert([self._sealed(table, row) for row in rows])
         if table.name == "checkpoints":
             made += _TAGS.insert([(tag, row[2]) for row in rows for tag in self._tags(row[-1])])
         return made
 
-    def _sealed(self, table: str, row: Row) -> Row:
-        if table == "items":
-            thread_id, channel, key, hashed, stored = row
-            number = content_hash(self.seal, key >> 32, stored) if hashed else 0
-            place = item_place(thread_id, channel, key & 0xFFFFFFFF)
-            return key, number, self.seal.seal(stored, place)
-        if table == "checkpoints":
-            thread_id, ns, key, namespace, uid, parent, began, put_at, data = row
-            ids = pack_id(uid), pack_id(parent)
-            place = checkpoint_place(thread_id, ns, (key, *ids, began, put_at))
-            return key, namespace, *ids, began, put_at, self.seal.seal(data, place)
-        if table == "writes":
-            thread_id, ns, namespace, uid, task, path, data = row
-            ids = pack_id(uid), pack_id(task)
-            place = writes_place(thread_id, ns, (*ids, path))
-            return namespace, *ids, path, self.seal.seal(data, place)
-        return row[1:]
+    def _sealed(self, table: Table, row: Row) -> Row:
+        if table.place is None:
+            return row[1:]
+        out = [*row]
+        out[-1] = self.seal.seal(out[-1], table.place(out))
+        if table.name == "items":
+            out[3] = content_hash(self.seal, row[2] >> 32, row[-1]) if row[3] else 0
+        for at in table.ids:
+            out[at] = pack_id(out[at])
+        return tuple(out[2:])
 
-    def _tags(self, data: bytes) -> Any:
-        metadata = self.codec.decode(unpack(data)[0][1])
-        return tags_of(self.seal, metadata)
+    def _tags(self, data: bytes) -> Iterator[int]:
+        return tags_of(self.seal, self.codec.decode(unpack(data)[0][1]))
 
     def shown(self, owner: Any) -> str:
         """See `Tables.shown`."""
@@ -136,7 +134,3 @@ class ThreadTables(Tables):
     def finish(self, settings: list[Row]) -> Flow[None]:
         """See `Tables.finish`."""
         yield statements(self.sql["copied"])
-
-    def with_nul(self) -> Flow[list[Row]]:
-        """See `Tables.with_nul`."""
-        return (yield self.sql("with_nul"))  # type: ignore[no-any-return]

@@ -147,9 +147,6 @@ SELECT ?::bigint, ?::bigint, ?::bytea, n.ns FROM store_namespaces n WHERE n.ns =
 AND coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) = ?
 ON CONFLICT (ns) DO UPDATE SET newest = excluded.newest, closed = excluded.closed, body = excluded.body;
 
--- with_nul: none
-SELECT '' WHERE false;
-
 -- copied: rows were added with their keys; new rows have others, and the planner is told what there is
 SELECT setval('{schema}.store_namespaces_ns_seq', (SELECT coalesce(max(ns), 0) + 1 FROM store_namespaces), false),
        setval('{schema}.store_versions_seq_seq', (SELECT coalesce(max(seq), 0) + 1 FROM store_versions), false),

@@ -352,12 +352,6 @@ WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;
 -- settings: all settings of the store
 SELECT name, value FROM store_settings ORDER BY name;
 
--- with_nul: namespaces with a key that has a NUL, which Postgres does not take
-SELECT DISTINCT n.path FROM store_items i JOIN store_namespaces n ON n.ns = i.ns
-WHERE instr(CAST(i.key AS BLOB), x'00')
-UNION SELECT n.path FROM store_versions v JOIN store_namespaces n ON n.ns = v.ns
-WHERE instr(CAST(v.key AS BLOB), x'00');
-
 -- copied: rows were added with their keys, settings as text; new rows have other keys
 DELETE FROM sqlite_sequence WHERE name = 'store_items';
 INSERT INTO sqlite_sequence (name, seq) SELECT 'store_items', max(

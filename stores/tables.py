@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.storage.database import statements
-from perdure.storage.encryption import Place
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.table_copy import Table, Tables
 from perdure.stores.namespaces import labels
-from perdure.stores.reading import Records, provenance_place, value_place
+from perdure.stores.reading import Records
 from perdure.stores.whole_store import WholeStore
 
 _PATH: Final = "LEFT JOIN store_namespaces n ON n.ns = "
@@ -36,16 +35,32 @@ class StoreTables(Tables):
             f"{_COMMON}, expires_at, made, ttl, size, searched, value, provenance",
             "n.path",
             f"{_PATH}r.ns",
+            names="key",
+            place=lambda row: (row[0].decode(), *row[3:5]),
         ),
         Table(
             "store_versions",
             f"seq, {_COMMON}, valid_to, made, searched, value, provenance",
             "n.path",
             f"{_PATH}r.ns",
-            "seq",
+            key="seq",
+            names="key",
+            place=lambda row: (row[0].decode(), *row[4:6]),
         ),
-        Table("store_index", "id, vectors, model, fields", "n.path", _OF_VERSION),
-        Table("store_pending", "id, attempts, error", "n.path", _OF_VERSION),
+        Table(
+            "store_index",
+            "id, model, fields, vectors",
+            "n.path",
+            _OF_VERSION,
+            place=lambda row: ("vectors", row[1]),
+        ),
+        Table(
+            "store_pending",
+            "id, attempts, error",
+            "n.path",
+            _OF_VERSION,
+            place=lambda row: ("pending", row[1]),
+        ),
     )
 
     @classmethod
@@ -54,41 +69,39 @@ class StoreTables(Tables):
         parts = store._parts
         return cls(store.database, parts.sql, parts.records)
 
-    def opened(self, table: str, row: Row) -> Row:
+    def opened(self, table: Table, row: Row) -> Row:
         """See `Tables.opened`."""
+        if table.place is None:
+            return row
+        *columns, sealed = row
+        place = table.place(row)
+        if table.name == "store_index":
+            return *columns, sealed and self.records.vectors(sealed, row[1])
         text = self.records.text
-        if table in ("store_items", "store_versions"):
-            *columns, searched, value, provenance = row
-            of_value, of_provenance = _places(table, row)
-            value = text(value, of_value)
-            provenance = None if provenance is None else text(provenance, of_provenance)
-            return *columns, None if searched is None else bool(searched), value, provenance
-        if table == "store_index":
-            path, key, vectors, *rest = row
-            return path, key, vectors and self.records.vectors(vectors, key), *rest
-        if table == "store_pending":
-            *columns, error = row
-            return *columns, text(error, ("pending", row[1]))
-        return row
+        if table.name == "store_pending":
+            return *columns, text(sealed, place)
+        *columns, searched, value = columns
+        searched = None if searched is None else bool(searched)
+        said = None if sealed is None else text(sealed, ("provenance", *place))
+        return *columns, searched, text(value, ("value", *place)), said
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
-        return table.insert([self._sealed(table.name, row) for row in rows])
+        return table.insert([self._sealed(table, row) for row in rows])
 
-    def _sealed(self, table: str, row: Row) -> Row:
+    def _sealed(self, table: Table, row: Row) -> Row:
+        if table.place is None:
+            return row[1:]
+        _, *columns, opened = row
+        place = table.place(row)
+        if table.name == "store_index":
+            return *columns, self.records.shut_vectors(opened, row[1])
         shut = self.records.shut
-        if table in ("store_items", "store_versions"):
-            _, *columns, value, provenance = row
-            of_value, of_provenance = _places(table, row)
-            said = None if provenance is None else shut(provenance, of_provenance)
-            return *columns, shut(value, of_value), said
-        if table == "store_index":
-            _, key, vectors, *rest = row
-            return key, self.records.shut_vectors(vectors, key), *rest
-        if table == "store_pending":
-            _, key, attempts, error = row
-            return key, attempts, shut(error, ("pending", key))
-        return row[1:]
+        if table.name == "store_pending":
+            return *columns, shut(opened, place)
+        *columns, value = columns
+        said = None if opened is None else shut(opened, ("provenance", *place))
+        return *columns, shut(value, ("value", *place)), said
 
     def shown(self, owner: Any) -> str:
         """See `Tables.shown`."""
@@ -107,12 +120,3 @@ class StoreTables(Tables):
             if name != "words of items":  # of the first version
                 yield self.sql("set_setting", name, str(value))
         yield statements(self.sql["copied"])
-
-    def with_nul(self) -> Flow[list[Row]]:
-        """See `Tables.with_nul`."""
-        return [(labels(path),) for (path,) in (yield self.sql("with_nul"))]
-
-
-def _places(table: str, row: Row) -> tuple[Place, Place]:
-    path, key, version = (row[0], *row[3 + (table == "store_versions") :][:2])
-    return value_place(path, key, version), provenance_place(path, key, version)

@@ -258,7 +258,7 @@ def test_a_killed_command_goes_on(
     assert told.startswith("copied and compared: 5 threads, ")
 
 
-def test_keys_of_the_command(tmp_path: Path, database: Any, monkeypatch: Any) -> None:
+def test_keys_of_the_command(tmp_path: Path, database: Any, monkeypatch: Any, capsys: Any) -> None:
     """Files of keys; the counts are told as JSON, too."""
     monkeypatch.chdir(tmp_path)
     old = database("sealed", "old")

@@ -56,24 +56,21 @@ def copy(
         for path in old.store.indexes():
             with suppress(ConfigurationError):  # not every database has such indexes
                 new.store.create_index(path)
-    rows = made.rows
     if json:
-        as_json(dict(rows))
+        as_json(made.rows)
     else:
-        say(
-            f"copied and compared: {counted(rows['threads'], 'thread')}, "
-            f"{counted(rows['checkpoints'], 'checkpoint')}, "
-            f"{counted(rows['store_items'], 'item')}, "
-            f"{counted(rows['store_versions'], 'old version')}"
-        )
+        found = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
+        told = (counted(made.rows[table], noun) for table, noun in found.items())
+        say(f"copied and compared: {', '.join(told)}")
 
 
 def _key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="ascii").strip()
+        key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(
-            f"the key file {str(path)!r} cannot be read ({exc}); expected a key in hexadecimal"
-        ) from exc
+        raise ConfigurationError(f"the key file {str(path)!r} cannot be read: {exc}") from exc
+    if not key:
+        raise ConfigurationError(f"the key file {str(path)!r} is empty; expected hexadecimal")
+    return key

@@ -10,6 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -30,9 +31,10 @@ _DONE: Final = "DELETE FROM settings WHERE name = 'copy'"
 
 
 class Table(NamedTuple):
-    """A table, by the columns that are copied.
+    """A table, by the columns that are copied; what is sealed comes last.
 
-    `owner` are expressions that name the owner of a row `r`, and `joins` what they take.
+    `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
+    are columns of text that users choose, `ids` the places in a row of text or bytes.
     """
 
     name: str
@@ -40,16 +42,17 @@ class Table(NamedTuple):
     owner: str
     joins: str = ""
     key: str = "id"
+    names: str = ""
+    ids: Sequence[int] = ()
+    place: Callable[[Sequence[Any]], Any] | None = None  # of a row with its owner
 
     def page(self, after: Sequence[Any], limit: int) -> Statement:
         """The rows that come after a key: first the owner, then the columns."""
-        columns = ", ".join(f"r.{column}" for column in self.columns.split(", "))
-        order = ", ".join(f"r.{column}" for column in self.key.split(", "))
         marks = ", ".join("?" for _ in after)
         sql = (
-            f"SELECT {self.owner}, {columns} FROM (SELECT * FROM {self.name} "
+            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * FROM {self.name} "
             f"WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?) AS r {self.joins} "
-            f"ORDER BY {order}"
+            f"ORDER BY {_of(self.key)}"
         )
         return Statement(sql, (*after, limit))
 
@@ -74,6 +77,10 @@ class Table(NamedTuple):
         return [last - 1, *(_TOP for _ in self.key.split(", ")[1:])]
 
 
+def _of(columns: str) -> str:
+    return ", ".join(f"r.{column}" for column in columns.split(", "))
+
+
 @dataclass
 class Tables(ABC):
     """One end of a copy: the tables of a component, in the order in which they are copied."""
@@ -81,15 +88,11 @@ class Tables(ABC):
     database: Database
     sql: NamedSQL
     tables: ClassVar[Sequence[Table]]
-    noun: ClassVar[str]
+    noun: ClassVar[str]  # of an owner
 
     @abstractmethod
-    def opened(self, table: str, row: Row) -> Row:
-        """A row, owner first, as it is in all databases.
-
-        Raises:
-            CorruptRecord: It was damaged.
-        """
+    def opened(self, table: Table, row: Row) -> Row:
+        """A row, owner first, as it is in all databases; CorruptRecord: it was damaged."""
 
     @abstractmethod
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
@@ -99,18 +102,24 @@ class Tables(ABC):
     def shown(self, owner: Any) -> str:
         """An owner by its name."""
 
+    @abstractmethod
+    def finish(self, settings: list[Row]) -> Flow[None]:
+        """What comes after all rows, with the settings of the source."""
+
     def settings(self) -> Flow[list[Row]]:
         """What is recorded beside the tables."""
         return []
         yield
 
-    @abstractmethod
-    def finish(self, settings: list[Row]) -> Flow[None]:
-        """What comes after all rows, with the settings of the source."""
-
-    @abstractmethod
-    def with_nul(self) -> Flow[list[Row]]:
-        """The names that have a NUL."""
+    def with_nul(self) -> Flow[list[str]]:
+        """The owners of names that have a NUL; StorageError: the database has no such text."""
+        found = []
+        for table in self.tables:
+            for name in filter(None, table.names.split(", ")):
+                sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins}"
+                named = Statement(f"{sql} WHERE instr(r.{name}, ?) > 0", ("\0",))
+                found += [self.shown(row[0]) for row in (yield named)]
+        return sorted({*found})
 
 
 @dataclass
@@ -127,19 +136,17 @@ class _Pages:
         rows = yield self.table.page(self.after, self.limit)
         if not rows:
             return []
-        first = len(rows[0]) - len(self.table.columns.split(", "))
         columns = self.table.columns.split(", ")
-        at = [first + columns.index(column) for column in self.table.key.split(", ")]
-        self.after = [rows[-1][i] for i in at]
-        for row in rows:
-            if None in row[:first]:
-                raise CorruptRecord(
-                    f"{self.end.database.path}: the row {self.after!r} of {self.table.name} has no "
-                    "owner: the database is damaged; restore it from a backup"
-                )
+        first = len(rows[0]) - len(columns)
+        self.after = [rows[-1][first + columns.index(each)] for each in self.table.key.split(", ")]
+        if any(None in row[:first] for row in rows):
+            raise CorruptRecord(
+                f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
+                "owner: the database is damaged; restore it from a backup"
+            )
         size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
         self.limit = max(1, min(_PAGE_ROWS, self.limit * _PAGE_BYTES // max(size, 1)))
-        return [self.end.opened(self.table.name, row) for row in rows]
+        return [self.end.opened(self.table, row) for row in rows]
 
 
 @dataclass
@@ -175,14 +182,9 @@ class Copy:
             )
         self._home.write(lambda: rows_of(_DONE))
 
-    @property
-    def _path(self) -> str:
-        return self.ends[0][0].database.path
-
-    @property
-    def _home(self) -> Database:
-        """Where it is recorded that a copy is not complete."""
-        return self.ends[0][1].database
+    def __post_init__(self) -> None:
+        self._path = self.ends[0][0].database.path
+        self._home = self.ends[0][1].database  # where it is recorded that a copy is not complete
 
     def _begin(self) -> None:
         begun = self._home.read(rows_of(_BEGUN))
@@ -203,15 +205,17 @@ class Copy:
             self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
 
     def _check_names(self, source: Tables, target: Tables) -> None:
+        found: list[str] = []
         try:
             target.database.read(rows_of("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
-            found = [repr(name) for (name,) in source.database.read(source.with_nul())]
-            if found:
-                raise ImportFailed(
-                    f"{target.database.path} takes no text with NUL; nothing was copied. Delete "
-                    f"or rename these {source.noun}s of {self._path}: {', '.join(found)}"
-                ) from None
+            with suppress(StorageError):
+                found = source.database.read(source.with_nul(), snapshot=False)
+        if found:
+            raise ImportFailed(
+                f"{target.database.path} takes no text with NUL; nothing was copied. Delete or "
+                f"rename these {source.noun}s of {self._path}: {', '.join(found)}"
+            )
 
     def _copied(self, source: Tables, target: Tables) -> Flow[list[str]]:
         """Copy and compare. Returns the names of those that differ."""
