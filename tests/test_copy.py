@@ -17,6 +17,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
+from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed
@@ -250,10 +251,13 @@ def test_a_killed_command_goes_on(
     old.saver.close()
     old.store.close()
     ended = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
-    other = error("copy", "--from", "new.db", "--to", "new.db", into=capsys)
+    later = error("copy", "--from", "new.db", "--to", "third.db", into=capsys)
+    with SQLiteCheckpointer.open("other.db"):
+        other = error("copy", "--from", "other.db", "--to", "new.db", into=capsys)
     told = run("copy", "--from", "old/plain.db", "--to", "new.db")
 
     assert ended.returncode == -signal.SIGKILL
+    assert "new.db is a copy that was not completed" in later
     assert "holds a part of" in other
     assert told.startswith("copied and compared: 5 threads, ")
 

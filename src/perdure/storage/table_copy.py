@@ -187,6 +187,10 @@ class Copy:
         self._home = self.ends[0][1].database  # where it is recorded that a copy is not complete
 
     def _begin(self) -> None:
+        if self.ends[0][0].database.read(rows_of(_BEGUN)):
+            raise ConfigurationError(
+                f"{self._path} is a copy that was not completed; copy to it again first"
+            )
         begun = self._home.read(rows_of(_BEGUN))
         if begun and begun[0][0] != self._path.encode():
             raise ConfigurationError(
