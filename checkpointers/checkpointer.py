@@ -53,7 +53,7 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.import_langgraph import Importer
+from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
@@ -566,11 +566,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def import_from(
         self,
-        langgraph_sqlite_path: str | os.PathLike[str],
+        source: str | os.PathLike[str],
         *,
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
-        """Import a database of langgraph-checkpoint-sqlite, which is only read.
+        """Import a database of langgraph's own saver, a file or a Postgres DSN; it is only read.
 
         All threads, namespaces, checkpoints and pending writes keep their ids; each is read back
         and compared. The import may be cut off and repeated: existing checkpoints stay. `serde` is
@@ -578,28 +578,31 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Raises:
             ConfigurationError: There is no such file.
+            MissingDependency: It is a DSN, and `langgraph-checkpoint-postgres` is not installed.
             NotADatabase: Another application wrote it.
             ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
                 The threads before it are kept.
         """
-        return self._importer(langgraph_sqlite_path, serde).run()
+        return self._importer(source, serde).run()
 
     async def aimport_from(
         self,
-        langgraph_sqlite_path: str | os.PathLike[str],
+        source: str | os.PathLike[str],
         *,
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
         """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
-        importer = self._importer(langgraph_sqlite_path, serde)
+        importer = await asyncio.to_thread(self._importer, source, serde)
         try:
             return await asyncio.to_thread(importer.run)
         finally:
             importer.stopped.set()
 
-    def _importer(self, path: str | os.PathLike[str], serde: SerializerProtocol | None) -> Importer:
-        codec = Codec(serde or self.serde)
-        return Importer(path, codec, self._reader, self._read, self._write)
+    def _importer(
+        self, source: str | os.PathLike[str], serde: SerializerProtocol | None
+    ) -> Importer:
+        found = source_of(source, Codec(serde or self.serde))
+        return Importer(found, self._reader, self._read, self._write)
 
     # -- running flows
 

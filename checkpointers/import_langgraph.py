@@ -1,4 +1,4 @@
-"""Import of a database of langgraph-checkpoint-sqlite, a page of checkpoints at a time."""
+"""Import of langgraph's own databases, SQLite files and Postgres, a checkpoint at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.base import CheckpointTuple
@@ -20,6 +21,7 @@ from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
+from perdure.settings import is_dsn
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 
@@ -40,12 +42,16 @@ SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 ORDER BY {path}, task_id, idx < 0, idx
 """
+_PATHS: Final = """
+SELECT DISTINCT task_id, task_path FROM checkpoint_writes
+WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s
+"""
 
 
 Write = Callable[[Callable[[Planner], PlannedPut | PlannedWrites], str], None]
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """The writes of one task."""
 
     task_id: str
@@ -53,39 +59,42 @@ class _Task(NamedTuple):
     writes: list[tuple[str, Any]]
 
 
-class Importer:
-    """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
+class Found(NamedTuple):
+    """A checkpoint of a source, and where it was found."""
 
-    `codec` reads the values of the file, `read` runs a flow of the reader's, and `write` stores
-    what a function plans for a thread. Once `stopped` is set, no further checkpoint is taken over.
-    """
+    where: str
+    upon: Address  # its parent
+    checkpoint: Any
+    metadata: dict[str, Any]
+    tasks: list[Task]
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        codec: Codec,
-        reader: Reader,
-        read: Callable[[Callable[[], Flow[Any]]], Any],
-        write: Write,
-    ) -> None:
-        self.source = SQLiteDatabase(path, None, read_only=True)
-        self.codec, self.reader, self.read, self.write = codec, reader, read, write
-        self.stopped = threading.Event()
-        self._done: Counter[str] = Counter()
 
-    def run(self) -> ImportReport:
-        """Import everything."""
-        with closing(self.source):
-            writes = self.source.read(self._writes_statement)
-            last = ""
-            while rows := self.source.read(partial(rows_of, _THREADS, last)):
-                for (thread_id,) in rows:
-                    there = self.source.read(partial(rows_of, _ADDRESSES, thread_id))
-                    self.read(partial(self._check_unforked, thread_id, set(there)))
-                    self._done["threads"] += 1
-                    self._thread(thread_id, writes)
-                last = rows[-1][0]
-        return ImportReport(**self._done)
+def source_of(given: str | os.PathLike[str], codec: Codec) -> _SQLiteFile | _PostgresTables:
+    """The source at a path or a Postgres DSN; `codec` reads its values."""
+    if isinstance(given, str) and is_dsn(given):
+        return _PostgresTables(given, codec)
+    return _SQLiteFile(given, codec)
+
+
+class _SQLiteFile:
+    """What langgraph-checkpoint-sqlite wrote, read a page at a time."""
+
+    def __init__(self, path: str | os.PathLike[str], codec: Codec) -> None:
+        self._file, self._codec = SQLiteDatabase(path, None, read_only=True), codec
+        self.path = self._file.path
+
+    def close(self) -> None:
+        self._file.close()
+
+    def threads(self) -> Iterator[str]:
+        self._file.read(self._writes_statement)
+        last = ""
+        while rows := self._file.read(partial(rows_of, _THREADS, last)):
+            yield from (thread_id for (thread_id,) in rows)
+            last = rows[-1][0]
+
+    def addresses(self, thread_id: str) -> set[Row]:
+        return set(self._file.read(lambda: rows_of(_ADDRESSES, thread_id)))
 
     def _writes_statement(self) -> Flow[str]:
         """The statement that reads writes; files from before langgraph had task paths lack them."""
@@ -97,10 +106,119 @@ class Importer:
             and {"task_id", "idx", "type"} <= columns["writes"]
         ):
             raise NotADatabase(
-                f"{self.source.path!r} has no tables of langgraph-checkpoint-sqlite; expected a "
+                f"{self.path!r} has no tables of langgraph-checkpoint-sqlite; expected a "
                 "file that its SqliteSaver or AsyncSqliteSaver wrote"
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
+
+    def checkpoints(self, thread_id: str) -> Iterator[Found]:
+        writes = self._file.read(self._writes_statement)
+        last = ("", "")
+        while rows := self._file.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
+            for ns, uid, parent, name, blob, metadata in rows:
+                where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
+                tasks: dict[str, Task] = {}
+                found = self._file.read(partial(rows_of, writes, thread_id, ns, uid))
+                for task, path, channel, kind, value in found:
+                    of_task = tasks.setdefault(task, Task(task, path, []))
+                    of_task.writes.append((channel, self._load(where, kind, value)))
+                checkpoint = {**self._load(where, name, blob), "id": uid}
+                known = json.loads(metadata) if metadata is not None else {}
+                upon = Address(thread_id, ns, parent or None)
+                yield Found(where, upon, checkpoint, known, [*tasks.values()])
+            last = rows[-1][1], rows[-1][0]
+
+    def _load(self, where: str, name: str, data: bytes) -> Any:
+        try:
+            return self._codec.load(name, data)
+        except (ForbiddenType, CorruptRecord) as exc:
+            raise type(exc)(f"{where}: {exc}") from exc
+
+
+class _PostgresTables:
+    """What langgraph-checkpoint-postgres wrote, each checkpoint as its own saver reads it."""
+
+    def __init__(self, dsn: str, codec: Codec) -> None:
+        from perdure.storage.foreign_postgres import ForeignPostgres
+
+        self._tables = ForeignPostgres(dsn)
+        dumps = codec.serde.dumps_typed  # not called
+        self._saver = self._tables.saver(
+            SimpleNamespace(dumps_typed=dumps, loads_typed=lambda typed: codec.load(*typed))
+        )
+        self.path, self.close = self._tables.path, self._tables.close
+
+    def threads(self) -> Iterator[str]:
+        if self._tables.lacks("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+            raise NotADatabase(
+                f"{self.path} has no tables of langgraph-checkpoint-postgres where this user finds "
+                "tables; 'perdure copy' copies a database of perdure's own"
+            )
+        last = ""
+        while rows := self._tables.rows(_marked(_THREADS), last):
+            yield from (thread_id for (thread_id,) in rows)
+            last = rows[-1][0]
+
+    def addresses(self, thread_id: str) -> set[Row]:
+        return set(self._tables.rows(_marked(_ADDRESSES), thread_id))
+
+    def checkpoints(self, thread_id: str) -> Iterator[Found]:
+        for ns, uid in sorted(self.addresses(thread_id), key=lambda row: row[::-1]):
+            where = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
+            config = Address(thread_id, ns, None).config(uid)
+            try:
+                found = self._tables.call(partial(self._saver.get_tuple, config))
+            except (ForbiddenType, CorruptRecord) as exc:
+                raise type(exc)(f"{where}: {exc}") from exc
+            if found is None:  # it was deleted just now
+                continue
+            writes = found.pending_writes or ()
+            paths: dict[str, str] = dict(
+                self._tables.rows(_PATHS, thread_id, ns, uid) if writes else ()
+            )
+            tasks: dict[str, Task] = {}
+            for task, channel, value in writes:
+                of_task = tasks.setdefault(task, Task(task, paths.get(task, ""), []))
+                of_task.writes.append((channel, value))
+            parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            upon = Address(thread_id, ns, parent)
+            yield Found(where, upon, found.checkpoint, found.metadata, [*tasks.values()])
+
+
+def _marked(sql: str) -> str:
+    return sql.replace("?", "%s")
+
+
+class Importer:
+    """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
+
+    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores what a
+    function plans for a thread. Once `stopped` is set, no further checkpoint is taken over.
+    """
+
+    def __init__(
+        self,
+        source: _SQLiteFile | _PostgresTables,
+        reader: Reader,
+        read: Callable[[Callable[[], Flow[Any]]], Any],
+        write: Write,
+    ) -> None:
+        self.source, self.reader, self.read, self.write = source, reader, read, write
+        self.stopped = threading.Event()
+        self._done: Counter[str] = Counter()
+
+    def run(self) -> ImportReport:
+        """Import everything."""
+        with closing(self.source) as source:
+            for thread_id in source.threads():
+                there = source.addresses(thread_id)
+                self.read(partial(self._check_unforked, thread_id, there))
+                self._done["threads"] += 1
+                for found in source.checkpoints(thread_id):
+                    if self.stopped.is_set():
+                        raise ImportFailed(f"the import of {source.path!r} was cancelled")
+                    self._checkpoint(found)
+        return ImportReport(**self._done)
 
     def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
         """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
@@ -116,40 +234,9 @@ class Importer:
                 "import into a new file, or delete the thread here first"
             )
 
-    def _thread(self, thread_id: str, writes: str) -> None:
-        """Import the checkpoints of a thread, oldest first: their ids sort by time."""
-        last = ("", "")
-        while rows := self.source.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
-            for ns, uid, parent, name, blob, metadata in rows:
-                if self.stopped.is_set():
-                    raise ImportFailed(f"the import of {self.source.path!r} was cancelled")
-                where = f"{self.source.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-                tasks: dict[str, _Task] = {}
-                found = self.source.read(partial(rows_of, writes, thread_id, ns, uid))
-                for task, path, channel, kind, value in found:
-                    of_task = tasks.setdefault(task, _Task(task, path, []))
-                    of_task.writes.append((channel, self._load(where, kind, value)))
-                checkpoint = {**self._load(where, name, blob), "id": uid}
-                known = json.loads(metadata) if metadata is not None else {}
-                upon = Address(thread_id, ns, parent or None)
-                self._checkpoint(where, upon, checkpoint, known, list(tasks.values()))
-            last = rows[-1][1], rows[-1][0]
-
-    def _load(self, where: str, name: str, data: bytes) -> Any:
-        try:
-            return self.codec.load(name, data)
-        except (ForbiddenType, CorruptRecord) as exc:
-            raise type(exc)(f"{where}: {exc}") from exc
-
-    def _checkpoint(
-        self,
-        where: str,
-        upon: Address,
-        checkpoint: Any,
-        metadata: dict[str, Any],
-        tasks: list[_Task],
-    ) -> None:
+    def _checkpoint(self, of: Found) -> None:
         """Store a checkpoint and its writes, as far as they are not here, and read them back."""
+        where, upon, checkpoint, metadata, tasks = of
         at = upon._replace(checkpoint_id=checkpoint["id"])
         given = [upon.checkpoint_id, checkpoint, metadata]
         found = self.read(lambda: self.reader.get(at))
@@ -177,7 +264,7 @@ class Importer:
         upon = found.parent_config["configurable"]["checkpoint_id"] if found.parent_config else None
         return self._equal([upon, found.checkpoint, found.metadata], given)
 
-    def _lacking(self, tasks: list[_Task], found: CheckpointTuple) -> list[_Task]:
+    def _lacking(self, tasks: list[Task], found: CheckpointTuple) -> list[Task]:
         """The tasks whose writes are not all stored; there may be others since."""
         stored = [[*write] for write in found.pending_writes or []]
         return [

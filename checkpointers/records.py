@@ -124,7 +124,7 @@ def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
 # -- rows as they are sealed
 
 
-def _checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
+def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
     """Rows of the first version of the schema have no `began`, and are not bound to `put_at`."""
     key, uid, parent, began, put_at = row[:5]
     bound = ("checkpoint", thread_id, ns, unpack_id(uid) or "", unpack_id(parent), key)
@@ -136,7 +136,7 @@ def seal_checkpoint(
 ) -> bytes:
     """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
     parts = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
-    return seal.seal(pack(parts), _checkpoint_place(thread_id, ns, row))
+    return seal.seal(pack(parts), checkpoint_place(thread_id, ns, row))
 
 
 def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
@@ -146,7 +146,7 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
         CorruptRecord: It was damaged or tampered with.
     """
     key, uid, parent, began, _, body = row
-    fields, versions, seen, refs, said = _opened(seal, body, _checkpoint_place(thread_id, ns, row))
+    fields, versions, seen, refs, said = _opened(seal, body, checkpoint_place(thread_id, ns, row))
     at = unpack_id(uid) or "", key, unpack_id(parent), began
     return Snapshot(*at, fields, versions, seen, refs, said=said)
 
@@ -160,7 +160,7 @@ def written_said(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _writes_place(thread_id: str, ns: str, row: Row) -> Place:
+def writes_place(thread_id: str, ns: str, row: Row) -> Place:
     """Pending writes are also bound to the path that orders them."""
     uid, task, path = row[:3]
     return ("writes", thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "", path)
@@ -168,7 +168,7 @@ def _writes_place(thread_id: str, ns: str, row: Row) -> Place:
 
 def seal_writes(seal: Seal, thread_id: str, ns: str, row: Row, writes: list[Write]) -> bytes:
     """The body of a row `(uid, task, path, ...)`: what one task wrote."""
-    return seal.seal(pack(writes), _writes_place(thread_id, ns, row))
+    return seal.seal(pack(writes), writes_place(thread_id, ns, row))
 
 
 def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
@@ -177,7 +177,7 @@ def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
-    return _opened(seal, row[3], _writes_place(thread_id, ns, row))  # type: ignore[no-any-return]
+    return _opened(seal, row[3], writes_place(thread_id, ns, row))  # type: ignore[no-any-return]
 
 
 def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -> tuple[int, bytes]:

@@ -323,3 +323,6 @@ SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.
 SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
     + (SELECT coalesce(sum(length(body)), 0) FROM writes);
+
+-- copied: rows were added with their keys; those of new rows follow by themselves
+SELECT 1;

@@ -333,3 +333,12 @@ SELECT count(*) FROM store_pending;
 -- missing_count: how many wait for their vectors, or have those of another model
 SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
 WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;
+
+-- settings: all settings of the store
+SELECT name, value FROM store_settings ORDER BY name;
+
+-- copied: rows were added with their keys, settings as text; new rows have other keys
+DELETE FROM sqlite_sequence WHERE name = 'store_items';
+INSERT INTO sqlite_sequence (name, seq) SELECT 'store_items', max(
+    (SELECT coalesce(max(id), 0) FROM store_items), (SELECT coalesce(max(id), 0) FROM store_versions));
+UPDATE store_settings SET value = CAST(value AS INTEGER) WHERE name IN ('erasures', 'embedded');

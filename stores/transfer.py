@@ -23,6 +23,7 @@ from perdure.errors import (
     PerdureError,
     StorageError,
 )
+from perdure.settings import is_dsn
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
@@ -349,8 +350,11 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
         op = op._replace(offset=op.offset + len(found))
 
 
-def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
-    """The items of a file that langgraph's SqliteStore wrote; it is only read."""
+def of_langgraph(path: str | os.PathLike[str]) -> Lines:
+    """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
+    if isinstance(path, str) and is_dsn(path):
+        yield from _of_langgraph_table(path)
+        return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
     if not os.path.isfile(path):
@@ -373,6 +377,18 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
             yield from (_of_row(file.path, row) for row in rows)
 
 
+def _of_langgraph_table(dsn: str) -> Lines:
+    from perdure.storage.foreign_postgres import ForeignPostgres
+
+    with closing(ForeignPostgres(dsn)) as tables:
+        if tables.lacks("store"):
+            raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
+        last = ("", "")
+        while rows := tables.rows(_THEIRS_IN_POSTGRES, *last, PAGE):
+            last = rows[-1][:2]
+            yield from (_of_row(tables.path, row) for row in rows)
+
+
 def _page(file: SQLiteDatabase, make: Callable[[], Flow[list[Row]]]) -> list[Row]:
     try:
         return file.read(make)
@@ -384,6 +400,10 @@ _COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
 _THEIRS: Final = """
 SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
 WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
+"""
+_THEIRS_IN_POSTGRES: Final = """
+SELECT prefix, key, value::text, created_at, updated_at, expires_at, ttl_minutes FROM store
+WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 """
 
 
@@ -402,9 +422,9 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
     return where, line
 
 
-def _moment(text: str) -> datetime:
+def _moment(found: str | datetime) -> datetime:
     """SQLite's own timestamps are UTC and do not say so."""
-    found = datetime.fromisoformat(text)
+    found = datetime.fromisoformat(found) if isinstance(found, str) else found
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 

@@ -37,7 +37,7 @@ from perdure.stores.transfer import (
     PAGE,
     Lines,
     Transfer,
-    of_langgraph_file,
+    of_langgraph,
     of_store,
     of_text,
 )
@@ -307,14 +307,14 @@ class WholeStore(DatabaseOwner, Store):
         on_unsuitable: OnUnsuitable = "error",
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Import the items of a file of langgraph's SqliteStore, or of any store.
+        """Import the items of langgraph's SqliteStore or PostgresStore, or of any store.
 
         From a store of perdure, versions, times and provenance are imported too.
 
         The source is only read. The import may be cut off and repeated: an equal item is skipped.
 
         Args:
-            source: The path of the file, or an open store with blocking methods.
+            source: The path of the file, the Postgres DSN, or an open store with blocking methods.
             on_unsuitable: How to treat an item that cannot be read or stored, for example because
                 its value is not JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
                 skipped.
@@ -322,7 +322,7 @@ class WholeStore(DatabaseOwner, Store):
 
         Raises:
             ConfigurationError: There is no such file, or another argument is wrong.
-            NotADatabase: It is not of langgraph's SqliteStore.
+            NotADatabase: It is not of langgraph's own store.
             ImportFailed: An item cannot be read or stored. Those before it are kept; the message
                 says how many.
         """
@@ -336,7 +336,7 @@ class WholeStore(DatabaseOwner, Store):
         elif isinstance(source, BaseStore):
             lines = of_store(source)
         else:
-            lines = of_langgraph_file(source)
+            lines = of_langgraph(source)
         return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
 
     aimport_from = awaited(import_from)

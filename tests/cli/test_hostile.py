@@ -80,6 +80,11 @@ CASES: dict[str, list[list[str]]] = {
     "export": [["--all"], ["t "], [NONE]],
     "retain": [["--last", "1"], ["--idle-days", "0", "--dry-run"], [NONE, "--last", "1"]],
     "worker": [["--once"], ["--once", "--cron", NAME]],
+    "copy": [
+        ["--from", "x.db", "--to", f"c{NAME.replace('/', '')}.db"],
+        ["--from", f"no{NAME}.db", "--to", "c.db"],
+        ["--from", "x.db", "--to", "c.db", "--to-key-file", NONE],
+    ],
     "config": [[]],
     "memories list": [[], ["--kind", NAME]],
     "memories search": [["red"], [NAME], ["red", "--min-score", "-1"]],

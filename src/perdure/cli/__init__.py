@@ -6,6 +6,7 @@ A module is a command, or a group of them, and has its name.
 from perdure.cli import (  # noqa: F401 - each adds its commands
     chat,
     config,
+    copy,
     delete,
     export,
     history,
@@ -22,7 +23,7 @@ from perdure.cli.app import Command, app, main
 
 _ORDER = (
     *("chat", "import_", "threads", "history", "show", "export", "fork", "rewind", "delete"),
-    *("retain", "worker", "config", "stats"),
+    *("retain", "worker", "config", "stats", "copy"),
 )
 app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))
 for _group in (app, memories.memories, store.store):

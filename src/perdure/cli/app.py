@@ -260,8 +260,9 @@ def opened(
     create: bool = False,
     reads: bool = False,
     hasty: bool = False,
+    key: str | None = None,
 ) -> Iterator[Database]:
-    """The database that a command works on.
+    """The database that a command works on; `key` instead of the configured one.
 
     With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
     a write does not wait for the disk: a power cut may lose the last, so the command must be one
@@ -269,7 +270,7 @@ def opened(
     """
     from perdure.settings import is_dsn, load
 
-    settings = load(db=db, user=user)
+    settings = load(db=db, user=user, key=key)
     if not create and not is_dsn(settings.db) and not Path(settings.db).exists():
         raise ConfigurationError(
             f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' begins "

@@ -21,6 +21,7 @@ from perdure.cli.app import DB, AsJson, User, app, opened
 from perdure.cli.output import as_json, counted, note, say, size
 from perdure.cli.progress import at_work, resumable
 from perdure.errors import ConfigurationError, ImportFailed
+from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation, Problem
@@ -38,8 +39,11 @@ _DEPTH: Final = 8  # of a shared link's page, which holds the conversation somew
 @app.command("import")
 def import_(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="ZIP, folder, JSON, JSONL or SQLite; - is stdin."),
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="ZIP, folder, JSON, JSONL or SQLite; - is stdin; or a Postgres DSN.",
+        ),
     ],
     prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Put this before each thread id.")
@@ -55,32 +59,32 @@ def import_(
     """Import conversations as threads, with memories.
 
     Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), the JSON of a
-    shared link, JSONL of messages, and databases of langgraph-checkpoint-sqlite. Regenerated
-    answers become forks. What was imported before stays as it is, so an import can be repeated.
+    shared link, JSONL of messages, and databases of langgraph's own savers. Regenerated answers
+    become forks. What was imported before stays as it is, so an import can be repeated.
     """
     from perdure.cli.import_thread import Importing
 
     report = Report()
     read: list[Conversation] = []
-    databases: list[Path] = []
+    databases = [each for each in files if is_dsn(each)]
     with tempfile.TemporaryDirectory() as folder:
-        for number, path in enumerate(files):
+        for number, path in enumerate(Path(each) for each in files if not is_dsn(each)):
             with at_work(f"reading {path}"), _opened(path) as source:
                 if source is None or not _begins(source, _SQLITE):
                     read += _read(path, source, report)
                 elif path.is_file():
-                    databases.append(path)
+                    databases.append(str(path))
                 else:  # a pipe
-                    databases.append(Path(folder) / str(number))
-                    databases[-1].write_bytes(source.read())
+                    databases.append(str(Path(folder) / str(number)))
+                    Path(databases[-1]).write_bytes(source.read())
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         read.sort(key=lambda talk: talk.at([node.message for node in talk.nodes.values()]))
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
             importing = Importing(file, report, wanted=not no_memories, later=later)
-            for path in databases:
-                importing.take_over(path)
+            for database in databases:
+                importing.take_over(database)
             importing.store(prefix, read)
             if report.memories:
                 with at_work("indexing memories …"):
@@ -101,6 +105,7 @@ class Report:
     unchanged: int = 0
     empty: int = 0
     checkpoints: int = 0  # of databases
+    items: int = 0  # likewise
     memories: int | None = None  # None: none are wanted, or a worker adds them
     quarantined: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
@@ -110,6 +115,7 @@ class Report:
         parts = [
             self.messages and counted(self.messages, "new message"),
             self.checkpoints and counted(self.checkpoints, "new checkpoint"),
+            self.items and counted(self.items, "new item"),
             self.unchanged and f"{self.unchanged:,} unchanged",
             self.empty and f"{self.empty:,} more without messages",
             self.memories is not None and counted(self.memories, "memory", "memories"),

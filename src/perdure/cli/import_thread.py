@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
@@ -21,14 +20,21 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpo
 from langgraph.checkpoint.base.id import uuid6
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.import_langgraph import source_of
 from perdure.cli.app import Database
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
 from perdure.cli.progress import at_work, progress_bar
 from perdure.cli.threads import TITLED
-from perdure.errors import InvalidMessages, InvalidNamespace, SerializationError, UnknownThread
-from perdure.storage.flow import rows_of
-from perdure.storage.sqlite import SQLiteDatabase
+from perdure.errors import (
+    InvalidMessages,
+    InvalidNamespace,
+    NotADatabase,
+    SerializationError,
+    UnknownThread,
+)
+from perdure.settings import is_dsn
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
@@ -73,16 +79,20 @@ class Importing:
         self._report.unchanged += not new
         self._report.left_out += talk.left_out
 
-    def take_over(self, path: Path) -> None:
-        """Import a database of langgraph."""
-        with at_work(f"importing {path}"):
-            done = self._file.saver.import_from(path)
+    def take_over(self, db: str) -> None:
+        """Import a database of langgraph; of a server also the items of its store."""
+        saver = self._file.saver
+        with closing(source_of(db, Codec(saver.serde))) as source:
+            with at_work(f"importing {source.path}"):
+                done = saver.import_from(db)
+                if is_dsn(db):
+                    with suppress(NotADatabase):  # it has no store
+                        self._report.items += self._file.store.import_from(db).items
+            threads = [*source.threads()]
         self._report.conversations += done.threads
         self._report.checkpoints += done.checkpoints
-        with closing(SQLiteDatabase(path, None, read_only=True)) as source:
-            rows = source.read(lambda: rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
         with progress_bar("making memories", "thread") as show:
-            for number, (thread_id,) in enumerate(rows, 1):
+            for number, thread_id in enumerate(threads, 1):
                 self._remember(thread_id)
                 show(number / done.threads, number)
 

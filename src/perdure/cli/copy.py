@@ -1,0 +1,76 @@
+"""`perdure copy`: a whole database into another."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from perdure.cli.app import AsJson, app, opened
+from perdure.cli.output import as_json, counted, say
+from perdure.cli.progress import progress_bar, resumable
+from perdure.errors import ConfigurationError
+
+_KEY: Final = "A file with its key, in hexadecimal."
+KeyFile = Path | None
+
+
+@app.command()
+def copy(
+    source: Annotated[str, typer.Option("--from", metavar="DB", help="A file, or a Postgres DSN.")],
+    target: Annotated[
+        str, typer.Option("--to", metavar="DB", help="Where to copy it; new, or empty.")
+    ],
+    from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
+    to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
+    json: AsJson = False,
+) -> None:
+    """Copy a database into another one, which may be of the other kind.
+
+    Threads, checkpoints, branches, pending writes, items with their versions and provenance. At the
+    end both are compared. After an interruption, repeat the command: it continues where it was.
+    """
+    from perdure.checkpointers.tables import ThreadTables
+    from perdure.storage.table_copy import Copy
+    from perdure.stores.tables import StoreTables
+
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        show(None, done)
+
+    with (
+        opened(source, reads=True, key=_key(from_key_file)) as old,
+        opened(target, create=True, key=_key(to_key_file)) as new,
+        resumable(lambda: f"{counted(done, 'row')} copied; that is kept"),
+        progress_bar("copying", "row") as show,
+    ):
+        threads = ThreadTables.of(old.saver), ThreadTables.of(new.saver)
+        items = StoreTables.of(old.store), StoreTables.of(new.store)
+        made = Copy([threads, items], advance)
+        made.run()
+        for path in old.store.indexes():
+            with suppress(ConfigurationError):  # not every database has such indexes
+                new.store.create_index(path)
+    if json:
+        as_json(made.rows)
+    else:
+        found = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
+        told = (counted(made.rows[table], noun) for table, noun in found.items())
+        say(f"copied and compared: {', '.join(told)}")
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"the key file {str(path)!r} cannot be read: {exc}") from exc
+    if not key:
+        raise ConfigurationError(f"the key file {str(path)!r} is empty; expected hexadecimal")
+    return key

@@ -1,0 +1,259 @@
+"""Copies of a component's tables into another database: resumable, and compared at the end.
+
+Rows keep their keys and are copied in the order of these, so the rows that a target has say where a
+copy goes on. Each row is opened with the key of the source, and sealed with that of the target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar, Final, NamedTuple
+
+from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
+from perdure.storage.database import Database
+from perdure.storage.flow import Flow, NamedSQL, Row, Statement, rows_of
+
+_PAGE_BYTES: Final = 4 << 20  # of a page of rows, about
+_PAGE_ROWS: Final = 1000
+_AT_ONCE: Final = 64  # rows of one statement
+_TOP: Final = b"\xff" * 17  # comes after every id
+_NAMED: Final = 20  # of what differs
+_BEGUN: Final = "SELECT value FROM settings WHERE name = 'copy'"
+_BEGIN: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
+_DONE: Final = "DELETE FROM settings WHERE name = 'copy'"
+
+
+class Table(NamedTuple):
+    """A table, by the columns that are copied; what is sealed comes last.
+
+    `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
+    are columns of text that users choose, `ids` the places in a row of text or bytes.
+    """
+
+    name: str
+    columns: str
+    owner: str
+    joins: str = ""
+    key: str = "id"
+    names: str = ""
+    ids: Sequence[int] = ()
+    place: Callable[[Sequence[Any]], Any] | None = None  # of a row with its owner
+
+    def page(self, after: Sequence[Any], limit: int) -> Statement:
+        """The rows that come after a key: first the owner, then the columns."""
+        marks = ", ".join("?" for _ in after)
+        sql = (
+            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * FROM {self.name} "
+            f"WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?) AS r {self.joins} "
+            f"ORDER BY {_of(self.key)}"
+        )
+        return Statement(sql, (*after, limit))
+
+    def insert(self, rows: Sequence[Row]) -> list[Statement]:
+        """The statements that add rows of the columns, unless their key is there already."""
+        marks = f"({', '.join('?' for _ in self.columns.split(', '))})"
+        made, start = [], 0
+        for width in (_AT_ONCE, 1):
+            stop = len(rows) - len(rows) % width
+            sql = (
+                f"INSERT INTO {self.name} ({self.columns}) VALUES {', '.join([marks] * width)} "
+                "ON CONFLICT DO NOTHING"
+            )
+            flat = [[*chain(*rows[at : at + width])] for at in range(start, stop, width)]
+            if flat:
+                made.append(Statement(sql, flat, many=True))
+            start = stop
+        return made
+
+    def first_key(self, last: int) -> list[Any]:
+        """What comes before all keys that begin with a number."""
+        return [last - 1, *(_TOP for _ in self.key.split(", ")[1:])]
+
+
+def _of(columns: str) -> str:
+    return ", ".join(f"r.{column}" for column in columns.split(", "))
+
+
+@dataclass
+class Tables(ABC):
+    """One end of a copy: the tables of a component, in the order in which they are copied."""
+
+    database: Database
+    sql: NamedSQL
+    tables: ClassVar[Sequence[Table]]
+    noun: ClassVar[str]  # of an owner
+
+    @abstractmethod
+    def opened(self, table: Table, row: Row) -> Row:
+        """A row, owner first, as it is in all databases; CorruptRecord: it was damaged."""
+
+    @abstractmethod
+    def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
+        """The statements that add rows which were opened elsewhere."""
+
+    @abstractmethod
+    def shown(self, owner: Any) -> str:
+        """An owner by its name."""
+
+    @abstractmethod
+    def finish(self, settings: list[Row]) -> Flow[None]:
+        """What comes after all rows, with the settings of the source."""
+
+    def settings(self) -> Flow[list[Row]]:
+        """What is recorded beside the tables."""
+        return []
+        yield
+
+    def with_nul(self) -> Flow[list[str]]:
+        """The owners of names that have a NUL; StorageError: the database has no such text."""
+        found = []
+        for table in self.tables:
+            for name in filter(None, table.names.split(", ")):
+                sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins}"
+                named = Statement(f"{sql} WHERE instr(r.{name}, ?) > 0", ("\0",))
+                found += [self.shown(row[0]) for row in (yield named)]
+        return sorted({*found})
+
+
+@dataclass
+class _Pages:
+    """Reads a table page by page."""
+
+    end: Tables
+    table: Table
+    after: Sequence[Any]
+    limit: int = 16
+
+    def next(self) -> Flow[list[Row]]:
+        """The next rows, opened; none at the end."""
+        rows = yield self.table.page(self.after, self.limit)
+        if not rows:
+            return []
+        columns = self.table.columns.split(", ")
+        first = len(rows[0]) - len(columns)
+        self.after = [rows[-1][first + columns.index(each)] for each in self.table.key.split(", ")]
+        if any(None in row[:first] for row in rows):
+            raise CorruptRecord(
+                f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
+                "owner: the database is damaged; restore it from a backup"
+            )
+        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
+        self.limit = max(1, min(_PAGE_ROWS, self.limit * _PAGE_BYTES // max(size, 1)))
+        return [self.end.opened(self.table, row) for row in rows]
+
+
+@dataclass
+class Copy:
+    """Copies the tables of some components, each from its source to its target.
+
+    Each component is read in one snapshot. `progress` is called with how many rows were copied.
+    """
+
+    ends: Sequence[tuple[Tables, Tables]]
+    progress: Callable[[int], object] = lambda count: None
+    rows: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> None:
+        """Copy what is not in the target yet, and compare all of it; `rows` says how many of each.
+
+        Raises:
+            ConfigurationError: The target holds something else.
+            ImportFailed: It cannot hold some names, or it is not the same in the end.
+            CorruptRecord: A row was damaged.
+        """
+        self._begin()
+        differing = []
+        for source, target in self.ends:
+            found = source.database.read(partial(self._copied, source, target))
+            differing += [f"{source.noun} {name}" for name in found]
+        if differing:
+            more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+            raise ImportFailed(
+                f"{self._home.path} is not the same as {self._path}: "
+                f"{', '.join(differing[:_NAMED])}{more}; they were written to while they were "
+                "copied: stop the writers, and copy into an empty database"
+            )
+        self._home.write(lambda: rows_of(_DONE))
+
+    def __post_init__(self) -> None:
+        self._path = self.ends[0][0].database.path
+        self._home = self.ends[0][1].database  # where it is recorded that a copy is not complete
+
+    def _begin(self) -> None:
+        if self.ends[0][0].database.read(lambda: rows_of(_BEGUN)):
+            raise ConfigurationError(
+                f"{self._path} is a copy that was not completed; copy to it again first"
+            )
+        begun = self._home.read(lambda: rows_of(_BEGUN))
+        if begun and begun[0][0] != self._path.encode():
+            raise ConfigurationError(
+                f"{self._home.path} holds a part of {begun[0][0].decode()}, not of {self._path}: "
+                "copy that to its end, or give an empty database"
+            )
+        for source, target in self.ends:
+            for table in () if begun else target.tables:
+                if target.database.read(partial(rows_of, f"SELECT 1 FROM {table.name} LIMIT 1")):
+                    raise ConfigurationError(
+                        f"{target.database.path} is not empty: it has rows in {table.name}; "
+                        "copy into a new database"
+                    )
+            self._check_names(source, target)
+        if not begun:
+            self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
+
+    def _check_names(self, source: Tables, target: Tables) -> None:
+        found: list[str] = []
+        try:
+            target.database.read(lambda: rows_of("SELECT CAST(? AS text)", "\0"), snapshot=False)
+        except StorageError:
+            with suppress(StorageError):
+                found = source.database.read(source.with_nul, snapshot=False)
+        if found:
+            raise ImportFailed(
+                f"{target.database.path} takes no text with NUL; nothing was copied. Delete or "
+                f"rename these {source.noun}s of {self._path}: {', '.join(found)}"
+            )
+
+    def _copied(self, source: Tables, target: Tables) -> Flow[list[str]]:
+        """Copy and compare. Returns the names of those that differ."""
+        for table in source.tables:
+            number = table.key.split(", ")[0]
+            last = partial(rows_of, f"SELECT coalesce(max({number}), 0) FROM {table.name}")
+            pages = _Pages(source, table, table.first_key(target.database.read(last)[0][0]))
+            while rows := (yield from pages.next()):
+                target.database.write(partial(_written, target.writes(table, rows)))
+                self.progress(len(rows))
+        settings = yield from source.settings()
+        target.database.write(partial(target.finish, settings))
+        differing = set[str]()
+        for table in source.tables:
+            differing |= yield from self._compared(source, target, table)
+        return sorted(differing)
+
+    def _compared(self, source: Tables, target: Tables, table: Table) -> Flow[set[str]]:
+        """The owners of rows that are not in both; the order of pages may not be the same."""
+        ours = _Pages(source, table, table.first_key(0))
+        theirs = _Pages(target, table, table.first_key(0))
+        alone: dict[bytes, Any] = {}
+        while True:
+            here = yield from ours.next()
+            there = target.database.read(theirs.next)
+            if not here and not there:
+                return {source.shown(owner) for owner in alone.values()}
+            self.rows[table.name] += len(here)
+            for row in chain(here, there):
+                data = repr(row).encode(errors="surrogatepass")
+                digest = hashlib.blake2b(data, digest_size=16).digest()
+                if alone.pop(digest, None) is None:
+                    alone[digest] = row[0]
+
+
+def _written(made: list[Statement]) -> Flow[None]:
+    yield made

@@ -1,0 +1,163 @@
+"""`import_from` a DSN: tables that langgraph's own Postgres saver and store wrote."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.store.postgres import PostgresStore as TheirStore
+from langgraph.types import Command
+
+from perdure.errors import ForbiddenType, ImportFailed, MissingDependency, NotADatabase
+from perdure.stores import SQLiteStore
+from tests import postgres_server
+from tests.backends import BACKENDS
+from tests.contracts.puts import put
+from tests.contracts.test_import import build, everything
+from tests.contracts.test_types import Profile
+from tests.store_backends import of_words
+
+
+def new_schema() -> str:
+    """A DSN whose tables are in a schema of their own."""
+    name = f"theirs_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"CREATE SCHEMA {name}")
+    return f"{postgres_server.dsn()}&options=-csearch_path%3D{name}"
+
+
+def agent(saver: Any) -> Any:
+    return create_agent(FakeListChatModel(responses=["first", "second"]), checkpointer=saver)
+
+
+def at(thread_id: str) -> Any:
+    return {"configurable": {"thread_id": thread_id}}
+
+
+@pytest.fixture(scope="module")
+def old() -> str:
+    """Subgraphs, sends, a fork, a thread that waits in an interrupt, and one of an agent."""
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as saver:
+        saver.setup()
+        graph = build(saver)
+        for text in ("one", "two"):
+            graph.invoke({"messages": [("human", text)]}, {**at("a"), "metadata": {"user": "u1"}})
+        early = list(graph.get_state_history(at("a")))[4].config
+        graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
+        graph.invoke({"messages": [("human", "well?")]}, at("c"))
+        agent(saver).invoke({"messages": [("human", "hello")]}, at("agent"))
+    return dsn
+
+
+@pytest.fixture
+def expected(old: str) -> Iterator[dict[tuple[str, str, str], CheckpointTuple]]:
+    with PostgresSaver.from_conn_string(old) as saver:
+        yield everything(saver)
+
+
+@pytest.mark.parametrize("backend", ["file", "sealed", "postgres"])
+def test_everything_is_taken_over(
+    tmp_path: Path, backend: str, old: str, expected: dict[Any, CheckpointTuple]
+) -> None:
+    """Each checkpoint reads back as the peer gives it; a repetition changes nothing."""
+    with BACKENDS[backend](tmp_path) as saver:
+        report, again = saver.import_from(old), saver.import_from(old)
+
+        assert expected == everything(saver)
+        assert (3, len(expected), 0) == (report.threads, report.checkpoints, report.skipped)
+        assert sum(len(t.pending_writes or ()) for t in expected.values()) == report.writes > 0
+        assert (0, len(expected)) == (again.checkpoints, again.skipped)
+
+
+def test_threads_go_on(tmp_path: Path, old: str) -> None:
+    """An interrupted run is resumed, a branch is left, and an agent goes on."""
+    with BACKENDS["file"](tmp_path) as saver:
+        saver.import_from(old)
+        resumed = build(saver).invoke(Command(resume="this"), at("c"))
+        state = build(saver).invoke({"messages": [("human", "x")]}, at("a"))
+        replied = agent(saver).invoke({"messages": [("human", "again")]}, at("agent"))
+
+        assert [m.text for m in resumed["messages"]] == ["well?", "this"]
+        assert "a fork" in [m.text for m in state["messages"]]
+        assert [m.text for m in replied["messages"]][:2] == ["hello", "first"]
+        assert len(replied["messages"]) == 4
+
+
+def test_a_thread_that_went_on_in_both_is_refused(tmp_path: Path) -> None:
+    """Two histories are not mixed into one thread."""
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as peer, BACKENDS["file"](tmp_path) as saver:
+        peer.setup()
+        put(peer, {"x": 1}, uid="1")
+        saver.import_from(dsn)
+        put(saver, {"x": 2}, uid="2")
+        put(peer, {"x": 3}, uid="3")
+
+        with pytest.raises(ImportFailed, match="thread 't' has"):
+            saver.import_from(dsn)
+
+
+def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
+    """The allowlist holds for what others wrote too; the type and its place are named."""
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as peer:
+        peer.setup()
+        put(peer, {"p": Profile(fullName="n")}, uid="1")
+
+    with (
+        BACKENDS["file"](tmp_path, strict=True) as saver,
+        pytest.raises(ForbiddenType, match=r"thread 't', checkpoint '1'.*Profile"),
+    ):
+        saver.import_from(dsn)
+
+
+def test_other_databases_are_refused(tmp_path: Path) -> None:
+    """What has no tables of langgraph's, by name and without a password."""
+    with (
+        BACKENDS["file"](tmp_path) as saver,
+        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+    ):
+        for import_from in (saver.import_from, store.import_from):
+            with pytest.raises(NotADatabase, match=r"postgresql://postgres@.* has no table"):
+                import_from(new_schema())
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package to install is named."""
+    monkeypatch.setitem(__import__("sys").modules, "langgraph.checkpoint.postgres", None)
+    with (
+        BACKENDS["file"](tmp_path) as saver,
+        pytest.raises(MissingDependency, match="pip install langgraph-checkpoint-postgres"),
+    ):
+        saver.import_from(postgres_server.dsn())
+
+
+def test_items_come_with_their_times(tmp_path: Path) -> None:
+    """Also with what is left of their lives; again, nothing does."""
+    dsn = new_schema()
+    with TheirStore.from_conn_string(dsn) as theirs:
+        theirs.setup()
+        for n in range(3):
+            theirs.put(("users", "ümit", str(n)), "k", {"text": f"tea {n}", "deep": [1, None, "é"]})
+        theirs.put(("mortal",), "m", {"text": "milk"}, ttl=60)
+        wanted = {(i.namespace, i.key): i for i in theirs.search((), limit=10)}
+    with SQLiteStore.open(tmp_path / "s.db", **of_words()) as store:
+        report, again = store.import_from(dsn), store.import_from(dsn)
+        found = {(i.namespace, i.key): i for i in store.search((), limit=10)}
+        mortal = store.get(("mortal",), "m", refresh_ttl=False)
+
+        assert (report.items, again.skipped) == (4, 4)
+        assert {k: (i.value, i.created_at) for k, i in wanted.items()} == {
+            k: (i.value, i.created_at) for k, i in found.items()
+        }
+        assert mortal is not None
+        assert mortal.expires_at is not None

@@ -1,0 +1,347 @@
+"""Copies of whole databases: between kinds and keys, cut off, into what is not empty, of damage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.types import Command
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.tables import ThreadTables
+from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed
+from perdure.storage import table_copy
+from perdure.storage.table_copy import Copy
+from perdure.stores import Provenance
+from perdure.stores.tables import StoreTables
+from perdure.stores.whole_store import WholeStore
+from tests import backends, store_backends
+from tests.cli.commands import error, read, run
+from tests.contracts.puts import put
+from tests.contracts.test_import import build, everything
+from tests.store_backends import Clock
+
+NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
+
+
+class Database(NamedTuple):
+    """Threads and items of one database."""
+
+    saver: Checkpointer
+    store: WholeStore
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    """Makes a database of a kind; the folder tells those of one kind apart."""
+    with ExitStack() as stack:
+
+        def made(kind: str, name: str, **options: Any) -> Database:
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            quick = {} if kind.startswith("postgres") else {"synchronous": "normal"}
+            saver = backends.BACKENDS[kind](folder, **quick, **options)
+            store = store_backends.BACKENDS[kind](folder, clock=Clock(), **options)
+            return Database(stack.enter_context(saver), stack.enter_context(store))
+
+        yield made
+
+
+def fill(old: Database) -> None:
+    """Branches, subgraphs, sends, an interrupt, a pruned thread; versions, times and provenance."""
+    graph = build(old.saver)
+    for thread in ("a", "b%_é", "pruned", "gone"):
+        config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
+        for text in ("one", "two"):
+            graph.invoke({"messages": [("human", text)]}, config)
+        early = list(graph.get_state_history(config))[3].config
+        graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
+    graph.invoke({"messages": [("human", "well?")]}, {"configurable": {"thread_id": "c"}})
+    put(old.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
+    old.saver.prune(["pruned"], strategy="keep_latest")
+    old.saver.delete_thread("gone")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    for n in range(3):
+        of = Provenance(thread_id="a", message_ids=("m1",), actor="user", at=at)
+        old.store.put(NOTES, "tea", {"text": f"tea {n}", "n": n}, provenance=of)
+        old.store.put(NOTES, f"k{n}", {"text": f"coffee \0 {n}"}, ttl=60 * (n + 1), index=False)
+        old.store.put(MORE, "gone", {"text": "milk"})
+    old.store.delete(MORE, "gone")
+    old.store.put(("forgotten",), "x", {"text": "y"})
+    old.store.forget(("forgotten",))
+
+
+def shape(of: Database) -> list[Any]:
+    """All that can be read of a database."""
+    saver, store = of
+    return [
+        everything(saver),
+        [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in saver.threads()],
+        [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
+        [found.config for found in saver.list(None, filter={"user": "u1"})],
+        list(store.export()),
+        [store.history(NOTES, key) for key in ("tea", "k0")],
+        store.list_namespaces(),
+        [(i.key, i.score) for i in store.search(("users",), query="tea please")],
+    ]
+
+
+def copy(
+    old: Database, new: Database, progress: Callable[[int], object] = lambda count: None
+) -> Copy:
+    ends: Any = (
+        (ThreadTables.of(old.saver), ThreadTables.of(new.saver)),
+        (StoreTables.of(old.store), StoreTables.of(new.store)),
+    )
+    made = Copy(ends, progress)
+    made.run()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("file", "file"),
+        ("file", "postgres"),
+        ("postgres", "file"),
+        ("postgres", "postgres-sealed"),
+        ("sealed", "sealed"),
+        ("sealed", "postgres"),
+    ],
+)
+def test_a_copy_is_the_same_and_goes_on(
+    source: str, target: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the pages are; then runs resume, threads and items are added to it as to the old."""
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 10_000)
+    old, new = database(source, "old"), database(target, "new")
+    fill(old)
+
+    rows = copy(old, new).rows
+
+    assert shape(old) == shape(new)
+    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
+    for of in (old, new):
+        graph = build(of.saver)
+        graph.invoke(Command(resume="this"), {"configurable": {"thread_id": "c"}})
+        put(of.saver, {"x": 1}, thread="new", uid="1")
+        of.store.put(NOTES, "tea", {"text": "tea again"})
+        of.store.put(("new",), "k", {"text": "new tea"})
+    for of in (old, new):
+        assert [i.value.text for i in of.saver.history("c")] == ["well?", "this"]
+        assert [i.version for i in of.store.history(NOTES, "tea")] == [1, 2, 3, 4]
+        assert {"tea", "k"} == {i.key for i in of.store.search((), query="tea")}
+    for of in (old, new):
+        of.saver.prune(["a"], strategy="keep_latest")
+        of.store.forget(NOTES)
+        assert [i.key for i in of.store.search((), query="tea")] == ["k"]
+
+
+def test_another_key(tmp_path: Path, database: Any) -> None:
+    """Each end has its own; what reads with one does not with the other."""
+    old, new = database("sealed", "old"), database("file", "new", key=bytes(32))
+    fill(old)
+    copy(old, new)
+
+    assert shape(old) == shape(new)
+    assert b"coffee" not in (tmp_path / "new" / "plain.db").read_bytes()
+
+
+@pytest.mark.parametrize("source", ["file", "postgres"])
+def test_a_source_may_be_written_to(
+    source: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each component is copied as it was when its copy began."""
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 3000)
+    old, new = database(source, "old"), database("file", "new")
+    fill(old)
+    before = everything(old.saver)
+    count = 0
+
+    def progress(_: int) -> None:
+        nonlocal count
+        count += 1
+        put(old.saver, {"x": count}, thread="a", uid=f"late {count}")
+        old.store.put(NOTES, "tea", {"text": f"late {count}"})
+
+    copy(old, new, progress)
+
+    late, copied = (len(of.store.history(NOTES, "tea")) for of in (old, new))
+    assert before == everything(new.saver)
+    assert 3 < copied < late
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+@pytest.mark.parametrize("target", ["file", "postgres"])
+def test_a_copy_that_was_cut_off_goes_on(
+    target: str, tmp_path: Path, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every few writes: what is there stays, and the outcome is the same."""
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 500)
+    old, new = database("file", "old"), database(target, "new")
+    fill(old)
+    ended = 0
+
+    def cut_off(write: Callable[..., Any], at: int) -> Callable[..., Any]:
+        count = 0
+
+        def counted(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Killed
+            return write(*args)
+
+        return counted
+
+    for _ in range(100):
+        with monkeypatch.context() as patch, suppress(Killed):
+            for part in new:
+                patch.setattr(part.database, "write", cut_off(part.database.write, 9))
+            copy(old, new)
+            break
+        ended += 1
+
+    assert 3 < ended < 60
+    assert shape(old) == shape(new)
+    with pytest.raises(ConfigurationError, match=r"is not empty: it has rows in threads"):
+        copy(old, new)
+
+
+KILLED = """
+import os, signal, sys
+from perdure.storage import table_copy
+from perdure.cli import main
+table_copy._PAGE_BYTES = 2000
+written = table_copy._written
+left = 12
+def counted(made):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return written(made)
+table_copy._written = counted
+sys.argv = ["perdure", "copy", "--from", "old/plain.db", "--to", "new.db"]
+main()
+"""
+
+
+def test_a_killed_command_goes_on(
+    tmp_path: Path, database: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """kill -9, then the same command; another source is refused meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    old = database("file", "old")
+    fill(old)
+    old.saver.close()
+    old.store.close()
+    ended = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
+    later = error("copy", "--from", "new.db", "--to", "third.db", into=capsys)
+    with SQLiteCheckpointer.open("other.db"):
+        other = error("copy", "--from", "other.db", "--to", "new.db", into=capsys)
+    told = run("copy", "--from", "old/plain.db", "--to", "new.db")
+
+    assert ended.returncode == -signal.SIGKILL
+    assert "new.db is a copy that was not completed" in later
+    assert "holds a part of" in other
+    assert told.startswith("copied and compared: 5 threads, ")
+
+
+def test_keys_of_the_command(tmp_path: Path, database: Any, monkeypatch: Any, capsys: Any) -> None:
+    """Files of keys; the counts are told as JSON, too."""
+    monkeypatch.chdir(tmp_path)
+    old = database("sealed", "old")
+    fill(old)
+    old.saver.close()
+    old.store.close()
+    Path("old.key").write_text(backends.KEY.hex() + "\n")
+    Path("new.key").write_text("00" * 32)
+    between = ("--from", "old/sealed.db", "--to", "new.db")
+
+    rows = read("copy", *between, "--from-key-file", "old.key", "--to-key-file", "new.key")
+
+    assert (rows["threads"], rows["store_items"]) == (5, 4)
+
+
+def test_a_source_that_changed_is_named(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that was cut off and goes on later is compared with the source as it is now."""
+    old, new = database("file", "old"), database("file", "new")
+    fill(old)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreTables, "settings", lambda self: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            copy(old, new)
+    put(old.saver, {"x": 2}, thread="id-16-bytes-long", uid="2")
+    old.store.put(MORE, "late", {"text": "z"})
+
+    with pytest.raises(ImportFailed, match=r"thread 'id-16-bytes-long', namespace \('users', 'bo"):
+        copy(old, new)
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("UPDATE items SET body = zeroblob(9) WHERE id % 2", "damaged"),
+        ("UPDATE checkpoints SET put_at = put_at + 1 WHERE id % 2", "damaged"),
+        ("DELETE FROM threads WHERE thread_id = 'a'", "no owner"),
+    ],
+)
+def test_damage_is_an_error(sql: str, told: str, tmp_path: Path, database: Any) -> None:
+    """What does not read back is not passed on."""
+    old, new = database("file", "old"), database("file", "new")
+    fill(old)
+    with closing(sqlite3.connect(tmp_path / "old" / "plain.db")) as conn:
+        conn.execute(sql)
+        conn.commit()
+
+    with pytest.raises(CorruptRecord, match=told):
+        copy(old, new)
+
+
+def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> None:
+    """Postgres takes no such text; all those threads are named. SQLite takes it."""
+    old, new = database("file", "old"), database("postgres", "new")
+    put(old.saver, {"x": 1}, thread="fine", uid="1")
+    put(old.saver, {"x": 1}, thread="a\0b", uid="1")
+    put(old.saver, {"x\0y": [HumanMessage("hi", id="1")] * 9}, thread="channel", uid="1")
+
+    with pytest.raises(ImportFailed, match=r"takes no text with NUL.*'a\\x00b', 'channel'"):
+        copy(old, new)
+    copy(old, same := database("file", "new"))
+
+    assert new.saver.threads() == []
+    assert everything(old.saver) == everything(same.saver)
+
+
+@pytest.mark.parametrize("name", ["plain.db", "memories.db"])
+def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -> None:
+    """Its rows are of an older form; they read the same in the copy."""
+    (tmp_path / "old").mkdir()
+    data = Path(__file__).parent / "data" / "v1" / name
+    (tmp_path / "old" / "plain.db").write_bytes(data.read_bytes())
+    old, new = database("file", "old"), database("postgres", "new")
+
+    copy(old, new)
+
+    assert list(old.store.export()) == list(new.store.export())
+    assert everything(old.saver) == everything(new.saver)
+    threads = [info.thread_id for info in old.saver.threads()]
+    for of in ("history", "checkpoints"):
+        both = (getattr(end.saver, of) for end in (old, new))
+        one, other = ([told(thread) for thread in threads] for told in both)
+        assert repr(one) == repr(other)
