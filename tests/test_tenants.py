@@ -20,7 +20,7 @@ from perdure.checkpointers import Retention
 from perdure.checkpointers import postgres as threads
 from perdure.errors import ConfigurationError, StorageError, UnknownThread
 from perdure.storage.postgres_connection import Translator
-from perdure.storage.postgres_tenants import led
+from perdure.storage.postgres_schema import led
 from perdure.stores import postgres as items
 from tests import postgres_server
 from tests.store_backends import Clock

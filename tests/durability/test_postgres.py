@@ -25,8 +25,9 @@ from psycopg.conninfo import make_conninfo
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
-from perdure.storage.flow import Flow, rows_of
+from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.postgres_connection import RUN, translated
+from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -136,12 +137,18 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
         database: Any = store.database
         server, future = database._connected(), str(int(committed) + 1_000_000)
 
-        assert database._stands(server, run, committed)
+        def stands(run: Any, number: str) -> bool:
+            with server.connection() as conn:
+                conn.run = run
+                conn.close()
+                return Transaction(server, conn, lambda _: [], Statement(""))._stands(number)
+
+        assert stands(run, committed)
         for lost in (aborted, future):
-            assert not database._stands(server, run, lost)
-            assert not database._stands(server, "another", lost)
+            assert not stands(run, lost)
+            assert not stands("another", lost)
         with pytest.raises(StorageUnavailable, match="nobody knows if it was made"):
-            database._stands(server, "another", committed)
+            stands("another", committed)
 
 
 def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:

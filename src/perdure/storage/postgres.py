@@ -17,20 +17,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from perdure.errors import (
     ConfigurationError,
     MissingDependency,
-    SchemaMismatch,
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.database import Migration, statements
-from perdure.storage.flow import Flow, Hope, Last, Request, Row, Statement, Unexpected, rows_of, run
+from perdure.storage.database import Migration
+from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.threads import Turn, Turns
 
@@ -38,9 +36,7 @@ try:
     import psycopg
     from psycopg import errors
 
-    from perdure.storage import postgres_tenants as tenants
     from perdure.storage.postgres_connection import (
-        RUN,
         AdvisoryLocks,
         Server,
         Translator,
@@ -53,11 +49,12 @@ try:
         registry,
         registry_lock,
         shown,
-        tables_of,
         translated,
         uri,
     )
     from perdure.storage.postgres_pipeline import Pipelined
+    from perdure.storage.postgres_schema import NAMED, checked_tenant, led, migrate, tables_of
+    from perdure.storage.postgres_transaction import Transaction
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
@@ -67,24 +64,11 @@ T = TypeVar("T")
 _log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
-_SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
-_MIGRATIONS: Final = """
-CREATE TABLE IF NOT EXISTS migrations (
-    component text NOT NULL, version bigint NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (component, version)
-);
-"""
-_SETTINGS: Final = (
-    "CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)"
-)
 _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
-_BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _COMMIT: Final = Statement("COMMIT")
-_ROLLBACK: Final = Statement("ROLLBACK")
 _SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 _DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
 _VACUUMED: Final = """
@@ -95,64 +79,6 @@ _SIZES: Final = """
 SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'
 """
-
-
-@dataclass(slots=True)
-class _Transaction:
-    """The requests of a flow that writes, as one transaction.
-
-    Args:
-        asked: Sends statements in one request.
-        excluding: The statement that keeps others from writing the same, and answers its number.
-        stands: Whether the transaction of a number, whose connection was lost, was committed.
-    """
-
-    asked: Callable[[Sequence[Statement]], list[list[Row]]]
-    excluding: Statement
-    stands: Callable[[str], bool]
-    _number: str | None = None  # while it lasts
-
-    def execute(self, request: Request) -> Any:
-        """Answer a request; the last one goes with the COMMIT."""
-        asked = request if isinstance(request, list) else [request]
-        if isinstance(request, Hope):
-            try:
-                return self._alone(asked)
-            except (errors.DivisionByZero, errors.UniqueViolation) as exc:
-                raise Unexpected from exc
-        if self._number is not None:
-            rows = self._commit(asked) if isinstance(request, Last) else self.asked(asked)
-        elif isinstance(request, Last):
-            rows = self._alone(asked)
-        else:
-            _, ((self._number, *_),), *rows = self.asked([_BEGIN, self.excluding, *asked])
-        return rows if isinstance(request, list) else rows[0]
-
-    def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
-        return self.asked([self.excluding, *asked])[1:]  # a request is a transaction, by itself
-
-    def _commit(self, asked: Sequence[Statement]) -> list[list[Row]]:
-        assert self._number is not None
-        try:
-            *rows, _ = self.asked([*asked, _COMMIT])
-        except psycopg.Error as exc:
-            if not is_lost(exc) or not self.stands(self._number):
-                raise
-            rows = [[] for _ in asked]
-        self._number = None
-        return rows
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._number is None:
-            return
-        if error is None:
-            self._commit([])
-            return
-        with suppress(psycopg.Error):  # it is lost, then
-            self.asked([_ROLLBACK])
 
 
 class PostgresDatabase:
@@ -201,11 +127,11 @@ class PostgresDatabase:
             f"set_config('lock_timeout', '{int(timeout_s * 1000)}', true)"
         )
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
-        self._tenant = tenants.checked(tenant)
+        self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
-        self._named = [] if tenant is None else [Statement(f"SELECT {tenants.NAMED}", (tenant,))]
-        tables = tables_of("".join((_MIGRATIONS, _SETTINGS, *migration.steps)))
-        self._sent = Translator(schema, tables, None if tenant is None else tenants.led)
+        self._named = [] if tenant is None else [Statement(f"SELECT {NAMED}", (tenant,))]
+        tables = tables_of(migration)
+        self._sent = Translator(schema, tables, None if tenant is None else led)
         self._tables = sorted(tables)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
@@ -268,8 +194,8 @@ class PostgresDatabase:
         else:
             server.users += 1
         try:
-            with mapped(server.name):
-                self._migrate(server)
+            with mapped(server.name), server.connection() as conn:
+                migrate(conn, self._migration, self._schema, self._tenant, self._read_only)
             if self._begin is not None:
                 if self._read_only:
                     self._read(server, self._begin, snapshot=True)
@@ -279,56 +205,6 @@ class PostgresDatabase:
             leave(server)
             raise
         return server
-
-    def _migrate(self, server: Server) -> None:
-        """Bring the component's schema up to date: of many processes, one after another."""
-        wanted = len(self._migration.steps)
-        with server.connection() as conn:
-            tenants.check(conn, self._schema, self._tenant)
-            if self._version(conn) == wanted:
-                return
-            if self._read_only:
-                raise SchemaMismatch(
-                    f"{self.path} does not have version {wanted} of the "
-                    f"{self._migration.component} schema: open it once without read_only"
-                )
-            with conn.transaction():
-                conn.execute(
-                    "SELECT pg_advisory_xact_lock(%s)", (lock_key(self._schema, "migrations"),)
-                )
-                # not IF NOT EXISTS, which may look at what the server kept from before the lock
-                there = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-                if not conn.execute(there, (self._schema,)).fetchall():
-                    conn.execute(f"CREATE SCHEMA {self._schema}")
-                conn.execute(f"SET LOCAL search_path TO {self._schema}")
-                made = str if self._tenant is None else tenants.for_tenants
-                for statement in statements(_MIGRATIONS + made(_SETTINGS)):
-                    conn.execute(statement.sql)
-                tenants.check(conn, self._schema, self._tenant)
-                current = self._version(conn)
-                with conn.pipeline():
-                    for number, script in enumerate(self._migration.steps[current:], current + 1):
-                        for statement in statements(made(script)):
-                            conn.execute(statement.sql)
-                        conn.execute(
-                            "INSERT INTO migrations (component, version) VALUES (%s, %s)",
-                            (self._migration.component, number),
-                        )
-
-    def _version(self, conn: psycopg.Connection[Row]) -> int:
-        of = f"{self._schema}.migrations"
-        if conn.execute("SELECT to_regclass(%s)", (of,)).fetchall() == [(None,)]:
-            return 0
-        ((found,),) = conn.execute(
-            f"SELECT coalesce(max(version), 0) FROM {of} WHERE component = %s",
-            (self._migration.component,),
-        ).fetchall()
-        if found > len(self._migration.steps):
-            raise SchemaMismatch(
-                f"{self.path} has version {found} of the {self._migration.component} schema, this "
-                f"perdure knows {len(self._migration.steps)}: upgrade perdure"
-            )
-        return int(found)
 
     def close(self) -> None:
         """See `Database.close`. The last of those who share a server's connections closes them."""
@@ -417,10 +293,11 @@ class PostgresDatabase:
         excluding = self._naming(self._excluding(exclusive))
         for again in range(_TRIES):
             try:
-                with server.connection() as conn:
-                    stands = partial(self._stands, server, conn.run)
-                    with _Transaction(partial(self._asked, conn), excluding, stands) as of_flow:
-                        return run(make(), of_flow.execute)
+                with (
+                    server.connection() as conn,
+                    Transaction(server, conn, partial(self._asked, conn), excluding) as whole,
+                ):
+                    return run(make(), whole.execute)
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
                 error: psycopg.Error = exc
             except psycopg.Error as exc:
@@ -451,46 +328,7 @@ class PostgresDatabase:
         """A SELECT that also names the tenant, if there is one."""
         if self._tenant is None:
             return statement
-        return Statement(f"{statement.sql}, {tenants.NAMED}", (*statement.params, self._tenant))
-
-    def _stands(self, server: Server, run: Any, xid: str) -> bool:
-        """Whether a transaction whose connection was lost has been committed.
-
-        After a crash, or on a standby that took over, its number may be that of another one, so
-        that only "not committed" can be believed.
-
-        Raises:
-            StorageUnavailable: Nobody can tell.
-        """
-        deadline = time.monotonic() + _SETTLED_S
-        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
-        while time.monotonic() < deadline:
-            with suppress(StorageUnavailable):
-                status, now = self._status(server, xid)
-                if status == "committed" and now != run:
-                    why = "the server crashed, or another took over, so nobody knows if it was made"
-                    break
-                if status != "in progress":
-                    return status == "committed"
-            time.sleep(0.1)
-        raise StorageUnavailable(
-            f"{server.name}: the connection was lost at a commit, and {why}: read before you write "
-            "it again"
-        )
-
-    def _status(self, server: Server, xid: str) -> tuple[str, Any]:
-        """What became of a transaction, and the run of the server that says so."""
-        sql = (
-            "SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' "
-            f"ELSE pg_xact_status(?::xid8) END, ({RUN})"
-        )
-        try:
-            (found,) = self._read(server, lambda: rows_of(sql, xid), snapshot=False)
-        except StorageError as exc:
-            if isinstance(exc.__cause__, errors.InvalidParameterValue):  # a number still to come
-                return "aborted", None
-            raise
-        return found
+        return Statement(f"{statement.sql}, {NAMED}", (*statement.params, self._tenant))
 
     # -- reading
 

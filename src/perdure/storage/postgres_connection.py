@@ -86,11 +86,6 @@ class Translator(dict[str, bytes]):
         return made
 
 
-def tables_of(script: str) -> frozenset[str]:
-    """The names of the tables that a script makes."""
-    return frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script))
-
-
 def lock_key(*of: str) -> int:
     """The key of an advisory lock."""
     digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
@@ -152,10 +147,15 @@ class Server:
         try:
             yield conn
         finally:
-            broken = conn.broken
-            self._pool.putconn(conn)
-            if broken:
-                self._pool.drain()  # those that lie idle were lost with it
+            if not conn.given_back:
+                self.give_back(conn)
+
+    def give_back(self, conn: Pipelined) -> None:
+        """Give a connection back to the pool, before `connection` does."""
+        conn.given_back, broken = conn.closed, conn.broken
+        self._pool.putconn(conn)
+        if broken:
+            self._pool.drain()  # those that lie idle were lost with it
 
     def check(self) -> None:
         """Refuse work once the database is closed, and in a forked process."""

@@ -51,10 +51,12 @@ class Pipelined(psycopg.Connection[Row]):
         run: Which run of the server it leads to.
         prepares: Whether statements are prepared; psycopg itself prepares none, as it would also
             deallocate ours.
+        given_back: Whether it is closed, and the pool knows.
     """
 
     run: Any = None
     prepares = True
+    given_back = False
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         super().__init__(pgconn, *args)
