@@ -124,7 +124,7 @@ class PostgresDatabase:
         self._read_only = read_only
         self._begun = (  # of a transaction that writes: its number, and how long it waits for locks
             "SELECT pg_current_xact_id()::text, "
-            f"set_config('lock_timeout', '{int(timeout_s * 1000)}', true)"
+            f"set_config('lock_timeout', '{max(1, min(int(timeout_s * 1000), 2**31 - 1))}', true)"
         )
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
         self._tenant = checked_tenant(tenant)
