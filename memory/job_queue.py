@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -166,7 +168,13 @@ class JobQueue:
                 lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
                 stack.enter_context(lock.acquire(timeout=0))
                 break
-        return f"{socket.gethostname()}/{number}"
+        if not self._url.startswith(_POSTGRES):
+            return f"{socket.gethostname()}/{number}"
+        # containers may share a host's name and not its temporary files
+        known = Path(f"{self._locks}.worker-{number}.id")
+        if not known.exists():
+            known.write_text(secrets.token_hex(8), encoding="ascii")
+        return f"{socket.gethostname()}/{known.read_text(encoding='ascii')}"
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
         options |= {"status": status, "name": _EXTRACT, "application_name": _NAME}

@@ -55,7 +55,10 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
 
 def decode(text: str) -> dict[str, Any]:
     """A value from its JSON."""
-    value: Any = orjson.loads(text)
+    try:
+        value: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:  # also of an integer that is larger than any float
+        value = json.loads(text)
     exact = type(value) is dict and _EXACT.issuperset(map(type, value.values()))
     if not exact and _LONG.search(text):
         value = json.loads(text)

@@ -200,6 +200,9 @@ def test_a_file_of_the_folder_names_no_server(
     monkeypatch.delenv("PERDURE_DB")
     monkeypatch.setenv("PERDURE_CONFIG", str(path))
     assert settings.load().db == dsn
+    monkeypatch.setenv("PERDURE_CONFIG", "")  # as if it were not there
+    with pytest.raises(ConfigurationError, match="db is a DSN"):
+        settings.load()
 
 
 def test_a_file_is_found_in_an_event_loop(folder: Path) -> None:

@@ -194,7 +194,7 @@ def _check_found(given: Mapping[str, Given]) -> None:
 
 
 def _lies_in_folder(source: str) -> bool:
-    return Path(source).name == "perdure.toml" and "PERDURE_CONFIG" not in os.environ
+    return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
 def _in_environment() -> dict[str, Given]:

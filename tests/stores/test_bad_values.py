@@ -80,6 +80,16 @@ def test_subclasses_of_what_json_has(store: SQLiteStore) -> None:
 
 
 @FEWER
+def test_integers_beyond_all_floats(store: SQLiteStore) -> None:
+    """They are stored, found and listed as they are."""
+    value = {"text": "tea", "n": 10**400, "more": [-(10**309)]}
+    store.put(A, "k", value)
+
+    assert [item.value for item in store.search(A, query="tea")] == [value]
+    assert [item.value for item in store.search(A, filter={"n": {"$gt": 10**399}})] == [value]
+
+
+@FEWER
 @pytest.mark.parametrize(("value", "named"), WRONG, ids=lambda each: type(each).__name__)
 def test_values_that_are_no_json(value: Any, named: str, store: SQLiteStore) -> None:
     """The error names the place, is short, and nothing is written: what was there stays."""

@@ -116,9 +116,9 @@ class PostgresDatabase:
         timeout_s: float = 30.0,
     ) -> None:
         self._dsn = checked_dsn(dsn)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", schema):
             raise ConfigurationError(
-                f"schema is {schema!r}; expected up to 49 small letters, digits and underscores"
+                f"schema is {schema!r}; expected up to 41 small letters, digits and underscores"
             )
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
@@ -151,7 +151,11 @@ class PostgresDatabase:
     @property
     def queue_place(self) -> tuple[str, str]:
         """See `Database.queue_place`: a schema beside that of the tables; a tenant has one too."""
-        of = f"_{lock_key(*self._space) & 0xFFFFFFFF:08x}" if self._tenant is not None else ""
+        of = (
+            f"_{lock_key(*self._space) & 0xFFFFFFFFFFFFFFFF:016x}"
+            if self._tenant is not None
+            else ""
+        )
         return uri(self._dsn), f"{self._schema}_jobs{of}"
 
     @property
