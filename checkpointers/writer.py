@@ -128,7 +128,8 @@ class Writer:
             then = ahead[0].send([state])
         except Stale:
             return make
-        if state[4] is None or state[-1] is not None or not isinstance(then, Last):
+        last = Last if isinstance(plan, PlannedPut) else list
+        if state[4] is None or state[-1] is not None or not isinstance(then, last):
             return make  # it makes a namespace, or replaces a checkpoint, or has more to ask
         hope = Hope([self._check(plan, first, then, state), *then])
 
@@ -151,7 +152,7 @@ class Writer:
         return hopeful
 
     def _check(
-        self, plan: PlannedPut | PlannedWrites, first: Any, then: Last, state: Row
+        self, plan: PlannedPut | PlannedWrites, first: Any, then: list[Statement], state: Row
     ) -> Statement:
         """The statement that fails if the thread is not in a state in which `then` is right."""
         # the last activity decides nothing, and an id goes with its key
@@ -221,11 +222,14 @@ class Writer:
         if namespace is None:
             pinned = 0
             ((namespace,),) = yield self.sql("new_namespace", key, ns)
-        known = self.cache.peek(thread_id)
-        if known is not None and (known.key, known.generation) != (key, generation):
-            known = None
+        known = self._known(thread_id, key, generation)
         found = key, seq, generation, updated_at, namespace, pinned, tuple(head), existing
         return Written(plan.at, now, known, *found)
+
+    def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
+        """What is kept of a thread in this state."""
+        known = self.cache.peek(thread_id)
+        return known if known and (known.key, known.generation) == (key, generation) else None
 
     def _parent(self, out: Written, uid: str) -> Flow[Snapshot | None]:
         """The parent: kept, or read."""
@@ -233,8 +237,8 @@ class Writer:
         found = out.known.recent.get((at.checkpoint_ns, uid)) if out.known is not None else None
         if found is None:
             found = yield from self.reader.snapshot(*at[:2], out.namespace, uid)
-            if out.known is None:
-                out.known = self.cache.peek(at.thread_id)
+            if out.known is None:  # what was read now is kept; it may be of a later state already
+                out.known = self._known(at.thread_id, out.key, out.generation)
         return found
 
     def _added(
@@ -317,7 +321,7 @@ class Writer:
         row = (pack_id(plan.at.checkpoint_id or ""), pack_id(plan.task), plan.path)
         writes, body = plan.writes, seal_writes(self.seal, *plan.at[:2], row, plan.writes)
         add = self.sql("add_writes", out.namespace, *row, body)
-        added, *_ = yield Last([add, *self._touched(out)])
+        added, *_ = yield [add, *self._touched(out)]
         if not added:
             ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
             before = open_writes(self.seal, *plan.at[:2], (*row[:2], path, stored))

@@ -6,6 +6,7 @@ They are the same for the library, the command line, the worker and the graphs o
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -148,9 +149,23 @@ NAMES: Final = {
 }
 
 
+_KEYWORDS = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
+
+
 def is_dsn(db: str) -> bool:
-    """Whether a database is one of Postgres, rather than a file."""
-    return db.startswith(("postgresql://", "postgres://"))
+    """Whether a database is one of Postgres, rather than a file.
+
+    Raises:
+        ConfigurationError: It is a DSN in another form.
+    """
+    if db.startswith(("postgresql://", "postgres://")):
+        return True
+    if "://" in db or _KEYWORDS.match(db):  # it is not shown, as it may hold a password
+        raise ConfigurationError(
+            "the database looks like a connection string; write it as "
+            "postgresql://user@host/database"
+        )
+    return False
 
 
 def load(**arguments: str | None) -> Settings:

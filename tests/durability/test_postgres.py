@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from langgraph.store.base import PutOp
 from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
-from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, retention
+from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage.flow import Flow, Statement, rows_of
@@ -313,35 +312,6 @@ def test_locks_need_a_connection_that_stays(options: dict[str, Any]) -> None:
         saver.lock("t"),
     ):
         agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
-
-
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StorageUnavailable, match="can be reached"):
-        PostgresCheckpointer.open(f"postgresql://nobody@/x?host={tmp_path}", timeout_s=1)
-
-
-@pytest.mark.parametrize("dsn", ["", 5, None, "postgresql://[", "host=x unknown=y"])
-def test_what_is_no_dsn(dsn: Any) -> None:
-    with pytest.raises(ConfigurationError, match="DSN"):
-        PostgresCheckpointer(dsn)
-
-
-def test_without_psycopg() -> None:
-    """Who has not installed the extra is told which; nothing else needs it."""
-    code = "import sys; sys.modules['psycopg'] = None; import perdure; perdure.SQLiteStore; "
-    done = subprocess.run(
-        [sys.executable, "-c", code + "perdure.PostgresStore"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert "MissingDependency: Postgres needs psycopg and its pool" in done.stderr
-
-
-def test_a_dsn_is_no_file() -> None:
-    with pytest.raises(ConfigurationError, match="PostgresStore"):
-        SQLiteStore("postgresql://localhost/x")
 
 
 def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -206,6 +206,7 @@ class Database:
         self.settings, self.user = settings, settings.user
         self._stack = stack
         self._reads = reads
+        self.direct: str | None = None  # the DSN for locks, if that of the database is a pooler's
         self._options = {"synchronous": "normal"} if hasty and not is_dsn(settings.db) else {}
 
     @cached_property
@@ -213,7 +214,8 @@ class Database:
         """The threads."""
         from perdure.checkpointers import open_checkpointer
 
-        return self._opened(open_checkpointer)
+        direct = {"direct": self.direct} if self.direct else {}
+        return self._opened(partial(open_checkpointer, **direct))
 
     @cached_property
     def store(self) -> WholeStore:

@@ -22,7 +22,8 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
     from perdure.settings import NAMES, SECRETS, load
 
     settings = load(db=db, user=user)
-    settings = replace(settings, db=re.sub(r"(://[^/@]*:)[^@]*@", r"\1…@", settings.db))
+    db = re.sub(r"(://[^:/@]*:).*@", r"\1…@", settings.db)
+    settings = replace(settings, db=re.sub(r"(password=)[^&]*", r"\1…", db))
     found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
         value, source = attrgetter(name)(settings), settings.sources.get(name, "default")

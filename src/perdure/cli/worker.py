@@ -55,6 +55,7 @@ def worker(
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.due import Pace
+    from perdure.settings import is_dsn
 
     done: list[Job] = []
 
@@ -63,6 +64,8 @@ def worker(
         as_json(asdict(job), indent=None) if json else say(str(job))
 
     with opened(db) as file, _logged():
+        if database is not None and is_dsn(database) and is_dsn(file.settings.db):
+            file.direct = database
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
         facts = preset.facts if facts is None else facts

@@ -310,7 +310,7 @@ class Locks:
         """Release all between processes; those that wait are refused when their turn has come."""
         with self._guard:
             self._closed = True
-        if self._between is not None:
+        if self._between is not None and self._pid == os.getpid():  # a fork has the parent's
             self._between.close()
 
 

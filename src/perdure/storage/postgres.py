@@ -116,10 +116,15 @@ class PostgresDatabase:
         timeout_s: float = 30.0,
     ) -> None:
         self._dsn = checked_dsn(dsn)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", schema):
+        name = schema if isinstance(schema, str) else ""
+        if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
                 f"schema is {schema!r}; expected up to 41 small letters, digits and underscores"
             )
+        if type(pool_size) is not int or pool_size < 1:
+            raise ConfigurationError(f"pool_size is {pool_size!r}; expected 1 or more")
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected more than 0")
         self._migration, self._begin, self._schema = migration, begin, schema
         self._read_only = read_only
         self._begun = (  # of a transaction that writes: its number, and how long it waits for locks

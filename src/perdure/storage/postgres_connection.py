@@ -40,6 +40,14 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a 
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_OLDEST: Final = 13  # version of the server
+_NEEDED: Final = {"server_encoding": "UTF8", "standard_conforming_strings": "on"}
+_REFUSALS: Final = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "pg_hba.conf",
+)
 RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """What tells a server from the one that it was before a crash, and from its standby."""
 
@@ -95,9 +103,28 @@ def lock_key(*of: str) -> int:
 # -- a server, for all who open one DSN in this process
 
 
+def _check_server(dsn: str, name: str, timeout_s: float) -> None:
+    try:
+        with psycopg.connect(dsn, connect_timeout=max(2, int(timeout_s))) as conn:
+            version, info = conn.info.server_version // 10_000, conn.info
+            settings = [info.parameter_status(each) for each in _NEEDED]
+    except psycopg.OperationalError as exc:
+        if any(each in str(exc) for each in _REFUSALS):
+            raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
+        raise translated(exc, name) from exc
+    if version < _OLDEST:
+        raise ConfigurationError(f"{name} is PostgreSQL {version}; expected {_OLDEST} or newer")
+    for (setting, needed), found in zip(_NEEDED.items(), settings, strict=True):
+        if found != needed:
+            raise ConfigurationError(f"{name} has {setting}={found}; expected {needed}")
+
+
 def _configured(conn: Pipelined, *, pooled: bool) -> None:
     conn.prepares = not pooled and not is_pooled(conn)
-    ((conn.run,),) = conn.execute(RUN, prepare=False)
+    ((conn.run, isolation),) = conn.execute(
+        f"SELECT ({RUN}), current_setting('default_transaction_isolation')", prepare=False
+    )
+    conn.brackets = isolation != "read committed"
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
@@ -126,8 +153,7 @@ class Server:
             reconnect_timeout=timeout_s,
             open=False,
         )
-        with mapped(self.name), psycopg.connect(dsn, connect_timeout=max(2, int(timeout_s))):
-            pass  # the pool would only say that it waited in vain
+        _check_server(dsn, self.name, timeout_s)  # the pool would say that it waited in vain
         self._pool.open()
         _servers.add(self)
 
@@ -293,10 +319,18 @@ def checked_dsn(dsn: object) -> str:
         raise ConfigurationError(
             f"the DSN is {dsn!r:.80}; expected one like postgresql://user@host/database"
         )
-    try:
-        return make_conninfo(dsn, **{**_DEFAULTS, **conninfo_to_dict(dsn)})
-    except psycopg.ProgrammingError as exc:
-        raise ConfigurationError(f"the DSN is not one of Postgres ({exc})") from exc
+    if "=" not in dsn and "://" not in dsn:
+        raise ConfigurationError(
+            f"{dsn!r:.80} is no DSN; for a file use SQLiteCheckpointer or SQLiteStore"
+        )
+    with suppress(psycopg.ProgrammingError):
+        parts = conninfo_to_dict(dsn)
+        if not any("@" in str(parts.get(name, "")) for name in ("host", "dbname")):
+            return make_conninfo(dsn, **{**_DEFAULTS, **parts, "client_encoding": "UTF8"})
+    raise ConfigurationError(  # it is not shown, as it may hold a password
+        "the DSN is not one of Postgres; expected postgresql://user:password@host/database. In a "
+        "password write %40 for @, %2F for / and %25 for %"
+    )
 
 
 def shown(dsn: str) -> str:
@@ -353,8 +387,12 @@ def translated(exc: BaseException, name: str) -> StorageError:
         return StorageError(f"{name}: {exc}; a pooler is between: open it with pooled=True")
     if isinstance(exc, errors.ReadOnlySqlTransaction):
         return StorageUnavailable(
-            f"{name}: {exc}; it is a standby: name all hosts in the DSN, with "
-            "target_session_attrs=read-write"
+            f"{name}: {exc}; it is a standby, or has default_transaction_read_only=on: name all "
+            "hosts in the DSN, with target_session_attrs=read-write"
+        )
+    if isinstance(exc, errors.InsufficientPrivilege):
+        return StorageError(
+            f"{name}: {exc}; grant it to the role, or open it once as a role that may"
         )
     if isinstance(exc, errors.QueryCanceled):
         return StorageUnavailable(f"{name}: {exc}; try again")

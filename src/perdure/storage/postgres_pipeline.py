@@ -51,11 +51,13 @@ class Pipelined(psycopg.Connection[Row]):
         run: Which run of the server it leads to.
         prepares: Whether statements are prepared; psycopg itself prepares none, as it would also
             deallocate ours.
+        brackets: Whether a request needs BEGIN and COMMIT to be a transaction as ours are.
         given_back: Whether it is closed, and the pool knows.
     """
 
     run: Any = None
     prepares = True
+    brackets = False
     given_back = False
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:

@@ -51,6 +51,8 @@ class Transaction:
             try:
                 return self._alone(asked)
             except (errors.DivisionByZero, errors.UniqueViolation) as exc:
+                if self._conn.brackets:
+                    self._asked([_ROLLBACK])
                 raise Unexpected from exc
         if self._number is not None:
             rows = self._commit(asked) if isinstance(request, Last) else self._asked(asked)
@@ -61,6 +63,8 @@ class Transaction:
         return rows if isinstance(request, list) else rows[0]
 
     def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
+        if self._conn.brackets:
+            return self._asked([_BEGIN, self._excluding, *asked, _COMMIT])[2:-1]
         return self._asked([self._excluding, *asked])[1:]  # one request is one transaction
 
     def _commit(self, asked: Sequence[Statement]) -> list[list[Row]]:
