@@ -141,7 +141,7 @@ def test_two_encryptions_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_of_another_state_is_not_used(tmp_path: Path) -> None:
-    """A put that found a thread in one state takes nothing of it from a later one, or an earlier."""
+    """A put that found a thread in one state takes nothing of it from another."""
     at: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         saver.put(at, empty_checkpoint(), {"source": "loop", "step": 0}, {})
