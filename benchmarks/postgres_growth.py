@@ -1,12 +1,14 @@
-"""What threads take in Postgres, and whether it stays level while old ones go.
+"""What threads and items take in Postgres, and whether it stays level while old threads go.
 
     python -m benchmarks.postgres_growth postgresql://postgres@127.0.0.1:5432/postgres
     python -m benchmarks.postgres_growth DSN --threads 10000 --rounds 4
+    python -m benchmarks.postgres_growth DSN --rounds 0 --items 5000
 
 Each round has as many new threads of twenty turns (a question of 120 characters, an answer of 600),
 sixteen at once. Then only the newest checkpoint of each is kept, the threads of the round before
-go, and free space is given back. A schema of its own is made and dropped. WAL is that of the whole
-server, so nothing else should write there.
+go, and free space is given back. Items of 300 bytes of text are put one by one into one namespace,
+searched once, and each put again with another text. A schema of its own is made and dropped. WAL is
+that of the whole server, so nothing else should write there.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from benchmarks.common import WORDS
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure import PostgresCheckpointer
+from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import Retention
 
 SCHEMA = "perdure_growth"
@@ -58,8 +60,8 @@ def wal(dsn: str) -> int:
     return int(found)
 
 
-def size(saver: PostgresCheckpointer) -> int:
-    return int(saver.database.stats()["size_bytes"])
+def size(opened: PostgresCheckpointer | PostgresStore) -> int:
+    return int(opened.database.stats()["size_bytes"])
 
 
 def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> None:
@@ -91,6 +93,22 @@ def measured(dsn: str, threads: int, turns: int, rounds: int, at_once: int) -> N
         print(f"all gone: {size(saver) / MB:.1f} MB, {len(saver.threads())} threads")
 
 
+def items_measured(dsn: str, count: int) -> None:
+    """Print what an item takes, what the index of its namespace adds, and what a new version."""
+    chance, namespace, found = random.Random(count), ("memories", "ann"), 0
+    for step in ("items", "a search", "new versions"):
+        with PostgresStore.open(dsn, schema=SCHEMA) as store:
+            before, logged = found or size(store), wal(dsn)
+            if step == "a search":
+                store.search(namespace, query="refund of an order")
+            else:
+                for number in range(count):
+                    store.put(namespace, str(number), {"text": text(chance, 300)})
+        with PostgresStore.open(dsn, schema=SCHEMA) as store:  # what is posted is written by now
+            found, written = size(store), wal(dsn) - logged
+        print(f"{step}: {(found - before) / count:.0f} bytes/item, {written / count:.0f} WAL/item")
+
+
 def main() -> None:
     """Run it, in a schema that is dropped at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -99,12 +117,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--items", type=int, default=5_000)
     given = parser.parse_args()
     drop = f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE"
     with psycopg.connect(given.dsn, autocommit=True) as conn:
         conn.execute(drop)
         try:
             measured(given.dsn, given.threads, given.turns, given.rounds, given.at_once)
+            items_measured(given.dsn, given.items)
         finally:
             conn.execute(drop)
 

@@ -65,6 +65,8 @@ def scratch(
     """A folder to run pages in, with the files and the server that they speak of."""
     if "postgres" in request.node.name:
         monkeypatch.setenv("DATABASE_URL", postgres_server.dsn())
+        for name in ("OWNER_URL", "APPLICATION_URL"):  # one role: the page's GRANTs are not run
+            monkeypatch.setenv(name, postgres_server.dsn_of("an_owner"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
     export = ROOT / "tests" / "data" / "conversations.json"
