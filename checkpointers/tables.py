@@ -66,6 +66,7 @@ class ThreadTables(Tables):
             "id, h, body",
             "t.thread_id, l.name",
             f"LEFT JOIN logs l ON l.log = r.id >> 32 LEFT {_OF_THREAD}l.thread",
+            large="body",
             place=lambda row: item_place(row[0], row[1], row[2] & 0xFFFFFFFF),
         ),
         Table(
@@ -73,6 +74,7 @@ class ThreadTables(Tables):
             "id, namespace, uid, parent, began, put_at, body",
             "t.thread_id, n.ns",
             _OF_NAMESPACE,
+            large="uid, body",
             ids=(4, 5),
             place=lambda row: checkpoint_place(row[0], row[1], (row[2], *row[4:8])),
         ),
@@ -83,6 +85,7 @@ class ThreadTables(Tables):
             _OF_NAMESPACE,
             key="namespace, uid, task",
             names="path",
+            large="uid, task, body",
             ids=(3, 4),
             place=lambda row: writes_place(row[0], row[1], tuple(row[3:6])),
         ),

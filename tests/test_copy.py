@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.store.base import PutOp
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
@@ -191,7 +192,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     target: str, tmp_path: Path, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every few writes: what is there stays, and the outcome is the same."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 500)
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 1200)
     old, new = database("file", "old"), database(target, "new")
     fill(old)
     ended = 0
@@ -345,3 +346,32 @@ def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -
         both = (getattr(end.saver, of) for end in (old, new))
         one, other = ([told(thread) for thread in threads] for told in both)
         assert repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("source", ["file", "postgres"])
+def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any) -> None:
+    """Also where long rows come after many short ones: no more is held than that, or one row."""
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 10_000)
+    old, new = database(source, "old"), database("file", "new")
+    old.store.batch([PutOp(NOTES, f"short {n}", {"n": n}, False) for n in range(300)])
+    for n, size in enumerate((4_000, 4_000, 4_000, 20_000, 4_000, 9_000)):
+        old.store.put(NOTES, f"long {n}", {"x": "y" * size}, index=False)
+    pages = []
+    opened = StoreTables.opened
+
+    def counted(self: Any, table: Any, row: Any) -> Any:
+        if table.name == "store_items" and row[-2] is not None:
+            pages.append(len(row[-2]))
+        return opened(self, table, row)
+
+    monkeypatch.setattr(StoreTables, "opened", counted)
+    held = []
+
+    def progress(count: int) -> None:
+        held.append(pages[:])
+        pages.clear()
+
+    copy(old, new, progress)
+
+    assert [len(page) for page in held if page] == [301, 2, 1, 1, 1]
+    assert list(old.store.export()) == list(new.store.export())

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, NamedSQL, Row, Statement, rows_of
 
-_PAGE_BYTES: Final = 4 << 20  # of a page of rows, about
+_PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
 _PAGE_ROWS: Final = 1000
 _AT_ONCE: Final = 64  # rows of one statement
 _TOP: Final = b"\xff" * 17  # comes after every id
@@ -34,7 +34,8 @@ class Table(NamedTuple):
     """A table, by the columns that are copied; what is sealed comes last.
 
     `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
-    are columns of text that users choose, `ids` the places in a row of text or bytes.
+    are columns of text that users choose, `large` others of any length, `ids` the places in a row
+    of text or bytes.
     """
 
     name: str
@@ -43,18 +44,24 @@ class Table(NamedTuple):
     joins: str = ""
     key: str = "id"
     names: str = ""
+    large: str = ""
     ids: Sequence[int] = ()
     place: Callable[[Sequence[Any]], Any] | None = None  # of a row with its owner
 
-    def page(self, after: Sequence[Any], limit: int) -> Statement:
-        """The rows that come after a key: first the owner, then the columns."""
+    def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
+        """The next rows after a key, as many as may be held: first the owner, then the columns."""
         marks = ", ".join("?" for _ in after)
+        rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
+        long = filter(None, (self.names + ", " + self.large).split(", "))
+        sizes = " + ".join(f"coalesce(length({column}), 0)" for column in long)
+        found = yield Statement(f"SELECT {sizes} {rest}", (*after, _PAGE_ROWS))
+        total = accumulate(size for (size,) in found)
+        limit = max(1, sum(size <= _PAGE_BYTES for size in total))
         sql = (
-            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * FROM {self.name} "
-            f"WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?) AS r {self.joins} "
+            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * {rest}) AS r {self.joins} "
             f"ORDER BY {_of(self.key)}"
         )
-        return Statement(sql, (*after, limit))
+        return (yield Statement(sql, (*after, limit)))  # type: ignore[no-any-return]
 
     def insert(self, rows: Sequence[Row]) -> list[Statement]:
         """The statements that add rows of the columns, unless their key is there already."""
@@ -129,11 +136,10 @@ class _Pages:
     end: Tables
     table: Table
     after: Sequence[Any]
-    limit: int = 16
 
     def next(self) -> Flow[list[Row]]:
         """The next rows, opened; none at the end."""
-        rows = yield self.table.page(self.after, self.limit)
+        rows = yield from self.table.page(self.after)
         if not rows:
             return []
         columns = self.table.columns.split(", ")
@@ -144,8 +150,6 @@ class _Pages:
                 f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
                 "owner: the database is damaged; restore it from a backup"
             )
-        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
-        self.limit = max(1, min(_PAGE_ROWS, self.limit * _PAGE_BYTES // max(size, 1)))
         return [self.end.opened(self.table, row) for row in rows]
 
 
