@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed
 from perdure.storage import table_copy
+from perdure.storage.flow import rows_of
 from perdure.storage.table_copy import Copy
 from perdure.stores import Provenance
 from perdure.stores.tables import StoreTables
@@ -375,3 +377,28 @@ def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any
 
     assert [len(page) for page in held if page] == [301, 2, 1, 1, 1]
     assert list(old.store.export()) == list(new.store.export())
+
+
+def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
+    """The numbers of the target's sequences may be higher than those of the rows it has."""
+    old, new = database("file", "old"), database("postgres", "new")
+    fill(old)
+    for n in range(50):
+        new.store.put(NOTES, f"k{n}", {"n": n})
+    new.store.forget(NOTES)
+    before = numbers(new)
+
+    copy(old, new)
+
+    after = numbers(new)
+    assert all(later > earlier for later, earlier in zip(after, before, strict=True))
+
+
+def numbers(of: Database) -> list[int]:
+    """The next number of each sequence."""
+    found = []
+    for part, name in ((of.saver, "threads_thread"), (of.store, "store_items_id")):
+        asked = "SELECT nextval('{schema}." + name + "_seq')"
+        ((number,),) = part.database.write(partial(rows_of, asked))
+        found.append(number)
+    return found
