@@ -30,7 +30,7 @@ class StoreTables(Tables):
     noun = "namespace"
     tables = (
         Table(
-            "store_namespaces", "ns, path, items, bytes, changes", "r.path", key="ns", large="path"
+            "store_namespaces", "ns, path, items, bytes, changes", "r.path", key="ns", keyed="path"
         ),
         Table(
             "store_items",

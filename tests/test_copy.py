@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
+import string
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.store.base import PutOp
@@ -22,14 +25,14 @@ from langgraph.types import Command
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.tables import ThreadTables
-from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed
+from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage import table_copy
 from perdure.storage.flow import rows_of
 from perdure.storage.table_copy import Copy
-from perdure.stores import Provenance
+from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.tables import StoreTables
 from perdure.stores.whole_store import WholeStore
-from tests import backends, store_backends
+from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
@@ -402,3 +405,78 @@ def numbers(of: Database) -> list[int]:
         ((number,),) = part.database.write(partial(rows_of, asked))
         found.append(number)
     return found
+
+
+def test_names_that_no_index_takes_are_refused(database: Any) -> None:
+    """Threads, namespaces, keys, checkpoints: before anything is copied, and by each put."""
+    old, new = database("file", "old"), database("postgres", "new")
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=3000))
+    put(old.saver, {"x": 1}, thread="fine" * 400, uid="1")
+    put(old.saver, {"x": 1}, thread=f"a{long}", uid="1")
+    put(old.saver, {"x": 1}, thread="b", uid=long)
+    old.store.put(("fine",), "k" * 2000, {"n": 1})
+    with pytest.raises(ImportFailed, match=r"2,600 bytes; nothing was copied.*'a\w+, 'b'$"):
+        copy(old, new)
+    for thread in (f"a{long}", "b"):
+        old.saver.delete_thread(thread)
+    old.store.put(("c", long), "k", {"n": 1})
+    old.store.put(("d",), long, {"n": 1})
+    with pytest.raises(ImportFailed, match=r"namespaces of .*\('c', '\w+, \('d',\)$"):
+        copy(old, new)
+    assert new.saver.threads() == []
+
+    for given in ((("c", long), "k"), (("d",), long)):
+        with pytest.raises(StorageError, match=r"up to about 2,600 bytes"):
+            new.store.put(*given, {"n": 1})
+    with pytest.raises(StorageError, match=r"up to about 2,600 bytes"):
+        put(new.saver, {"x": 1}, thread=long, uid="1")
+
+
+def test_indexes_are_made_before_a_copy_counts_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was ended before them makes them when it is repeated."""
+    monkeypatch.chdir(tmp_path)
+    with SQLiteStore.open("old.db") as store:
+        store.put(NOTES, "k", {"kind": "x"})
+        store.create_index("kind")
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(WholeStore, "create_index", killed)
+        run("copy", "--from", "old.db", "--to", "new.db")
+    run("copy", "--from", "old.db", "--to", "new.db")
+
+    with SQLiteStore.open("new.db") as store:
+        assert store.indexes() == ["kind"]
+
+
+def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source whose connection is lost is read anew."""
+    old, new = database("postgres", "old"), database("file", "new")
+    fill(old)
+    compared, lost = Copy._compared, []
+
+    def cut(self: Any, source: Any, target: Any, table: Any) -> Any:
+        if table.name == "checkpoints" and not lost:
+            lost.append(table)
+            with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+                asked = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                conn.execute(f"{asked} WHERE query LIKE '%{schema_of(old)}%' AND {OTHER}")
+        return compared(self, source, target, table)
+
+    monkeypatch.setattr(Copy, "_compared", cut)
+    rows = copy(old, new).rows
+
+    assert lost
+    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
+
+
+OTHER = "pid <> pg_backend_pid() AND datname = current_database()"
+
+
+def schema_of(of: Database) -> str:
+    """The schema of a database on the server."""
+    return str(of.store.database._schema)  # type: ignore[attr-defined]
