@@ -457,7 +457,8 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
     """A source whose connection is lost is read anew."""
     old, new = database("postgres", "old"), database("file", "new")
     fill(old)
-    compared, lost = Copy._compared, []
+    compared = Copy._compared
+    lost: list[Any] = []
 
     def cut(self: Any, source: Any, target: Any, table: Any) -> Any:
         if table.name == "checkpoints" and not lost:
