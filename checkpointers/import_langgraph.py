@@ -12,7 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
@@ -43,7 +43,7 @@ WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 ORDER BY {path}, task_id, idx < 0, idx
 """
 _PATHS: Final = """
-SELECT DISTINCT task_id, task_path FROM checkpoint_writes
+SELECT DISTINCT task_id, {path} FROM checkpoint_writes
 WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s
 """
 
@@ -147,6 +147,7 @@ class _PostgresTables:
             SimpleNamespace(dumps_typed=dumps, loads_typed=lambda typed: codec.load(*typed))
         )
         self.path, self.close = self._tables.path, self._tables.close
+        self._paths = _PATHS.format(path="task_path")
 
     def threads(self) -> Iterator[str]:
         if self._tables.lacks("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
@@ -154,6 +155,13 @@ class _PostgresTables:
                 f"{self.path} has no tables of langgraph-checkpoint-postgres where this user finds "
                 "tables; 'perdure copy' copies a database of perdure's own"
             )
+        if "task_path" not in self._tables.columns("checkpoint_writes"):  # an older version's
+            self._paths = _PATHS.format(path="''")
+            for name, path in (
+                ("SELECT_SQL", "cw.task_path"),
+                ("SELECT_PENDING_SENDS_SQL", "task_path"),
+            ):
+                setattr(self._saver, name, getattr(self._saver, name).replace(path, "''"))
         last = ""
         while rows := self._tables.rows(_marked(_THREADS), last):
             yield from (thread_id for (thread_id,) in rows)
@@ -170,16 +178,20 @@ class _PostgresTables:
                 found = self._tables.call(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{where}: {exc}") from exc
+            except (LookupError, TypeError, ValueError, AttributeError) as exc:  # of their saver
+                raise CorruptRecord(f"{where}: it was damaged: {exc!r}") from exc
             if found is None:  # it was deleted just now
                 continue
             writes = found.pending_writes or ()
             paths: dict[str, str] = dict(
-                self._tables.rows(_PATHS, thread_id, ns, uid) if writes else ()
+                self._tables.rows(self._paths, thread_id, ns, uid) if writes else ()
             )
             tasks: dict[str, Task] = {}
             for task, channel, value in writes:
                 of_task = tasks.setdefault(task, Task(task, paths.get(task, ""), []))
                 of_task.writes.append((channel, value))
+            for of_task in tasks.values():
+                of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
             parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             upon = Address(thread_id, ns, parent)
             yield Found(where, upon, found.checkpoint, found.metadata, [*tasks.values()])
@@ -237,6 +249,8 @@ class Importer:
     def _checkpoint(self, of: Found) -> None:
         """Store a checkpoint and its writes, as far as they are not here, and read them back."""
         where, upon, checkpoint, metadata, tasks = of
+        if not {"id", "channel_versions"} <= checkpoint.keys():
+            raise CorruptRecord(f"{where}: it lacks its id or its versions: it was damaged")
         at = upon._replace(checkpoint_id=checkpoint["id"])
         given = [upon.checkpoint_id, checkpoint, metadata]
         found = self.read(lambda: self.reader.get(at))

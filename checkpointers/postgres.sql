@@ -78,9 +78,9 @@ WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
 ORDER BY threads.updated_at DESC, threads.thread DESC LIMIT ?4;
 
--- copied: rows were added with their keys; new rows have others, and the planner is told what there is
-SELECT setval('{schema}.threads_thread_seq', (SELECT coalesce(max(thread), 0) + 1 FROM threads), false),
-       setval('{schema}.namespaces_namespace_seq', (SELECT coalesce(max(namespace), 0) + 1 FROM namespaces), false),
-       setval('{schema}.logs_log_seq', (SELECT coalesce(max(log), 0) + 1 FROM logs), false);
+-- copied: rows were added with their keys; new rows have others than any that was given out, and the planner is told what there is
+SELECT setval('{schema}.threads_thread_seq', greatest((SELECT max(thread) + 1 FROM threads), nextval('{schema}.threads_thread_seq')), false),
+       setval('{schema}.namespaces_namespace_seq', greatest((SELECT max(namespace) + 1 FROM namespaces), nextval('{schema}.namespaces_namespace_seq')), false),
+       setval('{schema}.logs_log_seq', greatest((SELECT max(log) + 1 FROM logs), nextval('{schema}.logs_log_seq')), false);
 ANALYZE {schema}.threads, {schema}.namespaces, {schema}.logs, {schema}.items, {schema}.checkpoints,
         {schema}.writes, {schema}.tags;

@@ -151,9 +151,9 @@ SELECT ?::bigint, ?::bigint, ?::bytea, n.ns FROM store_namespaces n WHERE n.ns =
 AND coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) = ?
 ON CONFLICT (ns) DO UPDATE SET newest = excluded.newest, closed = excluded.closed, body = excluded.body;
 
--- copied: rows were added with their keys; new rows have others, and the planner is told what there is
-SELECT setval('{schema}.store_namespaces_ns_seq', (SELECT coalesce(max(ns), 0) + 1 FROM store_namespaces), false),
-       setval('{schema}.store_versions_seq_seq', (SELECT coalesce(max(seq), 0) + 1 FROM store_versions), false),
-       setval('{schema}.store_items_id_seq', 1 + greatest((SELECT coalesce(max(id), 0) FROM store_items),
-                                                          (SELECT coalesce(max(id), 0) FROM store_versions)), false);
+-- copied: rows were added with their keys; new rows have others than any that was given out, and the planner is told what there is
+SELECT setval('{schema}.store_namespaces_ns_seq', greatest((SELECT max(ns) + 1 FROM store_namespaces), nextval('{schema}.store_namespaces_ns_seq')), false),
+       setval('{schema}.store_versions_seq_seq', greatest((SELECT max(seq) + 1 FROM store_versions), nextval('{schema}.store_versions_seq_seq')), false),
+       setval('{schema}.store_items_id_seq', greatest((SELECT max(id) + 1 FROM store_items), (SELECT max(id) + 1 FROM store_versions),
+              nextval('{schema}.store_items_id_seq')), false);
 ANALYZE {schema}.store_namespaces, {schema}.store_items, {schema}.store_versions, {schema}.store_index;

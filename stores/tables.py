@@ -29,13 +29,16 @@ class StoreTables(Tables):
     records: Records
     noun = "namespace"
     tables = (
-        Table("store_namespaces", "ns, path, items, bytes, changes", "r.path", key="ns"),
+        Table(
+            "store_namespaces", "ns, path, items, bytes, changes", "r.path", key="ns", keyed="path"
+        ),
         Table(
             "store_items",
             f"{_COMMON}, expires_at, made, ttl, size, searched, value, provenance",
             "n.path",
             f"{_PATH}r.ns",
             names="key",
+            large="value, provenance",
             place=lambda row: (row[0].decode(), *row[3:5]),
         ),
         Table(
@@ -45,6 +48,7 @@ class StoreTables(Tables):
             f"{_PATH}r.ns",
             key="seq",
             names="key",
+            large="value, provenance",
             place=lambda row: (row[0].decode(), *row[4:6]),
         ),
         Table(
@@ -52,6 +56,7 @@ class StoreTables(Tables):
             "id, model, fields, vectors",
             "n.path",
             _OF_VERSION,
+            large="fields, vectors",
             place=lambda row: ("vectors", row[1]),
         ),
         Table(
@@ -59,6 +64,7 @@ class StoreTables(Tables):
             "id, attempts, error",
             "n.path",
             _OF_VERSION,
+            large="error",
             place=lambda row: ("pending", row[1]),
         ),
     )

@@ -369,8 +369,7 @@ def of_langgraph(path: str | os.PathLike[str]) -> Lines:
                     "JSON Lines and import those, or open it and give the open store"
                 )
             raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
-        timed = {"expires_at", "ttl_minutes"} <= columns
-        sql = _THEIRS.format("expires_at, ttl_minutes" if timed else "NULL, NULL")
+        sql = _THEIRS.format(_lives(columns))
         last = ("", "")
         while rows := _page(file, partial(rows_of, sql, *last, PAGE)):
             last = rows[-1][:2]
@@ -383,10 +382,17 @@ def _of_langgraph_table(dsn: str) -> Lines:
     with closing(ForeignPostgres(dsn)) as tables:
         if tables.lacks("store"):
             raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
+        sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
         last = ("", "")
-        while rows := tables.rows(_THEIRS_IN_POSTGRES, *last, PAGE):
+        while rows := tables.rows(sql, *last, PAGE):
             last = rows[-1][:2]
             yield from (_of_row(tables.path, row) for row in rows)
+
+
+def _lives(columns: set[str]) -> str:
+    """What to read of an item's life: tables of older versions have no such columns."""
+    timed = {"expires_at", "ttl_minutes"} <= columns
+    return "expires_at, ttl_minutes" if timed else "NULL, NULL"
 
 
 def _page(file: SQLiteDatabase, make: Callable[[], Flow[list[Row]]]) -> list[Row]:
@@ -402,7 +408,7 @@ SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
 WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
 """
 _THEIRS_IN_POSTGRES: Final = """
-SELECT prefix, key, value::text, created_at, updated_at, expires_at, ttl_minutes FROM store
+SELECT prefix, key, value::text, created_at, updated_at, {} FROM store
 WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 """
 

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
+import string
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.store.base import PutOp
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.tables import ThreadTables
-from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed
+from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage import table_copy
+from perdure.storage.flow import rows_of
 from perdure.storage.table_copy import Copy
-from perdure.stores import Provenance
+from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.tables import StoreTables
 from perdure.stores.whole_store import WholeStore
-from tests import backends, store_backends
+from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
@@ -191,7 +197,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     target: str, tmp_path: Path, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every few writes: what is there stays, and the outcome is the same."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 500)
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 1200)
     old, new = database("file", "old"), database(target, "new")
     fill(old)
     ended = 0
@@ -345,3 +351,133 @@ def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -
         both = (getattr(end.saver, of) for end in (old, new))
         one, other = ([told(thread) for thread in threads] for told in both)
         assert repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("source", ["file", "postgres"])
+def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any) -> None:
+    """Also where long rows come after many short ones: no more is held than that, or one row."""
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 10_000)
+    old, new = database(source, "old"), database("file", "new")
+    old.store.batch([PutOp(NOTES, f"short {n}", {"n": n}, False) for n in range(300)])
+    for n, size in enumerate((4_000, 4_000, 4_000, 20_000, 4_000, 9_000)):
+        old.store.put(NOTES, f"long {n}", {"x": "y" * size}, index=False)
+    pages = []
+    opened = StoreTables.opened
+
+    def counted(self: Any, table: Any, row: Any) -> Any:
+        if table.name == "store_items" and row[-2] is not None:
+            pages.append(len(row[-2]))
+        return opened(self, table, row)
+
+    monkeypatch.setattr(StoreTables, "opened", counted)
+    held = []
+
+    def progress(count: int) -> None:
+        held.append(pages[:])
+        pages.clear()
+
+    copy(old, new, progress)
+
+    assert [len(page) for page in held if page] == [301, 2, 1, 1, 1]
+    assert list(old.store.export()) == list(new.store.export())
+
+
+def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
+    """The numbers of the target's sequences may be higher than those of the rows it has."""
+    old, new = database("file", "old"), database("postgres", "new")
+    fill(old)
+    for n in range(50):
+        new.store.put(NOTES, f"k{n}", {"n": n})
+    new.store.forget(NOTES)
+    before = numbers(new)
+
+    copy(old, new)
+
+    after = numbers(new)
+    assert all(later > earlier for later, earlier in zip(after, before, strict=True))
+
+
+def numbers(of: Database) -> list[int]:
+    """The next number of each sequence."""
+    found = []
+    for part, name in ((of.saver, "threads_thread"), (of.store, "store_items_id")):
+        asked = "SELECT nextval('{schema}." + name + "_seq')"
+        ((number,),) = part.database.write(partial(rows_of, asked))
+        found.append(number)
+    return found
+
+
+def test_names_that_no_index_takes_are_refused(database: Any) -> None:
+    """Threads, namespaces, keys, checkpoints: before anything is copied, and by each put."""
+    old, new = database("file", "old"), database("postgres", "new")
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=3000))
+    put(old.saver, {"x": 1}, thread="fine" * 400, uid="1")
+    put(old.saver, {"x": 1}, thread=f"a{long}", uid="1")
+    put(old.saver, {"x": 1}, thread="b", uid=long)
+    old.store.put(("fine",), "k" * 2000, {"n": 1})
+    with pytest.raises(ImportFailed, match=r"2,600 bytes; nothing was copied.*'a\w+, 'b'$"):
+        copy(old, new)
+    for thread in (f"a{long}", "b"):
+        old.saver.delete_thread(thread)
+    old.store.put(("c", long), "k", {"n": 1})
+    old.store.put(("d",), long, {"n": 1})
+    with pytest.raises(ImportFailed, match=r"namespaces of .*\('c', '\w+, \('d',\)$"):
+        copy(old, new)
+    assert new.saver.threads() == []
+
+    for given in ((("c", long), "k"), (("d",), long)):
+        with pytest.raises(StorageError, match=r"up to about 2,600 bytes"):
+            new.store.put(*given, {"n": 1})
+    with pytest.raises(StorageError, match=r"up to about 2,600 bytes"):
+        put(new.saver, {"x": 1}, thread=long, uid="1")
+
+
+def test_indexes_are_made_before_a_copy_counts_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was ended before them makes them when it is repeated."""
+    monkeypatch.chdir(tmp_path)
+    with SQLiteStore.open("old.db") as store:
+        store.put(NOTES, "k", {"kind": "x"})
+        store.create_index("kind")
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(WholeStore, "create_index", killed)
+        run("copy", "--from", "old.db", "--to", "new.db")
+    run("copy", "--from", "old.db", "--to", "new.db")
+
+    with SQLiteStore.open("new.db") as store:
+        assert store.indexes() == ["kind"]
+
+
+def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source whose connection is lost is read anew."""
+    old, new = database("postgres", "old"), database("file", "new")
+    fill(old)
+    compared = Copy._compared
+    lost: list[Any] = []
+
+    def cut(self: Any, source: Any, target: Any, table: Any) -> Any:
+        if table.name == "checkpoints" and not lost:
+            lost.append(table)
+            with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+                asked = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                conn.execute(f"{asked} WHERE query LIKE '%{schema_of(old)}%' AND {OTHER}")
+        return compared(self, source, target, table)
+
+    monkeypatch.setattr(Copy, "_compared", cut)
+    rows = copy(old, new).rows
+
+    assert lost
+    assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
+
+
+OTHER = "pid <> pg_backend_pid() AND datname = current_database()"
+
+
+def schema_of(of: Database) -> str:
+    """The schema of a database on the server."""
+    return str(of.store.database._schema)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,18 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore
-from perdure.checkpointers import Retention
+from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers import postgres as threads
-from perdure.errors import ConfigurationError, StorageError, UnknownThread
+from perdure.checkpointers.tables import ThreadTables
+from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
+from perdure.memory.due import Job
+from perdure.memory.job_queue import JobQueue
 from perdure.storage.postgres_connection import Translator
 from perdure.storage.postgres_schema import led
+from perdure.storage.table_copy import Copy
+from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
+from perdure.stores.tables import StoreTables
 from tests import postgres_server
 from tests.store_backends import Clock
 
@@ -41,8 +47,12 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
         part.open(owner, schema=name, tenant="whoever").close()
     with psycopg.connect(owner) as conn:
         conn.execute(f"GRANT USAGE ON SCHEMA {name} TO a_user")
-        for rights, of in (("SELECT, INSERT, UPDATE, DELETE", "TABLES"), ("USAGE", "SEQUENCES")):
+        for rights, of in (
+            ("SELECT, INSERT, UPDATE, DELETE", "TABLES"),
+            ("USAGE, UPDATE", "SEQUENCES"),
+        ):
             conn.execute(f"GRANT {rights} ON ALL {of} IN SCHEMA {name} TO a_user")
+        conn.execute(f"REVOKE INSERT, UPDATE, DELETE ON {name}.migrations FROM a_user")
     with opened(name, "acme") as (saver, store):
         talk(saver, "hello from acme")
         store.put(NAMESPACE, "k", {"text": "Ann drives a red car."})
@@ -277,3 +287,32 @@ def test_a_policy_keeps_no_statement_from_its_keys(large: str, name: str) -> Non
     assert conditions != []
     assert [line for line in conditions if " AND " not in line] == []
     assert [line for line in plan if "Seq Scan" in line] == []
+
+
+def test_rights_on_rows_are_enough_for_a_copy_and_the_queue(schema: str, tmp_path: Path) -> None:
+    """Those that docs/postgres.md names; the owner makes the schema of the jobs."""
+    dsns = user(), postgres_server.dsn_of("an_owner")
+    stores: list[Any] = [PostgresStore(dsn, schema=schema, tenant="copied") for dsn in dsns]
+    place, own = (store.database.queue_place for store in stores)
+    with pytest.raises(StorageUnavailable, match="permission denied"):
+        JobQueue(*place)
+    JobQueue(*own).close()
+    with psycopg.connect(own[0]) as conn:
+        conn.execute(f"GRANT USAGE ON SCHEMA {own[1]} TO a_user")
+        rights = "SELECT, INSERT, UPDATE, DELETE"
+        conn.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {own[1]} TO a_user")
+    with closing(JobQueue(*place)) as queue:
+        queue.put(Job("t", NAMESPACE, "due", configurable={}))
+        assert len(queue.live()) == 1
+    file = tmp_path / "old.db"
+    with (
+        SQLiteCheckpointer.open(file) as saver,
+        SQLiteStore.open(file) as store,
+        opened(schema, "copied") as (new_saver, new_store),
+    ):
+        store.put(NAMESPACE, "k", {"text": "tea"})
+        ends = ThreadTables.of(saver), ThreadTables.of(new_saver)
+        Copy([ends, (StoreTables.of(store), StoreTables.of(new_store))]).run()
+        new_store.put(NAMESPACE, "k2", {"text": "milk"})
+
+        assert [item.key for item in new_store.search(NAMESPACE)] == ["k", "k2"]

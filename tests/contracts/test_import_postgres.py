@@ -16,10 +16,17 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.store.postgres import PostgresStore as TheirStore
 from langgraph.types import Command
 
-from perdure.errors import ForbiddenType, ImportFailed, MissingDependency, NotADatabase
+from perdure.errors import (
+    CorruptRecord,
+    ForbiddenType,
+    ImportFailed,
+    MissingDependency,
+    NotADatabase,
+)
 from perdure.stores import SQLiteStore
 from tests import postgres_server
 from tests.backends import BACKENDS
+from tests.cli.commands import error, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
 from tests.contracts.test_types import Profile
@@ -161,3 +168,97 @@ def test_items_come_with_their_times(tmp_path: Path) -> None:
         }
         assert mortal is not None
         assert mortal.expires_at is not None
+
+
+def test_special_writes_come_last(tmp_path: Path) -> None:
+    """A task's other writes keep their numbers, so that they are not added when it is repeated."""
+    dsn = new_schema()
+    writes = [("messages", "hello"), ("other", 2)]
+    with PostgresSaver.from_conn_string(dsn) as peer, BACKENDS["file"](tmp_path) as saver:
+        peer.setup()
+        config = put(peer, {"x": 1}, uid="1")
+        peer.put_writes(config, [("__resume__", ["x"])], "task")
+        peer.put_writes(config, writes, "task")
+        saver.import_from(dsn)
+        for each in (peer, saver):
+            each.put_writes(config, writes, "task")
+
+        theirs, ours = (everything(each)["t", "", "1"].pending_writes for each in (peer, saver))
+        assert sorted(theirs or (), key=repr) == sorted(ours or (), key=repr)
+        assert len(ours or ()) == 3
+
+
+def test_tables_of_older_versions(tmp_path: Path) -> None:
+    """Without paths of tasks; without lives of items."""
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as peer, TheirStore.from_conn_string(dsn) as theirs:
+        peer.setup()
+        theirs.setup()
+        config = put(peer, {"x": 1}, uid="1")
+        peer.put_writes(config, [("x", 2)], "task")
+        theirs.put(("a",), "k", {"n": 1})
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+        conn.execute("ALTER TABLE store DROP COLUMN expires_at, DROP COLUMN ttl_minutes")
+    with (
+        BACKENDS["file"](tmp_path) as saver,
+        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+    ):
+        report = saver.import_from(dsn)
+
+        assert (report.checkpoints, report.writes, store.import_from(dsn).items) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE checkpoints SET checkpoint = '{}'",
+        """UPDATE checkpoints SET checkpoint = '{"v": 4}'""",
+        "UPDATE checkpoint_blobs SET blob = NULL",
+        "UPDATE checkpoint_blobs SET blob = '\\xc1ff'",
+        "UPDATE checkpoint_blobs SET type = 'none such'",
+    ],
+)
+def test_damaged_checkpoints_are_named(sql: str, tmp_path: Path) -> None:
+    """The thread and the checkpoint."""
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as peer:
+        peer.setup()
+        put(peer, {"x": [1]}, uid="1")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(sql)
+    with (
+        BACKENDS["file"](tmp_path) as saver,
+        pytest.raises(CorruptRecord, match=r"thread 't', checkpoint '1'"),
+    ):
+        saver.import_from(dsn)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"), [("saver", "1 new checkpoint"), ("store", "1 new item")]
+)
+def test_the_command_takes_what_there_is(
+    parts: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints without items, and items without checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    dsn = new_schema()
+    if parts == "saver":
+        with PostgresSaver.from_conn_string(dsn) as peer:
+            peer.setup()
+            put(peer, {"x": 1}, uid="1")
+    else:
+        with TheirStore.from_conn_string(dsn) as theirs:
+            theirs.setup()
+            theirs.put(("a",), "k", {"n": 1})
+
+    assert told in run("import", dsn, "--db", "new.db")
+
+
+def test_the_command_names_a_database_without_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Neither checkpoints nor items."""
+    monkeypatch.chdir(tmp_path)
+
+    assert "has no tables of" in error("import", new_schema(), "--db", "new.db", into=capsys)

@@ -43,6 +43,11 @@ def copy(
         done += count
         show(None, done)
 
+    def indexes() -> None:
+        for path in old.store.indexes():
+            with suppress(ConfigurationError):  # not every database has such indexes
+                new.store.create_index(path)
+
     with (
         opened(source, reads=True, key=_key(from_key_file)) as old,
         opened(target, create=True, key=_key(to_key_file)) as new,
@@ -51,11 +56,8 @@ def copy(
     ):
         threads = ThreadTables.of(old.saver), ThreadTables.of(new.saver)
         items = StoreTables.of(old.store), StoreTables.of(new.store)
-        made = Copy([threads, items], advance)
+        made = Copy([threads, items], advance, indexes)
         made.run()
-        for path in old.store.indexes():
-            with suppress(ConfigurationError):  # not every database has such indexes
-                new.store.create_index(path)
     if json:
         as_json(made.rows)
     else:

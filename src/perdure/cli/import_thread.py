@@ -22,6 +22,7 @@ from langgraph.checkpoint.base.id import uuid6
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
+from perdure.checkpointers.reports import ImportReport
 from perdure.cli.app import Database
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
@@ -83,12 +84,18 @@ class Importing:
         """Import a database of langgraph; of a server also the items of its store."""
         saver = self._file.saver
         with closing(source_of(db, Codec(saver.serde))) as source:
+            done, threads, lacking = ImportReport(), list[str](), None
             with at_work(f"importing {source.path}"):
-                done = saver.import_from(db)
+                try:
+                    done, threads = saver.import_from(db), [*source.threads()]
+                except NotADatabase as exc:  # it may have a store
+                    lacking = exc
                 if is_dsn(db):
-                    with suppress(NotADatabase):  # it has no store
+                    with suppress(NotADatabase):
                         self._report.items += self._file.store.import_from(db).items
-            threads = [*source.threads()]
+                        lacking = None
+                if lacking is not None:
+                    raise lacking
         self._report.conversations += done.threads
         self._report.checkpoints += done.checkpoints
         with progress_bar("making memories", "thread") as show:

@@ -43,6 +43,11 @@ class ForeignPostgres:
         """Whether one of these tables is not there."""
         return any(self.rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables)
 
+    def columns(self, table: str) -> set[str]:
+        """The columns of a table."""
+        sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+        return {name for (name,) in self.rows(f"{sql} AND NOT attisdropped", table)}
+
     def saver(self, serde: Any) -> Any:
         """Langgraph's `PostgresSaver` over the connection, which is closed if there is none.
 

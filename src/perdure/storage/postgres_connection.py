@@ -202,7 +202,7 @@ registry_lock = threading.Lock()
 
 
 class AdvisoryLocks(Between):
-    """Locks of a connection of its own, which holds all of a process.
+    """Locks of a connection of its own: each checkpointer has one for all its locks.
 
     Args:
         dsn: Of the server itself: a pooler would give them to whoever is next.
@@ -378,6 +378,10 @@ def translated(exc: BaseException, name: str) -> StorageError:
         return StorageUnavailable(f"{name}: {exc}; check that the server runs and can be reached")
     if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
         return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
+    if isinstance(exc, errors.ProgramLimitExceeded):
+        return StorageError(
+            f"{name}: Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {exc}"
+        )
     if isinstance(exc, errors.LockNotAvailable):
         return StorageUnavailable(
             f"{name}: another transaction holds a lock for longer than timeout_s ({exc}): see "

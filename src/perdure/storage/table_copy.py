@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, NamedSQL, Row, Statement, rows_of
 
-_PAGE_BYTES: Final = 4 << 20  # of a page of rows, about
+_PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
 _PAGE_ROWS: Final = 1000
 _AT_ONCE: Final = 64  # rows of one statement
 _TOP: Final = b"\xff" * 17  # comes after every id
+_NAME_BYTES: Final = 2600  # an index of Postgres takes a third of a page
 _NAMED: Final = 20  # of what differs
 _BEGUN: Final = "SELECT value FROM settings WHERE name = 'copy'"
 _BEGIN: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
@@ -34,7 +35,8 @@ class Table(NamedTuple):
     """A table, by the columns that are copied; what is sealed comes last.
 
     `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
-    are columns of text that users choose, `ids` the places in a row of text or bytes.
+    are columns of text that users choose, `keyed` others of which there is an index, `large` those
+    of any length, `ids` the places in a row of text or bytes.
     """
 
     name: str
@@ -43,18 +45,25 @@ class Table(NamedTuple):
     joins: str = ""
     key: str = "id"
     names: str = ""
+    keyed: str = ""
+    large: str = ""
     ids: Sequence[int] = ()
     place: Callable[[Sequence[Any]], Any] | None = None  # of a row with its owner
 
-    def page(self, after: Sequence[Any], limit: int) -> Statement:
-        """The rows that come after a key: first the owner, then the columns."""
+    def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
+        """The next rows after a key, as many as may be held: first the owner, then the columns."""
         marks = ", ".join("?" for _ in after)
+        rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
+        of = _each(self.names, self.keyed, self.large)
+        sizes = " + ".join(f"coalesce(length({column}), 0)" for column in of)
+        found = yield Statement(f"SELECT {sizes} {rest}", (*after, _PAGE_ROWS))
+        total = accumulate(size for (size,) in found)
+        limit = max(1, sum(size <= _PAGE_BYTES for size in total))
         sql = (
-            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * FROM {self.name} "
-            f"WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?) AS r {self.joins} "
+            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * {rest}) AS r {self.joins} "
             f"ORDER BY {_of(self.key)}"
         )
-        return Statement(sql, (*after, limit))
+        return (yield Statement(sql, (*after, limit)))  # type: ignore[no-any-return]
 
     def insert(self, rows: Sequence[Row]) -> list[Statement]:
         """The statements that add rows of the columns, unless their key is there already."""
@@ -75,6 +84,10 @@ class Table(NamedTuple):
     def first_key(self, last: int) -> list[Any]:
         """What comes before all keys that begin with a number."""
         return [last - 1, *(_TOP for _ in self.key.split(", ")[1:])]
+
+
+def _each(*columns: str) -> list[str]:
+    return [each for some in columns for each in some.split(", ") if each]
 
 
 def _of(columns: str) -> str:
@@ -111,14 +124,17 @@ class Tables(ABC):
         return []
         yield
 
-    def with_nul(self) -> Flow[list[str]]:
-        """The owners of names that have a NUL; StorageError: the database has no such text."""
+    def unfit(self) -> Flow[list[str]]:
+        """The owners of names with NUL, or too long; StorageError: the database has none."""
         found = []
         for table in self.tables:
-            for name in filter(None, table.names.split(", ")):
-                sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins}"
-                named = Statement(f"{sql} WHERE instr(r.{name}, ?) > 0", ("\0",))
+            sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins} WHERE"
+            for name in _each(table.names):
+                named = Statement(f"{sql} instr(r.{name}, ?) > 0", ("\0",))
                 found += [self.shown(row[0]) for row in (yield named)]
+            for name in _each(table.names, table.keyed):
+                long = Statement(f"{sql} length(CAST(r.{name} AS blob)) > ?", (_NAME_BYTES,))
+                found += [self.shown(row[0]) for row in (yield long)]
         return sorted({*found})
 
 
@@ -129,11 +145,10 @@ class _Pages:
     end: Tables
     table: Table
     after: Sequence[Any]
-    limit: int = 16
 
     def next(self) -> Flow[list[Row]]:
         """The next rows, opened; none at the end."""
-        rows = yield self.table.page(self.after, self.limit)
+        rows = yield from self.table.page(self.after)
         if not rows:
             return []
         columns = self.table.columns.split(", ")
@@ -144,8 +159,6 @@ class _Pages:
                 f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
                 "owner: the database is damaged; restore it from a backup"
             )
-        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
-        self.limit = max(1, min(_PAGE_ROWS, self.limit * _PAGE_BYTES // max(size, 1)))
         return [self.end.opened(self.table, row) for row in rows]
 
 
@@ -153,11 +166,13 @@ class _Pages:
 class Copy:
     """Copies the tables of some components, each from its source to its target.
 
-    Each component is read in one snapshot. `progress` is called with how many rows were copied.
+    Each component is read in one snapshot. `progress` is called with how many rows were copied,
+    `last` when both are the same, before the copy counts as complete.
     """
 
     ends: Sequence[tuple[Tables, Tables]]
     progress: Callable[[int], object] = lambda count: None
+    last: Callable[[], object] = lambda: None
     rows: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
@@ -177,9 +192,10 @@ class Copy:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise ImportFailed(
                 f"{self._home.path} is not the same as {self._path}: "
-                f"{', '.join(differing[:_NAMED])}{more}; they were written to while they were "
-                "copied: stop the writers, and copy into an empty database"
+                f"{', '.join(differing[:_NAMED])}{more}; one of both was written to "
+                "meanwhile, or a row is damaged: stop the writers, and copy into an empty database"
             )
+        self.last()
         self._home.write(lambda: rows_of(_DONE))
 
     def __post_init__(self) -> None:
@@ -214,11 +230,12 @@ class Copy:
             target.database.read(lambda: rows_of("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
             with suppress(StorageError):
-                found = source.database.read(source.with_nul, snapshot=False)
+                found = source.database.read(source.unfit, snapshot=False)
         if found:
             raise ImportFailed(
-                f"{target.database.path} takes no text with NUL; nothing was copied. Delete or "
-                f"rename these {source.noun}s of {self._path}: {', '.join(found)}"
+                f"{target.database.path} takes no text with NUL, and no ids, keys and names of "
+                f"more than {_NAME_BYTES:,} bytes; nothing was copied. Delete or rename these "
+                f"{source.noun}s of {self._path}: {', '.join(f'{name:.200}' for name in found)}"
             )
 
     def _copied(self, source: Tables, target: Tables) -> Flow[list[str]]:
@@ -242,6 +259,7 @@ class Copy:
         ours = _Pages(source, table, table.first_key(0))
         theirs = _Pages(target, table, table.first_key(0))
         alone: dict[bytes, Any] = {}
+        self.rows[table.name] = 0  # a read whose connection was lost is done anew
         while True:
             here = yield from ours.next()
             there = target.database.read(theirs.next)
