@@ -64,7 +64,7 @@ def worker(
         as_json(asdict(job), indent=None) if json else say(str(job))
 
     with opened(db) as file, _logged():
-        if database is not None and is_dsn(database) and is_dsn(file.settings.db):
+        if database is not None and is_dsn(file.settings.db) and is_dsn(database):
             file.direct = database
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
