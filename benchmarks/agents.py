@@ -31,7 +31,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import count, limit
 
 FILES = 40
-TODOS = 12
+ENTRIES = 12
 
 
 class ScriptedModel(BaseChatModel):
@@ -128,8 +128,8 @@ def files(saver: Saver) -> Any:
         name = f"/notes/{turn % FILES}.md"
         grown = state.get("files", {}).get(name, "")[-1500:] + text(turn, 500)
         todos = [
-            {"content": text(i, 60), "status": "done" if i < turn % TODOS else "open"}
-            for i in range(TODOS)
+            {"content": text(i, 60), "status": "done" if i < turn % ENTRIES else "open"}
+            for i in range(ENTRIES)
         ]
         return {"files": {name: grown}, "todos": todos}
 

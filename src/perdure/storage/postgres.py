@@ -54,7 +54,7 @@ try:
     )
     from perdure.storage.postgres_pipeline import Pipelined
     from perdure.storage.postgres_schema import NAMED, checked_tenant, led, migrate, tables_of
-    from perdure.storage.postgres_transaction import Transaction
+    from perdure.storage.postgres_transaction import COMMIT, Transaction
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
@@ -68,7 +68,6 @@ _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
-_COMMIT: Final = Statement("COMMIT")
 _SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 _DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
 _VACUUMED: Final = """
@@ -384,7 +383,7 @@ class PostgresDatabase:
             nonlocal begun
             asked = request if isinstance(request, list) else [request]
             first = [] if begun else [*([_SNAPSHOT] if snapshot else []), *self._named]
-            last = [_COMMIT] if isinstance(request, Last) and snapshot else []
+            last = [COMMIT] if isinstance(request, Last) and snapshot else []
             begun = snapshot
             rows = self._asked(conn, [*first, *asked, *last])
             rows = rows[len(first) : len(first) + len(asked)]
@@ -395,7 +394,7 @@ class PostgresDatabase:
             return run(flow, execute)
         finally:
             if begun and not conn.closed:
-                self._asked(conn, [_COMMIT])
+                self._asked(conn, [COMMIT])
 
     # -- locking
 

@@ -16,7 +16,7 @@ from perdure.storage.postgres_connection import RUN, Server, is_lost
 from perdure.storage.postgres_pipeline import Pipelined
 
 _BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
-_COMMIT: Final = Statement("COMMIT")
+COMMIT: Final = Statement("COMMIT")
 _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = f"""
 SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status($1::xid8) END, ({RUN})
@@ -64,13 +64,13 @@ class Transaction:
 
     def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
         if self._conn.brackets:
-            return self._asked([_BEGIN, self._excluding, *asked, _COMMIT])[2:-1]
+            return self._asked([_BEGIN, self._excluding, *asked, COMMIT])[2:-1]
         return self._asked([self._excluding, *asked])[1:]  # one request is one transaction
 
     def _commit(self, asked: Sequence[Statement]) -> list[list[Row]]:
         assert self._number is not None
         try:
-            *rows, _ = self._asked([*asked, _COMMIT])
+            *rows, _ = self._asked([*asked, COMMIT])
         except psycopg.Error as exc:
             if not is_lost(exc) or not self._stands(self._number):
                 raise
