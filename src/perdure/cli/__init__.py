@@ -13,6 +13,7 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     import_,
     memories,
     retain,
+    serve,
     show,
     stats,
     store,
@@ -23,7 +24,7 @@ from perdure.cli.app import Command, app, main
 
 _ORDER = (
     *("chat", "import_", "threads", "history", "show", "export", "fork", "rewind", "delete"),
-    *("retain", "worker", "config", "stats", "copy"),
+    *("serve", "retain", "worker", "config", "stats", "copy"),
 )
 app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))
 for _group in (app, memories.memories, store.store):

@@ -1,0 +1,128 @@
+"""Who asks, and what of the database they may reach.
+
+Each route, page and tool names the action that it is, in langgraph's words (`threads:read`,
+`store:put`), or `admin` for what concerns the whole database. What nobody allows is denied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+from starlette.requests import HTTPConnection
+
+from perdure.errors import PerdureError
+
+ADMIN: Final = "perdure:admin"
+"""The permission of an identity that may see and change the whole database."""
+Action = Literal[
+    "admin",
+    "assistants:read",
+    "assistants:search",
+    "threads:create",
+    "threads:read",
+    "threads:update",
+    "threads:delete",
+    "threads:search",
+    "threads:create_run",
+    "store:put",
+    "store:get",
+    "store:search",
+    "store:delete",
+    "store:list_namespaces",
+]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Filter = Mapping[str, Any]
+"""What the metadata of a thread must meet: equal values, `$eq` or `$contains`."""
+
+
+class Unauthenticated(PerdureError):
+    """A request says not, or not believably, whose it is: HTTP 401."""
+
+
+class Forbidden(PerdureError):
+    """Whoever asks may not do this: HTTP 403."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whoever asks.
+
+    Attributes:
+        user: Whose threads and memories they are.
+        tenant: Of the database's tenants; None: it has none.
+        permissions: As the keys file or the authentication handler lists them.
+        raw: What the authentication handler returned, for other handlers.
+    """
+
+    user: str
+    tenant: str | None = None
+    permissions: frozenset[str] = frozenset()
+    raw: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the whole database may be seen and changed."""
+        return ADMIN in self.permissions
+
+
+class Access(Protocol):
+    """Tells who asks, and whether they may."""
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Whoever sends a request; `Unauthenticated` if that cannot be told."""
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        """What threads must meet to be reached; `Forbidden` if the action is not allowed.
+
+        `value` says what the action is about, as langgraph's handlers are given it: a thread_id,
+        metadata, a namespace. A handler may change it.
+        """
+
+
+class Local:
+    """Access for whoever reaches a loopback address: the local user may do everything."""
+
+    def __init__(self, user: str) -> None:
+        self._identity = Identity(user, permissions=frozenset({ADMIN}))
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """The local user."""
+        return self._identity
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        """Everything."""
+        return {}
+
+
+def action(name: Action) -> Callable[[Endpoint], Endpoint]:
+    """Name the action of an endpoint; `create_app` refuses an endpoint without one."""
+
+    def named(endpoint: Endpoint) -> Endpoint:
+        endpoint.action = name  # type: ignore[attr-defined]
+        return endpoint
+
+    return named
+
+
+def public(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that everybody may call, and that reaches no database."""
+    endpoint.action = None  # type: ignore[attr-defined]
+    return endpoint
+
+
+def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
+    """Whether the metadata of a thread meets a filter."""
+    return all(_meets(metadata.get(name), wanted) for name, wanted in filter.items())
+
+
+def _meets(value: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, Mapping):
+        return bool(value == wanted)
+    if wanted.keys() == {"$eq"}:
+        return bool(value == wanted["$eq"])
+    if wanted.keys() == {"$contains"} and isinstance(value, list | tuple):
+        each = wanted["$contains"]
+        return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
+    return False

@@ -1,0 +1,75 @@
+"""The application: routes, who may call them, what surrounds each request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.responses import RedirectResponse
+from starlette.staticfiles import StaticFiles
+
+from perdure import __version__, settings
+from perdure.server.access import Access, Local, public
+from perdure.server.call import Databases
+from perdure.server.pages import ASSETS
+from perdure.server.reply import JSON, add_error_replies
+
+routes = APIRouter()
+
+
+@routes.get("/", include_in_schema=False)
+@public
+async def root() -> RedirectResponse:
+    """The first page."""
+    return RedirectResponse("/ui/threads")
+
+
+@routes.get("/ok")
+@public
+async def ok() -> dict[str, bool]:
+    """Health: whether the server answers."""
+    return {"ok": True}
+
+
+def create_app(chosen: settings.Settings | None = None, *, access: Access | None = None) -> FastAPI:
+    """Make the application.
+
+    Args:
+        chosen: The settings; None: those of perdure.toml and the environment.
+        access: Who may do what; None: everybody everything, as the settings' user. Serve that on
+            a loopback address only.
+    """
+    chosen = chosen or settings.load()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.databases = Databases(chosen)
+        try:
+            yield
+        finally:
+            await app.state.databases.aclose()
+
+    app = FastAPI(
+        title="perdure",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=JSON,
+    )
+    app.state.access = access or Local(chosen.user)
+    app.state.settings = chosen
+    add_error_replies(app)
+    for each in (routes,):
+        app.include_router(each)
+    app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
+    _check_actions(app)
+    return app
+
+
+def _check_actions(app: FastAPI) -> None:
+    for route in app.routes:
+        if isinstance(route, APIRoute) and not hasattr(route.endpoint, "action"):
+            raise TypeError(f"{route.path} names no action; see perdure.server.access")

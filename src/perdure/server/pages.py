@@ -1,0 +1,101 @@
+"""What all pages share: templates, and stored text shown as text."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from perdure.server.reply import JSON, encoded
+
+_HERE: Final = Path(__file__).parent
+ASSETS: Final = _HERE / "assets"
+_BIDI: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_PLAIN: Final = frozenset("\n\t")
+_STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
+
+
+def visible(text: Any) -> Markup:
+    """Text to show: escaped, with control and bidi characters by their numbers.
+
+    A character that moves or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">`
+    (Unicode Technical Report 36, on spoofing by such characters).
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return escape(shown)
+    return Markup("").join(_visible(char) for char in shown)
+
+
+def _visible(char: str) -> Markup:
+    hidden = char in _BIDI or (char not in _PLAIN and unicodedata.category(char) in _HIDDEN)
+    return Markup(f'<i class="ctl">U+{ord(char):04X}</i>') if hidden else escape(char)
+
+
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def ago(moment: datetime | str | None) -> str:
+    """How long ago a moment was, in its largest unit: `"5 min"`."""
+    if moment is None:
+        return ""
+    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    left = (datetime.now(UTC) - at).total_seconds()
+    for size, unit in _STEPS:
+        if left < size:
+            return f"{max(int(left), 0)} {unit}"
+        left /= size
+    return f"{int(left)} y"
+
+
+def size(count: float) -> str:
+    """A number of bytes in its unit: `"1.5 MB"`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def as_json_text(value: Any) -> str:
+    """A value as indented JSON, to be shown."""
+    return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
+
+
+_TEMPLATES: Final = Environment(
+    loader=FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": as_json_text}
+
+
+def page(request: Request, template: str, /, **values: Any) -> Response:
+    """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
+
+    Within a page, `{{ text | visible }}` shows stored text.
+    """
+    accepts = request.headers.get("accept", "")
+    if request.url.path.endswith(".json") or accepts.startswith("application/json"):
+        return JSON(values)
+    made = _TEMPLATES.get_template(template).render(request=request, **values)
+    return HTMLResponse(made, headers=HEADERS)
+
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}

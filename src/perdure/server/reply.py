@@ -1,0 +1,93 @@
+"""Replies: values as JSON, errors as their status and a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI
+from langchain_core.messages import BaseMessage
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from perdure.errors import (
+    AlreadyLocked,
+    ConfigurationError,
+    InvalidFilter,
+    InvalidMessages,
+    InvalidNamespace,
+    InvalidPatch,
+    InvalidUpdate,
+    LimitExceeded,
+    ModelFailed,
+    PerdureError,
+    SerializationError,
+    StorageFull,
+    StorageUnavailable,
+    UnknownCheckpoint,
+    UnknownMemory,
+    UnknownThread,
+    VersionConflict,
+)
+from perdure.server.access import Forbidden, Unauthenticated
+
+_STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
+    Unauthenticated: 401,
+    Forbidden: 403,
+    (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
+    (VersionConflict, AlreadyLocked): 409,
+    LimitExceeded: 413,
+    StorageFull: 507,
+    StorageUnavailable: 503,
+    ModelFailed: 502,
+    (ConfigurationError, InvalidFilter, InvalidMessages, InvalidNamespace): 422,
+    (InvalidPatch, InvalidUpdate, SerializationError): 422,
+}
+_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def encoded(value: Any) -> bytes:
+    """A value as JSON: messages as their fields, what JSON has no form for as its text."""
+    try:
+        return orjson.dumps(value, _plain, _OPTIONS)
+    except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
+        return json.dumps(value, default=_plain, skipkeys=True).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseMessage | BaseModel):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).hex()
+    return repr(value) if isinstance(value, BaseException) else str(value)
+
+
+class JSON(Response):
+    """A reply in JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return encoded(content)
+
+
+def status_of(error: PerdureError) -> int:
+    """The status of HTTP for an error."""
+    return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
+
+
+def add_error_replies(app: FastAPI) -> None:
+    """Reply to an error of perdure with its status and its sentence."""
+
+    @app.exception_handler(PerdureError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PerdureError)
+        return JSONResponse({"detail": str(error)}, status_of(error))

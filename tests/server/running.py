@@ -1,0 +1,40 @@
+"""A server as users run it: uvicorn on a port of its own, over a real database."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """The address of the application, while it runs."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+        )
+        started = threading.Event()
+        startup = server.startup
+
+        async def told(sockets: list[socket.socket] | None = None) -> None:
+            await startup(sockets)
+            started.set()
+
+        server.startup = told  # type: ignore[method-assign]
+        thread = threading.Thread(
+            target=server.run, args=([listening],), name="server", daemon=True
+        )
+        thread.start()
+        assert started.wait(30), "the server did not start"
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive(), "the server did not stop"
