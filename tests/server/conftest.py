@@ -10,6 +10,7 @@ import pytest
 
 from perdure.server import create_app
 from perdure.settings import Settings
+from tests.server.browser import browser, tab  # noqa: F401 - fixtures
 from tests.server.running import running
 
 
