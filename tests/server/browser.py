@@ -1,4 +1,4 @@
-"""A real Chromium. Tests without one are skipped, loudly; with PERDURE_BROWSER=required they fail."""
+"""A real Chromium. Without one tests are skipped; with PERDURE_BROWSER=required they fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage")
@@ -36,9 +36,18 @@ def tab(browser: Browser, url: str) -> Iterator[Page]:
     context = browser.new_context(base_url=url)
     page = context.new_page()
     wrong: list[str] = []
+
+    def refused(dialog: Dialog) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def noted(said: ConsoleMessage) -> None:
+        if said.type == "error":
+            wrong.append(said.text)
+
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("dialog", refused)
+    page.on("console", noted)
     yield page
     context.close()
     assert not wrong, wrong
