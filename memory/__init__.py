@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from perdure.memory.tool_outputs import clear_tool_outputs as clear_tool_outputs
     from perdure.memory.tool_outputs import expand as expand
     from perdure.memory.tools import manage_memory as manage_memory
+    from perdure.memory.tools import quote_memories as quote_memories
     from perdure.memory.tools import search_memory as search_memory
     from perdure.memory.trim import trim as trim
     from perdure.memory.update_instructions import update_instructions as update_instructions
@@ -64,7 +65,7 @@ _MODULES = {
     "summary": "SummaryState summarize",
     "tokens": "token_counter",
     "tool_outputs": "aexpand clear_tool_outputs expand",
-    "tools": "manage_memory search_memory",
+    "tools": "manage_memory quote_memories search_memory",
     "trim": "trim",
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",

@@ -125,9 +125,14 @@ def search_memory(
         found = yield from kept.found({"query": query}, most, config=attribution.config)
         if not found:
             return "Nothing is known about that."
-        return section("memories", [_line(memory) for memory in found])
+        return quote_memories(found)
 
     return _tool(search, "search_memory", instructions, arguments)
+
+
+def quote_memories(memories: Sequence[Memory]) -> str:
+    """Memories for a model that may change them: a section of quoted data, with their ids."""
+    return section("memories", [_line(memory) for memory in memories])
 
 
 def _tool(

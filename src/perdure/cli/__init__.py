@@ -11,6 +11,7 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     export,
     history,
     import_,
+    mcp,
     memories,
     retain,
     serve,
@@ -24,7 +25,7 @@ from perdure.cli.app import Command, app, main
 
 _ORDER = (
     *("chat", "import_", "threads", "history", "show", "export", "fork", "rewind", "delete"),
-    *("serve", "retain", "worker", "config", "stats", "copy"),
+    *("serve", "mcp", "retain", "worker", "config", "stats", "copy"),
 )
 app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))
 for _group in (app, memories.memories, store.store):

@@ -7,14 +7,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
-from starlette.responses import RedirectResponse
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
-from perdure.server.access import Access, Local, public
-from perdure.server.call import Databases
+from perdure.server import mcp
+from perdure.server.access import Access, Local, action, public
+from perdure.server.audit import Audit
+from perdure.server.call import Caller, Databases
 from perdure.server.pages import ASSETS
 from perdure.server.reply import JSON, add_error_replies
+from perdure.server.request_log import RequestLog
+from perdure.server.telemetry import Telemetry
 
 routes = APIRouter()
 
@@ -33,23 +38,40 @@ async def ok() -> dict[str, bool]:
     return {"ok": True}
 
 
-def create_app(chosen: settings.Settings | None = None, *, access: Access | None = None) -> FastAPI:
+@action("admin")
+async def metrics(call: Caller, request: Request) -> Response:
+    """The metrics as Prometheus reads them."""
+    await call.permit()
+    text = await request.app.state.telemetry.exposition(await request.app.state.databases.of(None))
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def create_app(
+    chosen: settings.Settings | None = None,
+    *,
+    access: Access | None = None,
+    audit: Audit | None = None,
+    telemetry: Telemetry | None = None,
+) -> FastAPI:
     """Make the application.
 
     Args:
         chosen: The settings; None: those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
+        audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
+        telemetry: Metrics and spans; None: neither.
     """
-    chosen = chosen or settings.load()
+    chosen, audit = chosen or settings.load(), audit or Audit()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.databases = Databases(chosen)
+        app.state.databases = Databases(chosen, telemetry)
         try:
             yield
         finally:
             await app.state.databases.aclose()
+            audit.close()
 
     app = FastAPI(
         title="perdure",
@@ -61,11 +83,15 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
+    app.state.audit, app.state.telemetry = audit, telemetry
     add_error_replies(app)
-    for each in (routes,):
+    for each in (routes, mcp.routes):
         app.include_router(each)
+    if telemetry is not None and telemetry.has_metrics:
+        app.get("/metrics", include_in_schema=False)(metrics)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
+    app.add_middleware(RequestLog, audit=audit, telemetry=telemetry)  # the last is the outermost
     return app
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
@@ -20,6 +20,12 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
+if TYPE_CHECKING:
+    from perdure.server.telemetry import Telemetry
+
+IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
+"""What an action is about, as the values of `permit` name it; the audit log keeps it."""
+
 
 class Parts(NamedTuple):
     """The threads and the items of a database, or of a tenant of it."""
@@ -31,8 +37,8 @@ class Parts(NamedTuple):
 class Databases:
     """The database of the settings, opened when it is first asked for; of tenants, each its own."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
+        self._settings, self._telemetry = settings, telemetry
         self._opened: dict[str | None, Parts] = {}
         self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
 
@@ -57,7 +63,8 @@ class Databases:
                 )
             options["tenant"] = tenant
         saver = await self._stack.enter_async_context(open_checkpointer(db, **options))
-        return Parts(saver, await self._stack.enter_async_context(open_store(db, **options)))
+        parts = Parts(saver, await self._stack.enter_async_context(open_store(db, **options)))
+        return parts if self._telemetry is None else self._telemetry.watched(parts)
 
 
 class Call:
@@ -70,6 +77,15 @@ class Call:
         self._access, self._databases = access, databases
         self._parts: Parts | None = None
         self._filter: Filter = {}
+        self.recorded: dict[str, Any] = {}
+
+    def also(self, action: Action) -> Call:
+        """A call of whoever asks for another action, to be permitted by itself."""
+        return Call(self.identity, action, self._access, self._databases)
+
+    def record(self, **ids: Any) -> None:
+        """Add ids to the record of the audit log, or `hashes` of a receipt; never content."""
+        self.recorded |= ids
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask whether the action is allowed; returns its value as a handler left it.
@@ -78,6 +94,7 @@ class Call:
             Forbidden: It is not.
         """
         asked = dict(value or {})
+        self.record(**{name: asked[name] for name in IDS if name in asked})
         if self.action == "admin" and not self.identity.is_admin:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
@@ -117,7 +134,8 @@ async def called(connection: HTTPConnection) -> Call:
     identity = await access.identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
-    return Call(identity, endpoint.action, access, state.databases)
+    call = connection.state.call = Call(identity, endpoint.action, access, state.databases)
+    return call
 
 
 Caller = Annotated[Call, Depends(called)]

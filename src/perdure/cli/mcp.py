@@ -1,0 +1,39 @@
+"""`perdure mcp`: memories and threads for programs that speak MCP, on stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.cli.app import DB, User, app, opened
+from perdure.errors import MissingDependency
+
+AuditFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--audit", metavar="FILE", help="Record edits and erasures here, without content."
+    ),
+]
+
+
+@app.command()
+def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
+    """Offer memories and threads to a program as MCP tools.
+
+    The program starts it and speaks with it on stdin and stdout. It sees the memories and
+    conversations of one user.
+    """
+    try:
+        import mcp as _  # noqa: F401 - the server imports it when it starts
+
+        from perdure.server.audit import Audit
+        from perdure.server.mcp import serve_stdio
+        from perdure.server.request_log import log_to_stderr
+    except ImportError as exc:
+        raise MissingDependency('MCP needs packages: pip install "perdure[server]"') from exc
+    with opened(db, user, create=True) as file:
+        log_to_stderr()
+        asyncio.run(serve_stdio(file.settings, Audit(audit)))
