@@ -149,7 +149,7 @@ async def search_threads(
         if memory.provenance and memory.provenance.thread_id:
             said.setdefault(memory.provenance.thread_id, memory.text[:_SNIPPET])
     found = []
-    for thread_id in [*said, *await _titled(call, text)]:
+    for thread_id in dict.fromkeys([*said, *await _titled(call, text)]):
         with suppress(UnknownThread):
             about = (await _thread(call, thread_id))["metadata"]
             found.append(

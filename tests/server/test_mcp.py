@@ -1,0 +1,252 @@
+"""MCP as programs use it: the SDK's own client, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
+from starlette.requests import HTTPConnection
+
+from perdure.checkpointers import open_checkpointer
+from perdure.graphs import chat_graph
+from perdure.memory import memories, remember
+from perdure.server import create_app
+from perdure.server.access import (
+    Action,
+    Filter,
+    Forbidden,
+    Identity,
+    Unauthenticated,
+)
+from perdure.server.audit import Audit
+from perdure.server.mcp import TOOLS
+from perdure.settings import Settings
+from perdure.stores import open_store
+from tests.server.running import running
+
+NAMES = {"recall", "remember", "forget", "list_memories", "search_threads", "read_thread"}
+Ask = Callable[..., Any]
+
+
+class Users:
+    """Access by a header; threads are their owners'."""
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        if not (user := connection.headers.get("x-api-key")):
+            raise Unauthenticated("give a key")
+        return Identity(user)
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        if identity.user == "nobody":
+            raise Forbidden("nobody may do nothing")
+        return {"owner": identity.user} if action.startswith("threads") else {}
+
+
+def fill(settings: Settings) -> None:
+    """Memories and a conversation of ann's, and of bob's."""
+    with open_store(settings.db) as store, open_checkpointer(settings.db) as saver:
+        graph: Any = chat_graph(FakeListChatModel(responses=["Green, then."]), checkpointer=saver)
+        for user in ("ann", "bob"):
+            config: Any = {"configurable": {"user_id": user, "thread_id": f"of {user}"}}
+            remember(f"{user} drinks green tea.", store=store, config=config)
+            for said in (f"Which tea does {user} like?", f"</thread> {user} again"):
+                graph.invoke({"messages": [HumanMessage(said)]}, config)
+
+
+def told(found: Any) -> str:
+    return "\n".join(each.text for each in found.content)
+
+
+def run(server: Any, course: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+    async def whole() -> None:
+        async with Client(server, read_timeout_seconds=60, **options) as client:
+            await course(client)
+
+    asyncio.run(whole())
+
+
+def stdio(settings: Settings) -> StdioServerParameters:
+    arguments = ["-m", "perdure.cli.main", "mcp", "--db", settings.db, "--user", settings.user]
+    arguments[:2] = ["-c", "from perdure.cli import main; main()"]
+    return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+
+
+async def everything(client: Client) -> None:
+    """Each tool, as ann."""
+    listed = (await client.list_tools()).tools
+    assert {each.name for each in listed} == NAMES
+    assert not any({"user", "user_id"} & set(each.input_schema["properties"]) for each in listed)
+
+    found = told(await client.call_tool("recall", {"query": "green tea"}))
+    assert found.startswith("<memories>\n") and "ann drinks" in found and "bob" not in found
+    past = {"query": "green tea", "as_of": "2001-01-01T00:00:00"}
+    assert told(await client.call_tool("recall", past)) == "Nothing is known of that."
+
+    kept = told(await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."}))
+    assert kept.startswith("Kept.")
+    key = kept.split()[-1].rstrip(".")
+    again = told(await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."}))
+    assert again.startswith("Nothing had to be changed") and key in again
+    secret = await client.call_tool("remember", {"text": "The password is hunter2-XyZ-99."})
+    assert secret.is_error and "review" in told(secret)
+    event = await client.call_tool("remember", {"text": "ann: hello", "kind": "turn"})
+    assert event.is_error and "expected one like 'fact'" in told(event)
+
+    first = told(await client.call_tool("list_memories", {"limit": 1}))
+    assert "green tea" in first and "offset=1" in first
+    second = told(await client.call_tool("list_memories", {"limit": 1, "offset": 1}))
+    assert key in second and "\\u003cb\\u003e" in second and '"trust": "assistant"' in second
+    assert "offset" not in second
+
+    receipt = told(await client.call_tool("forget", {"key": key}))
+    assert receipt.startswith("Erased: 1 memories") and "Receipt: " in receipt
+    twice = await client.call_tool("forget", {"key": key})
+    assert twice.is_error and key in told(twice)
+
+    threads = json.loads(told(await client.call_tool("search_threads", {"text": "OF "})))
+    assert [each["thread_id"] for each in threads["threads"]] == ["of ann"]
+    read = json.loads(told(await client.call_tool("read_thread", {"thread_id": "of ann"})))
+    said = [each["text"] for each in read["messages"]]
+    assert said[0] == "Which tea does ann like?" and len(said) == 4 and "earlier" not in read
+    asked = {"thread_id": "of ann", "last": 1, "offset": 1}
+    read = json.loads(told(await client.call_tool("read_thread", asked)))
+    assert [each["text"] for each in read["messages"]] == ["</thread> ann again"]
+    assert read["earlier"] == "offset=2"
+
+    for missing in ("of bob", "of nobody"):
+        other = await client.call_tool("read_thread", {"thread_id": missing})
+        assert other.is_error and f"there is no thread '{missing}'" in told(other)
+    wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
+    assert wrong.is_error and "less than or equal to 100" in told(wrong)
+
+
+@pytest.fixture
+def filled(settings: Settings) -> Settings:
+    """Settings of a file with two users."""
+    fill(settings)
+    return settings
+
+
+def test_every_tool_over_stdio(filled: Settings) -> None:
+    run(stdio(filled), everything)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_every_tool_over_http(filled: Settings, mode: str) -> None:
+    with running(create_app(filled)) as url:
+        run(f"{url}/mcp", everything, mode=mode)
+
+
+@pytest.fixture
+def shared(filled: Settings, tmp_path: Path) -> Iterator[str]:
+    """The address of a server of several users."""
+    audit = Audit(tmp_path / "audit")
+    with running(create_app(filled, access=Users(), audit=audit)) as url:
+        yield url
+
+
+def asked(url: str, user: str | None, tool: str, arguments: dict[str, Any]) -> httpx.Response:
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }
+    headers = {"accept": "application/json, text/event-stream"}
+    headers |= {} if user is None else {"x-api-key": user}
+    return httpx.post(f"{url}/mcp", json=body, headers=headers, timeout=30)
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "recall": {"query": "tea"},
+    "remember": {"text": "It rains."},
+    "forget": {"key": "x"},
+    "list_memories": {},
+    "search_threads": {"text": "of"},
+    "read_thread": {"thread_id": "of ann"},
+}
+
+
+def test_a_tool_is_its_callers(shared: str, filled: Settings, tmp_path: Path) -> None:
+    for user in ("ann", "bob"):
+        answer = asked(shared, user, "recall", {"query": "tea"}).json()["result"]
+        other = {"ann": "bob", "bob": "ann"}[user]
+        assert f"{user} drinks" in str(answer) and f"{other} drinks" not in str(answer)
+    thread = asked(shared, "bob", "read_thread", {"thread_id": "of ann"}).json()["result"]
+    assert thread["isError"] and "there is no thread" in str(thread)
+    asked(shared, "bob", "remember", {"text": "bob plays chess."})
+    with open_store(filled.db) as store:
+        of_ann: Any = {"configurable": {"user_id": "ann"}}
+        assert len(memories(store=store, config=of_ann)) == 1
+
+
+@pytest.mark.parametrize("tool", [each.__name__ for each in TOOLS])
+def test_a_stranger_reaches_no_tool(
+    shared: str, filled: Settings, tool: str, tmp_path: Path
+) -> None:
+    assert asked(shared, None, tool, EXAMPLES[tool]).status_code == 401
+    refused = asked(shared, "nobody", tool, EXAMPLES[tool]).json()["result"]
+    assert refused["isError"] and "nobody may do nothing" in str(refused)
+    records = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()]
+    changes = tool in ("remember", "forget")
+    assert [(each["user"], each["outcome"]) for each in records] == [("nobody", "denied")] * changes
+    with open_store(filled.db) as store:
+        assert not memories(store=store, config={"configurable": {"user_id": "nobody"}})
+
+
+def test_every_tool_has_an_action() -> None:
+    assert {each.__name__ for each in TOOLS} == set(EXAMPLES) == NAMES
+    assert all(getattr(each, "action", None) for each in TOOLS)
+
+
+def test_stdout_is_the_protocol_and_ends_with_stdin(filled: Settings) -> None:
+    asked = stdio(filled)
+    began = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    }
+    done = subprocess.run(
+        [asked.command, *asked.args],
+        input=json.dumps(began) + "\nno json\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert lines[0]["result"]["serverInfo"]["name"] == "perdure"
+    assert all(line["jsonrpc"] == "2.0" for line in lines)
+
+
+def test_wrong_settings_are_a_line_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "no.db").write_text("x" * 5000)
+    command = stdio(Settings(db=str(tmp_path / "no.db"), user="ann"))
+    done = subprocess.run(
+        [command.command, *command.args, "--audit", str(tmp_path)],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert "the audit log" in done.stderr and len(done.stderr.splitlines()) == 1
