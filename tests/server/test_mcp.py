@@ -90,7 +90,9 @@ async def everything(client: Client) -> None:
     assert not any({"user", "user_id"} & set(each.input_schema["properties"]) for each in listed)
 
     found = told(await client.call_tool("recall", {"query": "green tea"}))
-    assert found.startswith("<memories>\n") and "ann drinks" in found and "bob" not in found
+    assert found.startswith("<memories>\n")
+    assert "ann drinks" in found
+    assert "bob" not in found
     past = {"query": "green tea", "as_of": "2001-01-01T00:00:00"}
     assert told(await client.call_tool("recall", past)) == "Nothing is known of that."
 
@@ -98,28 +100,38 @@ async def everything(client: Client) -> None:
     assert kept.startswith("Kept.")
     key = kept.split()[-1].rstrip(".")
     again = told(await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."}))
-    assert again.startswith("Nothing had to be changed") and key in again
+    assert again.startswith("Nothing had to be changed")
+    assert key in again
     secret = await client.call_tool("remember", {"text": "The password is hunter2-XyZ-99."})
-    assert secret.is_error and "review" in told(secret)
+    assert secret.is_error
+    assert "review" in told(secret)
     event = await client.call_tool("remember", {"text": "ann: hello", "kind": "turn"})
-    assert event.is_error and "expected one like 'fact'" in told(event)
+    assert event.is_error
+    assert "expected one like 'fact'" in told(event)
 
     first = told(await client.call_tool("list_memories", {"limit": 1}))
-    assert "green tea" in first and "offset=1" in first
+    assert "green tea" in first
+    assert "offset=1" in first
     second = told(await client.call_tool("list_memories", {"limit": 1, "offset": 1}))
-    assert key in second and "\\u003cb\\u003e" in second and '"trust": "assistant"' in second
+    assert key in second
+    assert "\\u003cb\\u003e" in second
+    assert '"trust": "assistant"' in second
     assert "offset" not in second
 
     receipt = told(await client.call_tool("forget", {"key": key}))
-    assert receipt.startswith("Erased: 1 memories") and "Receipt: " in receipt
+    assert receipt.startswith("Erased: 1 memories")
+    assert "Receipt: " in receipt
     twice = await client.call_tool("forget", {"key": key})
-    assert twice.is_error and key in told(twice)
+    assert twice.is_error
+    assert key in told(twice)
 
     threads = json.loads(told(await client.call_tool("search_threads", {"text": "OF "})))
     assert [each["thread_id"] for each in threads["threads"]] == ["of ann"]
     read = json.loads(told(await client.call_tool("read_thread", {"thread_id": "of ann"})))
     said = [each["text"] for each in read["messages"]]
-    assert said[0] == "Which tea does ann like?" and len(said) == 4 and "earlier" not in read
+    assert said[0] == "Which tea does ann like?"
+    assert len(said) == 4
+    assert "earlier" not in read
     asked = {"thread_id": "of ann", "last": 1, "offset": 1}
     read = json.loads(told(await client.call_tool("read_thread", asked)))
     assert [each["text"] for each in read["messages"]] == ["</thread> ann again"]
@@ -127,9 +139,11 @@ async def everything(client: Client) -> None:
 
     for missing in ("of bob", "of nobody"):
         other = await client.call_tool("read_thread", {"thread_id": missing})
-        assert other.is_error and f"there is no thread '{missing}'" in told(other)
+        assert other.is_error
+        assert f"there is no thread '{missing}'" in told(other)
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
-    assert wrong.is_error and "less than or equal to 100" in told(wrong)
+    assert wrong.is_error
+    assert "less than or equal to 100" in told(wrong)
 
 
 @pytest.fixture
@@ -183,9 +197,11 @@ def test_a_tool_is_its_callers(shared: str, filled: Settings, tmp_path: Path) ->
     for user in ("ann", "bob"):
         answer = asked(shared, user, "recall", {"query": "tea"}).json()["result"]
         other = {"ann": "bob", "bob": "ann"}[user]
-        assert f"{user} drinks" in str(answer) and f"{other} drinks" not in str(answer)
+        assert f"{user} drinks" in str(answer)
+        assert f"{other} drinks" not in str(answer)
     thread = asked(shared, "bob", "read_thread", {"thread_id": "of ann"}).json()["result"]
-    assert thread["isError"] and "there is no thread" in str(thread)
+    assert thread["isError"]
+    assert "there is no thread" in str(thread)
     asked(shared, "bob", "remember", {"text": "bob plays chess."})
     with open_store(filled.db) as store:
         of_ann: Any = {"configurable": {"user_id": "ann"}}
@@ -198,7 +214,8 @@ def test_a_stranger_reaches_no_tool(
 ) -> None:
     assert asked(shared, None, tool, EXAMPLES[tool]).status_code == 401
     refused = asked(shared, "nobody", tool, EXAMPLES[tool]).json()["result"]
-    assert refused["isError"] and "nobody may do nothing" in str(refused)
+    assert refused["isError"]
+    assert "nobody may do nothing" in str(refused)
     records = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()]
     changes = tool in ("remember", "forget")
     assert [(each["user"], each["outcome"]) for each in records] == [("nobody", "denied")] * changes
@@ -232,7 +249,8 @@ def test_stdout_is_the_protocol_and_ends_with_stdin(filled: Settings) -> None:
         check=False,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
     assert lines[0]["result"]["serverInfo"]["name"] == "perdure"
     assert all(line["jsonrpc"] == "2.0" for line in lines)
 
@@ -248,5 +266,7 @@ def test_wrong_settings_are_a_line_on_stderr(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 2 and done.stdout == ""
-    assert "the audit log" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "the audit log" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -40,12 +40,16 @@ _OPERATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "get": "get",
         "delete": "delete",
         "search": "search",
-        "batch": "batch",
+        "batch": "",
         "list_namespaces": "list",
         "forget": "erase",
     },
 }
-"""The public methods that are measured, in both forms, and what they are called."""
+"""The public methods that are measured, in both forms, and what they are called.
+
+A batch is called by what it does, if that is one thing.
+"""
+_BATCHES: Final = {"PutOp": "put", "PutItem": "put", "GetOp": "get", "SearchOp": "search"}
 _TRACES: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT")
 T = TypeVar("T")
 
@@ -110,9 +114,10 @@ class Telemetry:
 
     def _timed(self, method: Callable[..., T], part: str, operation: str) -> Callable[..., T]:
         @wraps(method)
-        def measured(*args: Any, **options: Any) -> T:
-            with self._operation(part, operation):
-                return method(*args, **options)
+        def measured(own: Any, /, *args: Any, **options: Any) -> T:
+            name, args = _named(operation, args)
+            with self._operation(part, name):
+                return method(own, *args, **options)
 
         return measured
 
@@ -120,9 +125,10 @@ class Telemetry:
         self, method: Callable[..., Awaitable[T]], part: str, operation: str
     ) -> Callable[..., Awaitable[T]]:
         @wraps(method)
-        async def measured(*args: Any, **options: Any) -> T:
-            with self._operation(part, operation):
-                return await method(*args, **options)
+        async def measured(own: Any, /, *args: Any, **options: Any) -> T:
+            name, args = _named(operation, args)
+            with self._operation(part, name):
+                return await method(own, *args, **options)
 
         return measured
 
@@ -238,6 +244,15 @@ class Telemetry:
         self._due = self._due or DueThreads(Extraction(parts.saver, parts.store), Pace())
         states = [job.state for job in self._due.jobs(listed=False)]
         return {state: states.count(state) for state in ("waiting", "due", "retrying", "dead")}
+
+
+def _named(operation: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The name of an operation, and its arguments, of which a batch is read once only."""
+    if operation or not args:
+        return operation or "batch", args
+    ops = list(args[0])
+    kinds = {_BATCHES.get(type(op).__name__, "batch") for op in ops}
+    return kinds.pop() if len(kinds) == 1 else "batch", (ops, *args[1:])
 
 
 def _tracer(exporters: str) -> Tracer:

@@ -1,0 +1,168 @@
+"""The audit log: every route that changes something leaves a record, whatever its outcome."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+
+from perdure.errors import ConfigurationError, InvalidPatch
+from perdure.server import create_app
+from perdure.server.access import (
+    Access,
+    Action,
+    Filter,
+    Forbidden,
+    Identity,
+    Local,
+    Unauthenticated,
+    action,
+)
+from perdure.server.audit import Audit, is_change
+from perdure.server.call import Caller
+from perdure.settings import Settings
+from tests.server.running import running
+
+CANARY = "canary-of-content"
+
+
+class Stranger:
+    """Somebody who may do nothing."""
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        return Identity("eve", tenant="t2")
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        raise Forbidden("eve may do nothing")
+
+
+class Unknown(Stranger):
+    """Somebody who cannot be told."""
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        raise Unauthenticated("give a key")
+
+
+def made(settings: Settings, file: Path, access: Access | None = None) -> FastAPI:
+    """The application, with routes like those that change something."""
+    app = create_app(settings, access=access, audit=Audit(file))
+
+    @app.patch("/probe/{thread_id}")
+    @action("threads:update")
+    async def changed(call: Caller, thread_id: str, body: dict[str, Any]) -> None:
+        await call.permit({"thread_id": thread_id, "metadata": body})
+
+    @app.delete("/probe/{thread_id}")
+    @action("store:delete")
+    async def erased(call: Caller, thread_id: str) -> None:
+        await call.permit({"namespace": ("memories", "ann"), "key": thread_id})
+        call.record(hashes=["0f"])
+
+    @app.post("/probe/{thread_id}")
+    @action("admin")
+    async def failed(call: Caller, thread_id: str) -> None:
+        await call.permit({"thread_id": thread_id})
+        raise InvalidPatch(CANARY) if thread_id == "refused" else KeyError(CANARY)
+
+    @app.get("/probe/{thread_id}")
+    @action("admin")
+    async def read(call: Caller, thread_id: str) -> None:
+        await call.permit({"thread_id": thread_id})
+
+    return app
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    assert CANARY not in file.read_text()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) -> None:
+    with (
+        running(made(settings, tmp_path / "audit")) as url,
+        httpx.Client(base_url=url, headers={"x-request-id": "r-1"}) as client,
+    ):
+        assert client.patch("/probe/a", json={"text": CANARY}).status_code == 200
+        assert client.delete("/probe/b").status_code == 200
+        assert client.post("/probe/refused").status_code == 422
+        assert client.post("/probe/broken").status_code == 500
+        assert client.get("/probe/a").status_code == 200
+    found = records(tmp_path / "audit")
+    assert all(each.pop("at") and each.pop("request_id") == "r-1" for each in found)
+    assert all(each.pop("user") == "ann" for each in found)
+    assert found == [
+        {"action": "threads:update", "outcome": "ok", "status": 200, "thread_id": "a"},
+        {
+            "action": "store:delete",
+            "outcome": "ok",
+            "status": 200,
+            "thread_id": "b",
+            "namespace": ["memories", "ann"],
+            "key": "b",
+            "hashes": ["0f"],
+        },
+        {"action": "admin", "outcome": "failed", "status": 422, "thread_id": "refused"},
+        {"action": "admin", "outcome": "failed", "status": 500, "thread_id": "broken"},
+    ]
+
+
+@pytest.mark.parametrize("access", [Local("ann"), Stranger(), Unknown()], ids=type)
+def test_every_changing_route_leaves_a_record(
+    settings: Settings, tmp_path: Path, access: Access
+) -> None:
+    file = tmp_path / "audit"
+    app = made(settings, file, access)
+    routes: Any = [route for route in app.routes if isinstance(route, APIRoute)]
+    walked = [
+        (method, re.sub(r"{[^}]*}", "x", route.path), route.endpoint.action)
+        for route in routes
+        for method in sorted(route.methods)
+        if is_change(route.endpoint.action, method)
+    ]
+    assert len(walked) >= 3
+    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        for number, (method, path, name) in enumerate(walked, 1):
+            status = client.request(method, path, json={"text": CANARY}).status_code
+            found = records(file)
+            assert len(found) == number, (method, path)
+            assert (found[-1]["action"], found[-1]["status"]) == (name, status)
+            if isinstance(access, Unknown):
+                assert "user" not in found[-1]
+                assert found[-1]["outcome"] == "denied"
+            elif isinstance(access, Stranger):
+                assert (found[-1]["user"], found[-1]["tenant"]) == ("eve", "t2")
+                assert found[-1]["outcome"] in ("denied", "failed")
+
+
+def test_what_cannot_be_recorded_is_answered_with_an_error(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = made(settings, tmp_path / "audit")
+
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    with running(app) as url:
+        monkeypatch.setattr(app.state.audit, "_write", full)
+        assert httpx.patch(f"{url}/probe/a", json={}).status_code == 500
+        assert httpx.get(f"{url}/probe/a").status_code == 200
+
+
+def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    for _ in range(2):
+        audit = Audit(file)
+        audit._write(b"{}")
+        audit.close()
+    assert file.read_text() == "{}\n{}\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    for wrong in (tmp_path, tmp_path / "no" / "audit", Path("/dev/null")):
+        with pytest.raises(ConfigurationError, match="give a file"):
+            Audit(wrong)

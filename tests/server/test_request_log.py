@@ -1,0 +1,96 @@
+"""The request log: a line for each request, with no content and no ids in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+
+from perdure.server import create_app
+from perdure.server.access import public
+from perdure.settings import Settings
+from tests.server.running import running
+
+CANARY = "canary-of-content"
+
+
+def made(settings: Settings) -> FastAPI:
+    app = create_app(settings)
+
+    @app.get("/things/{thing}")
+    @public
+    async def thing(thing: str) -> StreamingResponse:
+        async def events() -> AsyncIterator[str]:
+            yield "data: 1\n\n"
+            yield "data: 2\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return app
+
+
+def test_a_line_has_the_route_and_no_id(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "perdure.requests")
+    with running(made(settings)) as url, httpx.Client(base_url=url) as client:
+        streamed = client.get(f"/things/{CANARY}?q={CANARY}", headers={"x-request-id": "abc.1"})
+        assert streamed.text == "data: 1\n\ndata: 2\n\n"
+        assert streamed.headers["x-request-id"] == "abc.1"
+        made_up = client.get(f"/{CANARY}", headers={"x-request-id": "a b;"}).headers
+        client.get("/assets/style.css")
+        client.request(CANARY.upper(), "/ok")
+    found = [record.fields for record in caplog.records if record.name == "perdure.requests"]  # type: ignore[attr-defined]
+    assert CANARY not in caplog.text.lower()
+    routes = [(each["method"], each["route"], each["status"]) for each in found]
+    assert routes == [
+        ("GET", "/things/{thing}", 200),
+        ("GET", "-", 404),
+        ("GET", "/assets", 200),
+        ("other", "/ok", 405),
+    ]
+    assert found[0]["bytes"] == 18
+    assert found[0]["stream"]
+    assert not found[1]["stream"]
+    assert found[0]["request_id"] == "abc.1"
+    assert found[0]["ms"] > 0
+    assert found[1]["request_id"] == made_up["x-request-id"] != "a b;"
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_server_logs_to_stderr(settings: Settings, tmp_path: Path, style: str) -> None:
+    command = "from perdure.cli import main; main()"
+    options = ["--db", settings.db, "--port", "0", "--log", style, "--audit", str(tmp_path / "a")]
+    with subprocess.Popen(
+        [sys.executable, "-c", command, "serve", *options], stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        first = server.stderr.readline()
+        server.terminate()
+        rest = server.stderr.read()
+    assert first.startswith("http://127.0.0.1")
+    assert "Traceback" not in rest
+
+
+def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+    from perdure.server.request_log import JSONLines
+
+    record = logging.LogRecord("perdure.x", logging.WARNING, "", 1, "two\n%s", ("lines",), None)
+    line = json.loads(JSONLines().format(record))
+    assert line["message"] == "two\nlines"
+    assert line["level"] == "WARNING"
+    record.fields = {"status": 200}
+    assert json.loads(JSONLines().format(record))["status"] == 200
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "ValueError: wrong" in json.loads(JSONLines().format(record))["error"]

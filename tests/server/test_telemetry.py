@@ -1,0 +1,185 @@
+"""Metrics and spans: what is counted, and that nothing stored is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langgraph.graph import START, StateGraph
+from langgraph.store.base import GetOp, SearchOp
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import StreamingResponse
+
+from perdure.checkpointers import open_checkpointer
+from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.graphs import chat_graph
+from perdure.server import create_app
+from perdure.server.access import action, public
+from perdure.server.call import Caller, Databases
+from perdure.server.telemetry import Telemetry
+from perdure.settings import Settings
+from tests.server.running import running
+
+CANARY = "canary"
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """The values of an exposition, by name and the values of labels, which are sorted."""
+    return {
+        (each.name, *(value for _, value in sorted(each.labels.items()))): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+        if not each.name.endswith("_bucket")
+    }
+
+
+def app_of(settings: Settings, telemetry: Telemetry | None, held: threading.Event) -> Any:
+    """An application whose routes use the database as runs and pages do."""
+    app = create_app(settings, telemetry=telemetry)
+
+    @app.post("/turn/{thread_id}")
+    @action("threads:create_run")
+    async def turn(call: Caller, thread_id: str) -> None:
+        await call.permit({"thread_id": thread_id})
+        model = FakeListChatModel(responses=[f"{CANARY} answer"])
+        graph: Any = chat_graph(model, checkpointer=call.saver, store=call.store)
+        config = {"configurable": {"thread_id": thread_id, "user_id": "ann"}}
+        with app.state.telemetry.run():
+            await graph.ainvoke({"messages": [("human", f"{CANARY} question")]}, config)
+        await call.store.aput(("memories", CANARY), CANARY, {"text": CANARY})
+        await call.store.asearch(("memories", CANARY), query=CANARY)
+        await call.store.abatch(iter([SearchOp(("memories",))]))
+        await call.store.abatch([SearchOp(("memories",)), GetOp((CANARY,), CANARY)])
+        await call.store.aget((CANARY,), CANARY)
+        with pytest.raises(InvalidNamespace):
+            await call.store.aput((), CANARY, {})
+
+    @app.get("/stream")
+    @public
+    async def stream() -> StreamingResponse:
+        async def events() -> AsyncIterator[str]:
+            yield "data: 1\n\n"
+            await asyncio.to_thread(held.wait, 30)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return app
+
+
+def test_metrics_count_what_is_done(settings: Settings) -> None:
+    held = threading.Event()
+    app = app_of(settings, Telemetry(metrics=True), held)
+    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        for _ in range(2):
+            assert client.post(f"/turn/{CANARY}").status_code == 200
+        with client.stream("GET", "/stream") as streamed:
+            pieces = streamed.iter_text()  # a name, else it is closed
+            assert next(pieces) == "data: 1\n\n"
+            text = client.get("/metrics").text
+            assert samples(text)["perdure_open", "streams"] == 1
+            held.set()
+        end = time.monotonic() + 30
+        while samples(text)["perdure_open", "streams"] and time.monotonic() < end:
+            text = client.get("/metrics").text
+    assert CANARY not in text
+    found = samples(text)
+    assert found["perdure_open", "streams"] == 0
+    assert found["perdure_open", "runs"] == 0
+    assert found["perdure_run_seconds_count", ""] == 2
+    assert found["perdure_request_seconds_count", "POST", "/turn/{thread_id}", "200"] == 2
+    counts = "perdure_operation_seconds_count"
+    assert found[counts, "", "put", "store"] == 2
+    assert found[counts, "", "search", "store"] == 4  # of which two are batches
+    assert found[counts, "", "batch", "store"] == 2
+    assert found[counts, "InvalidNamespace", "put", "store"] == 2
+    assert found[counts, "", "put", "threads"] == 6  # input, node, and the end, of each turn
+    assert found[counts, "", "get", "threads"] == 2
+    assert found["perdure_size", "threads"] == 1
+    assert found["perdure_size", "items"] == 1
+    assert found["perdure_size", "database_bytes"] > 0
+    assert found["perdure_jobs", "dead"] == 0
+
+
+def test_only_an_admin_reads_metrics_and_only_if_they_are_on(settings: Settings) -> None:
+    with running(create_app(settings)) as url:
+        assert httpx.get(f"{url}/metrics").status_code == 404
+
+
+def test_spans_tell_what_is_done_without_content(settings: Settings) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = Telemetry(tracer=provider.get_tracer("test"))
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with running(app_of(settings, telemetry, threading.Event())) as url:
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        assert httpx.post(f"{url}/turn/{CANARY}", headers=headers).status_code == 200
+    spans: dict[str, ReadableSpan] = {each.name: each for each in exporter.get_finished_spans()}
+    request = spans["POST /turn/{thread_id}"]
+    assert request.context is not None
+    assert f"{request.context.trace_id:032x}" == trace
+    assert request.attributes is not None
+    assert request.attributes["http.response.status_code"] == 200
+    wanted = {"perdure.run", "perdure.threads.put", "perdure.threads.get", "perdure.store.search"}
+    assert wanted <= spans.keys()
+    assert {f"{each.context.trace_id:032x}" for each in spans.values() if each.context} == {trace}
+    [failed] = [each for each in exporter.get_finished_spans() if not each.status.is_ok]
+    assert failed.attributes == {"error.type": "InvalidNamespace"}
+    assert not failed.events
+    assert all(CANARY not in each.to_json() for each in exporter.get_finished_spans())
+
+
+def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
+    async def course() -> None:
+        databases = Databases(settings, Telemetry(metrics=True))
+        saver, store = await databases.of(None)
+        with open_checkpointer(str(tmp_path / "other.db")) as plain:
+            assert isinstance(saver, type(plain))
+        schema: Any = dict
+        graph: Any = StateGraph(schema).add_node("n", lambda state: {})
+        compiled = graph.add_edge(START, "n").compile(checkpointer=saver, store=store)
+        await compiled.ainvoke({}, {"configurable": {"thread_id": "t"}})
+        clone = saver.with_allowlist([("a", "b")])
+        assert clone is not saver
+        assert type(clone) is type(saver)
+        assert await clone.aget_tuple({"configurable": {"thread_id": "t"}})
+        await databases.aclose()
+
+    asyncio.run(course())
+
+
+@pytest.mark.parametrize(
+    ("environment", "on"),
+    [
+        ({}, False),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
+        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+    ],
+)
+def test_spans_are_configured_by_the_environment(
+    environment: dict[str, str], on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_providers: list[Any] = []
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", set_providers.append)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (Telemetry.configured() is not None) is on
+    assert len(set_providers) == on
+    for provider in set_providers:
+        provider.shutdown()
+
+
+def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
+    with pytest.raises(ConfigurationError, match="'pigeon'"):
+        Telemetry.configured()
