@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.requests import HTTPConnection
 
 from perdure.errors import ConfigurationError, InvalidPatch
@@ -119,7 +119,8 @@ def test_every_changing_route_leaves_a_record(
 ) -> None:
     file = tmp_path / "audit"
     app = made(settings, file, access)
-    routes: Any = [route for route in app.routes if isinstance(route, APIRoute)]
+    every = [each.original_route for each in iter_route_contexts(app.routes)]
+    routes: Any = [route for route in every if isinstance(route, APIRoute)]
     walked = [
         (method, re.sub(r"{[^}]*}", "x", route.path), route.endpoint.action)
         for route in routes

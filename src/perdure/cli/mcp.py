@@ -13,9 +13,7 @@ from perdure.errors import MissingDependency
 
 AuditFile = Annotated[
     Path | None,
-    typer.Option(
-        "--audit", metavar="FILE", help="Record edits and erasures here, without content."
-    ),
+    typer.Option("--audit", metavar="FILE", help="Record edits and erasures, without content."),
 ]
 
 

@@ -17,7 +17,8 @@ def serve(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port.")] = 2024,
     log: Annotated[
-        Literal["text", "json"], typer.Option(help="The form of the lines on stderr.")
+        Literal["text", "json"],
+        typer.Option(metavar="FORM", help="The form of lines on stderr: text or json."),
     ] = "text",
     audit: AuditFile = None,
     metrics: Annotated[

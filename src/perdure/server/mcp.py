@@ -23,9 +23,8 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from perdure import __version__
+from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
-from perdure.memory import aforget, amemories, arecall, aremember, quote_memories
 from perdure.server.access import Access, Action, Identity, Local, action, public
 from perdure.server.audit import Audit, is_change
 from perdure.server.call import Call, Databases
@@ -69,9 +68,13 @@ async def recall(
     place = await _place(call, {"query": query, "limit": limit})
     if as_of is not None and as_of.tzinfo is None:
         as_of = as_of.replace(tzinfo=UTC)
-    found = await arecall(query, store=call.store, limit=limit, as_of=as_of, **place)
+    found = await memory.arecall(query, store=call.store, limit=limit, as_of=as_of, **place)
     left = f"\n{found.left_out} more were found; ask for less at once." if found.left_out else ""
-    return quote_memories(found.memories) + left if found.memories else "Nothing is known of that."
+    return (
+        memory.quote_memories(found.memories) + left
+        if found.memories
+        else "Nothing is known of that."
+    )
 
 
 @action("store:put")
@@ -91,7 +94,7 @@ async def remember(
         raise InvalidValue(f"the kind {kind!r} records what was said; expected one like 'fact'")
     place = await _place(call, {"value": {"text": text, "kind": kind}})
     source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC))
-    done = await aremember(text, kind=kind, provenance=source, store=call.store, **place)
+    done = await memory.aremember(text, kind=kind, provenance=source, store=call.store, **place)
     call.record(key=done.key)
     if done.change in ("quarantined", "refused"):
         reviewed = "somebody has to review it first: " if done.change == "quarantined" else ""
@@ -106,7 +109,7 @@ async def forget(
 ) -> str:
     """Erase a memory for good, with all its versions. Only if the user wants that."""
     place = await _place(call, {"key": key})
-    receipt = await aforget(key, store=call.store, **place)
+    receipt = await memory.aforget(key, store=call.store, **place)
     call.record(hashes=receipt.hashes)
     clean = "No byte of it is left" if receipt.clean else "Its bytes go with the next clean-up"
     return (
@@ -124,12 +127,14 @@ async def list_memories(
 ) -> str:
     """List what is remembered of the user, the oldest first."""
     place = await _place(call, {"limit": limit, "offset": offset})
-    found = await amemories(kind=kind, limit=limit + 1, offset=offset, store=call.store, **place)
+    found = await memory.amemories(
+        kind=kind, limit=limit + 1, offset=offset, store=call.store, **place
+    )
     shown = _within([len(each.text) for each in found[:limit]])
     if not shown:
         return "There are no memories" + (f" after the first {offset}." if offset else ".")
     more = f"\nThere are more: offset={offset + shown}." if shown < len(found) else ""
-    return quote_memories(found[:shown]) + more
+    return memory.quote_memories(found[:shown]) + more
 
 
 @action("threads:search")
@@ -143,11 +148,10 @@ async def search_threads(
     beside = call.also("store:search")
     place = await _place(beside, {"query": text})
     said: dict[str, str] = {}
-    for memory in (
-        await arecall(text, store=beside.store, limit=50, max_tokens=None, **place)
-    ).memories:
-        if memory.provenance and memory.provenance.thread_id:
-            said.setdefault(memory.provenance.thread_id, memory.text[:_SNIPPET])
+    recalled = await memory.arecall(text, store=beside.store, limit=50, max_tokens=None, **place)
+    for each in recalled.memories:
+        if each.provenance and each.provenance.thread_id:
+            said.setdefault(each.provenance.thread_id, each.text[:_SNIPPET])
     found = []
     for thread_id in dict.fromkeys([*said, *await _titled(call, text)]):
         with suppress(UnknownThread):
@@ -261,6 +265,7 @@ def server_of(session: Callable[[Context], Session]) -> MCPServer:
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
+    _ = memory.arecall, memory.aremember, memory.quote_memories  # are imported here, in a thread
     root, quiet = logging.getLogger(), logging.NullHandler()
     root.addHandler(quiet)  # else the SDK sets up the logging of the process
     try:

@@ -109,5 +109,5 @@ def log_to_stderr(style: Style = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JSONLines() if style == "json" else text)
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("perdure").setLevel(logging.INFO)

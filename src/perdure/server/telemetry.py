@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure import __version__
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.memory.due import DueThreads, Pace
-from perdure.memory.extraction import Extraction
 from perdure.server.call import Parts
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from perdure.memory.due import DueThreads
     from perdure.server.request_log import Seen
 
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
@@ -241,6 +240,9 @@ class Telemetry:
 
     def _states(self, parts: Parts) -> dict[str, int]:
         """How many threads wait for an extraction, by state; only new activity is read again."""
+        from perdure.memory.due import DueThreads, Pace
+        from perdure.memory.extraction import Extraction
+
         self._due = self._due or DueThreads(Extraction(parts.saver, parts.store), Pace())
         states = [job.state for job in self._due.jobs(listed=False)]
         return {state: states.count(state) for state in ("waiting", "due", "retrying", "dead")}
