@@ -93,6 +93,8 @@ async def everything(client: Client) -> None:
     assert found.startswith("<memories>\n")
     assert "ann drinks" in found
     assert "bob" not in found
+    for_bob = {"query": "green tea", "user": "bob", "user_id": "bob"}
+    assert told(await client.call_tool("recall", for_bob)) == found
     past = {"query": "green tea", "as_of": "2001-01-01T00:00:00"}
     assert told(await client.call_tool("recall", past)) == "Nothing is known of that."
 
@@ -127,7 +129,9 @@ async def everything(client: Client) -> None:
 
     threads = json.loads(told(await client.call_tool("search_threads", {"text": "OF "})))
     assert [each["thread_id"] for each in threads["threads"]] == ["of ann"]
-    read = json.loads(told(await client.call_tool("read_thread", {"thread_id": "of ann"})))
+    text = told(await client.call_tool("read_thread", {"thread_id": "of ann"}))
+    assert "<" not in text
+    read = json.loads(text)
     said = [each["text"] for each in read["messages"]]
     assert said[0] == "Which tea does ann like?"
     assert len(said) == 4

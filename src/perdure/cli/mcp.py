@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -34,4 +35,8 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
         raise MissingDependency('MCP needs packages: pip install "perdure[server]"') from exc
     with opened(db, user, create=True) as file:
         log_to_stderr()
-        asyncio.run(serve_stdio(file.settings, Audit(audit)))
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin
+        try:
+            asyncio.run(serve_stdio(file.settings, Audit(audit)))
+        finally:
+            signal.signal(signal.SIGINT, before)

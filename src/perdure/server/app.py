@@ -80,6 +80,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSON,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # it has paths and queries
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen

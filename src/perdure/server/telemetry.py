@@ -271,8 +271,10 @@ def _tracer(exporters: str) -> Tracer:
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "perdure"}
         provider = TracerProvider(resource=Resource.create(named))
+        grpc = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc"
+        otlp = "otlp_proto_grpc" if grpc else "otlp_proto_http"
         for name in map(str.strip, exporters.split(",")):
-            wanted = "otlp_proto_http" if name == "otlp" else name
+            wanted = otlp if name == "otlp" else name
             found = [*entry_points(group="opentelemetry_traces_exporter", name=wanted)]
             if not found:
                 raise ConfigurationError(
