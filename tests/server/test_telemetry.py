@@ -95,9 +95,9 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     found = samples(text)
     assert found["perdure_open", "streams"] == 0
     assert found["perdure_open", "runs"] == 0
-    assert found["perdure_run_seconds_count", ""] == 2
     assert found["perdure_request_seconds_count", "POST", "/turn/{thread_id}", "200"] == 2
     counts = "perdure_operation_seconds_count"
+    assert found[counts, "", "run", "graph"] == 2
     assert found[counts, "", "put", "store"] == 2
     assert found[counts, "", "search", "store"] == 4  # of which two are batches
     assert found[counts, "", "batch", "store"] == 2
@@ -106,7 +106,7 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     assert found[counts, "", "get", "threads"] == 2
     assert found["perdure_size", "threads"] == 1
     assert found["perdure_size", "items"] == 1
-    assert found["perdure_size", "database_bytes"] > 0
+    assert found["perdure_size", "size_bytes"] > 0
     assert found["perdure_jobs", "dead"] == 0
 
 
@@ -134,7 +134,12 @@ def test_spans_tell_what_is_done_without_content(
     assert f"{request.context.trace_id:032x}" == trace
     assert request.attributes is not None
     assert request.attributes["http.response.status_code"] == 200
-    wanted = {"perdure.run", "perdure.threads.put", "perdure.threads.get", "perdure.store.search"}
+    wanted = {
+        "perdure.graph.run",
+        "perdure.threads.put",
+        "perdure.threads.get",
+        "perdure.store.search",
+    }
     assert wanted <= spans.keys()
     assert {f"{each.context.trace_id:032x}" for each in spans.values() if each.context} == {trace}
     [failed] = [each for each in exporter.get_finished_spans() if not each.status.is_ok]

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -49,6 +50,11 @@ _OPERATIONS: Final[Mapping[str, Mapping[str, str]]] = {
 A batch is called by what it does, if that is one thing.
 """
 _BATCHES: Final = {"PutOp": "put", "PutItem": "put", "GetOp": "get", "SearchOp": "search"}
+_SIZES: Final = (
+    *("size_bytes", "wal_bytes", "free_bytes", "threads", "checkpoints", "messages"),
+    *("thread_bytes", "namespaces", "items", "versions", "pending", "value_bytes"),
+)
+"""Of `stats()` of the checkpointer and of the store."""
 _TRACES: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT")
 T = TypeVar("T")
 
@@ -75,12 +81,13 @@ class Telemetry:
         own: Any = {"registry": self._registry, "namespace": "perdure"}
         buckets: Any = {"buckets": _SECONDS, **own}
         named = ("part", "operation", "error")
-        self._operations = Histogram("operation_seconds", "Calls of the database", named, **buckets)
+        self._operations = Histogram(
+            "operation_seconds", "Calls of the database, and runs", named, **buckets
+        )
         named = ("method", "route", "status")
         self._requests = Histogram(
             "request_seconds", "Requests, streams to their end", named, **buckets
         )
-        self._runs = Histogram("run_seconds", "Runs of graphs", ("error",), **buckets)
         self._open = Gauge(
             "open", "Requests, streams and runs that are under way", ("what",), **own
         )
@@ -148,16 +155,8 @@ class Telemetry:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Measure the run of a graph."""
-        with self._span("perdure.run"), self._counted("runs"):
-            begun, error = time.perf_counter(), ""
-            try:
-                yield
-            except BaseException as exc:
-                error = type(exc).__name__
-                raise
-            finally:
-                if self.has_metrics:
-                    self._runs.labels(error).observe(time.perf_counter() - begun)
+        with self._counted("runs"), self._operation("graph", "run"):
+            yield
 
     @contextmanager
     def request(self, headers: Mapping[str, str], seen: Seen) -> Iterator[None]:
@@ -219,21 +218,10 @@ class Telemetry:
         if time.monotonic() - self._counted_at >= _FRESH_S:
             self._counted_at = time.monotonic()
             saver, store = await parts.saver.astats(), await parts.store.astats()
-            sizes = {
-                "database_bytes": saver.get("size_bytes"),
-                "wal_bytes": saver.get("wal_bytes"),
-                "free_bytes": saver.get("free_bytes"),
-                **{name: saver.get(name) for name in ("threads", "checkpoints", "thread_bytes")},
-                "messages": saver.get("items"),
-                "namespaces": store.namespaces,
-                "items": store.items,
-                "versions": store.versions,
-                "value_bytes": store.value_bytes,
-                "embeddings_missing": store.pending,
-            }
-            for what, count in sizes.items():
-                if count is not None:
-                    self._sizes.labels(what).set(count)
+            counts = {**saver, "messages": saver["items"], **asdict(store)}
+            for name in _SIZES:
+                if name in counts:  # SQLite and Postgres tell different things
+                    self._sizes.labels(name).set(counts[name])
             for state, many in (await asyncio.to_thread(self._states, parts)).items():
                 self._jobs.labels(state).set(many)
         return await asyncio.to_thread(generate_latest, self._registry)

@@ -7,6 +7,7 @@ keeps: metadata, and that a thread without a turn exists.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
@@ -41,6 +42,17 @@ class Threads:
         if not meets(metadata, self._filter):
             raise UnknownThread(f"there is no thread {thread_id!r}")
         return {"thread_id": thread_id, "metadata": metadata}
+
+    async def search(self, *, text: str = "", limit: int = 10) -> list[dict[str, Any]]:
+        """The newest threads, only those with a text in the title or the id."""
+        wanted = text.casefold()
+        found: list[dict[str, Any]] = []
+        for head in await self._saver.aheads(limit=50 * limit):
+            title = str(head.metadata.get("title", ""))
+            if wanted in f"{head.thread_id}\n{title}".casefold() and len(found) < limit:
+                with suppress(UnknownThread):
+                    found.append(await self.get(head.thread_id))
+        return found
 
 
 def _metadata(head: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
