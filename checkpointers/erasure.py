@@ -39,6 +39,7 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
+    VIEWS,
     log_spans,
     open_item,
     open_writes,
@@ -53,7 +54,7 @@ from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.flow import Flow, Row
+from perdure.storage.flow import AnyText, Flow, Row
 
 _BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
 _CANCELLED: Final = Send("__erased__", None)  # keeps the places of the tasks after it; never runs
@@ -78,6 +79,7 @@ def erased(
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
+    yield from eraser.drop_views()
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
         channels = {*eraser.remover.channels}
@@ -166,6 +168,11 @@ class _Eraser:
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
                 self.appender.placed.setdefault((name, stored), position)
+
+    def drop_views(self) -> Flow[None]:
+        """Remove what models were shown: memories and summaries in it may quote the messages."""
+        for namespace, *_ in (yield self.sql("thread_namespaces", self.thread.key)):
+            yield self.sql("drop_views", namespace, *map(AnyText, VIEWS))
 
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""

@@ -20,6 +20,7 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
+    is_view,
     log_spans,
     open_writes,
     pack_id,
@@ -245,12 +246,15 @@ class Maintenance:
     ) -> Flow[tuple[int, int]]:
         """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
-        The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
+        The checkpoints and writes `gone` do not count. What models were shown at a checkpoint that
+        is not there, as runs with durability `exit` leave it, is deleted too. Without `history`, the checkpoints are made
         to remember only what they hold. A dry run only counts.
         """
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
+            uids = set()
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+                uids.add(row[1])
                 if row[0] in gone:
                     continue
                 yield from self._mark_refs(snapshot.refs.values(), live)
@@ -260,7 +264,10 @@ class Maintenance:
                     body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, {})
                     yield self.sql("rewrite_checkpoint", body, row[0])
             for row in (yield self.sql("namespace_writes", namespace)):
-                if (namespace, row[0]) not in gone:
+                if row[0] not in uids and is_view(row[1]):
+                    if not dry_run:
+                        yield self.sql("drop_task", namespace, *row[:2])
+                elif (namespace, row[0]) not in gone:
                     writes = open_writes(self.seal, thread_id, ns, row)
                     yield from self._mark_refs((ref for _, _, ref in writes), live)
         return (yield from self._drop_others(thread_id, thread, live, dry_run))

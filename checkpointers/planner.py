@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write, log_at_hand
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
+    ALIASES,
     DICT,
     DICT_HERE,
     ITEM,
@@ -30,6 +33,7 @@ from perdure.checkpointers.manifest import (
     Ranges,
     positions,
 )
+from perdure.checkpointers.records import VIEW
 from perdure.errors import Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
@@ -165,7 +169,9 @@ class Planner:
 
     # -- values that stand where they are
 
-    def _here(self, channel: str, value: Any, path: str, *, nested: bool = False) -> Any:
+    def _here(
+        self, channel: str, value: Any, path: str, *, nested: bool = False, long: int = _LONG
+    ) -> Any:
         """A reference to a value that no channel holds: its parts stand in it.
 
         Of a long list, like the messages that a subgraph is given or gives back, the parts that the
@@ -177,13 +183,15 @@ class Planner:
         if split and any(map(_has_parts, value.values())):
             entries = {}
             for key, part in value.items():
-                name = str(key) if channel == START else channel  # an input is by channel
-                entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True)
+                # an input is by channel, and so is what a model was shown
+                name = str(key) if channel in (START, VIEW) else channel
+                long = 1 if channel == VIEW else _LONG
+                entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True, long=long)
             return [MAP, entries]
         kind = DICT_HERE if type(value) is dict else LIST_HERE
         elements, full = self._elements(value, path)
         log = log_at_hand(self.thread, channel)
-        if log.items and len(elements) >= _LONG:
+        if log.items and len(elements) >= long:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
         pairs = zip(elements, full, strict=True)
@@ -256,11 +264,11 @@ class Planner:
                 parts.append(item)
                 i += 1
                 continue
-            start, stop = position, position + 1
-            i += 1
-            while i < len(full) and log.get(stop) == full[i]:
-                i, stop = i + 1, stop + 1
-            parts.append((start, stop))
+            at = log.items.get if position < ALIASES else log.get
+            following = map(at, range(position + 1, position + len(full) - i))
+            run = 1 + sum(takewhile(bool, map(eq, following, full[i + 1 :])))
+            parts.append((position, position + run))
+            i += run
         return Split(kind, parts, kept)
 
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
