@@ -65,12 +65,10 @@ from perdure.checkpointers.reports import (
     HistoryItem,
     ImportReport,
     PruneReport,
-    RecordedView,
     Retention,
     ThreadHead,
     ThreadInfo,
 )
-from perdure.checkpointers.records import VIEW, VIEWS
 from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import Stale, Writer
@@ -305,20 +303,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         at, plan = _writes_plan(config, writes, task_id, task_path)
         await self._awrite(plan, at.thread_id, _items_in(value for _, value in writes))
 
-    def put_view(self, config: RunnableConfig, run_id: str, view: Mapping[str, Any]) -> None:
-        """Store what a model was shown in a call, with the checkpoint from which its step ran.
-
-        Of the lists in `view`, what the log of the channel of their name has is stored as a
-        reference. It is part of no state; `views` reads it. `erase` removes all views of a thread.
-
-        Raises:
-            InvalidConfig: The config has no thread_id or no checkpoint_id.
-            Unstorable: A value cannot be stored; the message names the path to it.
-        """
-        self.put_writes(config, [(VIEW, dict(view))], f"{VIEWS[0]}{run_id}")
-
-    aput_view = awaited(put_view)
-
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The next version of a channel: a whole number, or in another saver's form."""
         if current is None:
@@ -440,26 +424,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         )
 
     acheckpoints = awaited(checkpoints)
-
-    def views(
-        self,
-        thread_id: str,
-        *,
-        checkpoint_ns: str = "",
-        limit: int = 20,
-        before: tuple[str, str] | None = None,
-    ) -> _List[RecordedView]:
-        """What models were shown, as `put_view` stored it, the newest first.
-
-        The next page comes `before` the checkpoint_id and run_id of the last one of this page.
-
-        Raises:
-            UnknownThread: There is no such thread or namespace.
-        """
-        at = named(thread_id, checkpoint_ns, None)
-        return self._read(lambda: self._threads.views(at, limit, before))
-
-    aviews = awaited(views)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""

@@ -54,7 +54,7 @@ from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.flow import AnyText, Flow, Row
+from perdure.storage.flow import Flow, Row
 
 _BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
 _CANCELLED: Final = Send("__erased__", None)  # keeps the places of the tasks after it; never runs
@@ -74,12 +74,15 @@ def erased(
         return ErasureReport()
     if message_ids is None:
         return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
-    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
+    eraser, views = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids))), 0
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
-    yield from eraser.drop_views()
+    for namespace, ns, _ in (yield reader.sql("thread_namespaces", rows[0][0])):
+        if ns == VIEWS:  # memories and summaries in a view may quote the messages
+            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
+            yield reader.sql("pin", 0, namespace)
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
         channels = {*eraser.remover.channels}
@@ -92,7 +95,7 @@ def erased(
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
-    return ErasureReport(eraser.checkpoints, items, tuple(hashes), cancelled)
+    return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
 
 
 def _erased_thread(
@@ -168,11 +171,6 @@ class _Eraser:
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
                 self.appender.placed.setdefault((name, stored), position)
-
-    def drop_views(self) -> Flow[None]:
-        """Remove what models were shown: memories and summaries in it may quote the messages."""
-        for namespace, *_ in (yield self.sql("thread_namespaces", self.thread.key)):
-            yield self.sql("drop_views", namespace, *map(AnyText, VIEWS))
 
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""

@@ -20,7 +20,6 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
-    is_view,
     log_spans,
     open_writes,
     pack_id,
@@ -167,20 +166,26 @@ class Maintenance:
         thread = rows[0][0]
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            for row in (yield self.sql("checkpoints_page", *span(namespace), ALL)):
-                try:
-                    metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
-                except CorruptRecord:  # it goes all the same
-                    yield self.sql("drop_tags", row[0])
-                else:
-                    yield self._untagged(row[0], metadata)
-            yield self.sql("drop_namespace_checkpoints", *span(namespace))
-            yield self.sql("drop_namespace_writes", namespace)
+            yield from self.empty_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
             yield self.sql("drop_items", *span(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
         return PruneReport(checkpoints, items, 1, size)
+
+    def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
+        """Remove the checkpoints of a namespace and their writes; returns how many there were."""
+        rows = yield self.sql("checkpoints_page", *span(namespace), ALL)
+        for row in rows:
+            try:
+                metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
+            except CorruptRecord:  # it goes all the same
+                yield self.sql("drop_tags", row[0])
+            else:
+                yield self._untagged(row[0], metadata)
+        yield self.sql("drop_namespace_checkpoints", *span(namespace))
+        yield self.sql("drop_namespace_writes", namespace)
+        return len(rows)
 
     def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
         return [self.sql("drop_tag", number, key) for number in tags_of(self.seal, metadata)]
@@ -246,15 +251,12 @@ class Maintenance:
     ) -> Flow[tuple[int, int]]:
         """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
-        The checkpoints and writes `gone` do not count. What models were shown at a checkpoint that
-        is not there, as runs with durability `exit` leave it, is deleted too. Without `history`, the checkpoints are made
+        The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
         to remember only what they hold. A dry run only counts.
         """
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            uids = set()
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-                uids.add(row[1])
                 if row[0] in gone:
                     continue
                 yield from self._mark_refs(snapshot.refs.values(), live)
@@ -264,10 +266,7 @@ class Maintenance:
                     body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, {})
                     yield self.sql("rewrite_checkpoint", body, row[0])
             for row in (yield self.sql("namespace_writes", namespace)):
-                if row[0] not in uids and is_view(row[1]):
-                    if not dry_run:
-                        yield self.sql("drop_task", namespace, *row[:2])
-                elif (namespace, row[0]) not in gone:
+                if (namespace, row[0]) not in gone:
                     writes = open_writes(self.seal, thread_id, ns, row)
                     yield from self._mark_refs((ref for _, _, ref in writes), live)
         return (yield from self._drop_others(thread_id, thread, live, dry_run))

@@ -33,7 +33,6 @@ from perdure.checkpointers.manifest import (
     Ranges,
     positions,
 )
-from perdure.checkpointers.records import VIEW
 from perdure.errors import Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
@@ -169,9 +168,7 @@ class Planner:
 
     # -- values that stand where they are
 
-    def _here(
-        self, channel: str, value: Any, path: str, *, nested: bool = False, long: int = _LONG
-    ) -> Any:
+    def _here(self, channel: str, value: Any, path: str, *, nested: bool = False) -> Any:
         """A reference to a value that no channel holds: its parts stand in it.
 
         Of a long list, like the messages that a subgraph is given or gives back, the parts that the
@@ -183,15 +180,13 @@ class Planner:
         if split and any(map(_has_parts, value.values())):
             entries = {}
             for key, part in value.items():
-                # an input is by channel, and so is what a model was shown
-                name = str(key) if channel in (START, VIEW) else channel
-                long = 1 if channel == VIEW else _LONG
-                entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True, long=long)
+                name = str(key) if channel == START else channel  # an input is by channel
+                entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True)
             return [MAP, entries]
         kind = DICT_HERE if type(value) is dict else LIST_HERE
         elements, full = self._elements(value, path)
         log = log_at_hand(self.thread, channel)
-        if log.items and len(elements) >= long:
+        if log.items and len(elements) >= _LONG:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
         pairs = zip(elements, full, strict=True)

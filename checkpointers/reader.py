@@ -40,7 +40,6 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.records import (
-    VIEW,
     open_checkpoint,
     open_item,
     open_writes,
@@ -286,7 +285,7 @@ class Reader:
             for index, channel, ref in open_writes(
                 self.seal, at.thread_id, at.checkpoint_ns, tuple(row)
             ):
-                if channel != VIEW if channels is None else channel in channels:
+                if channels is None or channel in channels:
                     value = yield from self.value(at.thread_id, found.thread, ref)
                     out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
         out.sort(key=lambda each: each[0])

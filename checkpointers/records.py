@@ -16,8 +16,7 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
-VIEW: Final = "perdure:view"  # the channel of what models were shown; no graph reads it
-VIEWS: Final = (f"{VIEW}:", f"{VIEW};")  # the range of the ids of its tasks, each of them a run's
+VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
 UNTAGGED: Final = frozenset({"step", "parents", "source"})
@@ -47,11 +46,6 @@ def unpack_id(stored: bytes | str | None) -> str | None:
         return stored and str(stored)
     text = stored.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def is_view(task: bytes | str) -> bool:
-    """Whether a task, given by its id as stored, stands for what a model was shown."""
-    return (unpack_id(task) or "").startswith(VIEWS[0])
 
 
 def place(table: int, within: int) -> int:

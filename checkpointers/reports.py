@@ -92,20 +92,6 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedView:
-    """What a model was shown in one call, as `put_view` was given it.
-
-    Attributes:
-        checkpoint_id: The checkpoint from which the call's step ran.
-        run_id: The id of the call.
-    """
-
-    checkpoint_id: str
-    run_id: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class PruneReport:
     """What a prune, retention run or delete removed, or would remove.
 

@@ -247,16 +247,6 @@ UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body 
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;
 
--- views_page: the writes of a range of tasks of a namespace before one of them, newest first
-SELECT uid, task, path, body FROM writes WHERE namespace = ?1 AND task >= ?2 AND task < ?3 AND (uid, task) < (?4, ?5)
-ORDER BY uid DESC, task DESC LIMIT ?6;
-
--- drop_views: a range of tasks of a namespace
-DELETE FROM writes WHERE namespace = ? AND task >= ? AND task < ?;
-
--- drop_task: the writes of one task of a checkpoint
-DELETE FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
-
 -- size_of_writes: bytes of the pending writes of a checkpoint
 SELECT coalesce(sum(length(body)), 0) FROM writes WHERE namespace = ? AND uid = ?;
 

@@ -25,27 +25,12 @@ from perdure.checkpointers.manifest import (
     positions,
 )
 from perdure.checkpointers.reader import Found, Reader, damaged_index
-from perdure.checkpointers.records import (
-    VIEWS,
-    leading_to,
-    open_writes,
-    pack_id,
-    place,
-    span,
-    unpack_id,
-)
-from perdure.checkpointers.reports import (
-    CheckpointInfo,
-    HistoryItem,
-    RecordedView,
-    ThreadHead,
-    ThreadInfo,
-)
+from perdure.checkpointers.records import leading_to, place, span
+from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import ALL, AnyText, Flow, Row
+from perdure.storage.flow import ALL, Flow, Row
 
 _SOON: Final = float("inf")
-_LAST: Final = b"\xff" * 17  # after every id, as `pack_id` gives them
 
 
 class Threads:
@@ -207,30 +192,6 @@ class Threads:
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         info = (yield from self._info(rows[0])) if rows else None
         return info if info is not None and info.active_at < before else None
-
-    # -- what models were shown
-
-    def views(
-        self, at: Address, limit: int, before: tuple[str, str] | None
-    ) -> Flow[list[RecordedView]]:
-        """A page of what models were shown; see `Checkpointer.views`."""
-        if limit <= 0:
-            raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        rows = yield self.sql("state", None, at.checkpoint_ns, at.thread_id)
-        if not rows or rows[0][4] is None:
-            raise missing(at)
-        key, _, generation, _, namespace, *_ = rows[0]
-        thread = self.reader.cache.thread(at.thread_id, key, generation)
-        tasks, last = map(AnyText, VIEWS), (_LAST, AnyText(VIEWS[1]))
-        if before is not None:
-            last = pack_id(check_text("before", before[0])), AnyText(f"{VIEWS[0]}{before[1]}")
-        out = []
-        for row in (yield self.sql("views_page", namespace, *tasks, *last, limit)):
-            ((_, _, ref),) = open_writes(self.reader.seal, at.thread_id, at.checkpoint_ns, row)
-            uid, run = unpack_id(row[0]) or "", (unpack_id(row[1]) or "").removeprefix(VIEWS[0])
-            value = yield from self.reader.value(at.thread_id, thread, ref)
-            out.append(RecordedView(uid, run, value))
-        return out
 
     # -- checkpoints
 

@@ -1,23 +1,28 @@
-"""Views: what a model was shown in each call, recorded beside the thread, and its tokens by part."""
+"""Views: what a model was shown in each call, recorded beside the thread, and its tokens by part.
+
+A view is a checkpoint in a namespace of its own, so a checkpointer of perdure stores a message that
+the thread has as a reference, and copies, prunes and encrypts views as it does checkpoints.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Protocol, runtime_checkable
+from datetime import datetime
+from typing import Any, Final
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 
-from perdure.checkpointers.reports import RecordedView
+from perdure.checkpointers.records import VIEWS
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import role
 from perdure.memory.options import instance
+from perdure.memory.options import text as checked_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
 
@@ -28,54 +33,27 @@ _SECTION: Final = re.compile(
     r".*?(?=\n\n<(?:memories|profile|examples)>\n|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-_SAVER: Final = "a checkpointer of perdure, like SQLiteCheckpointer.open('agent.db')"
-
-
-@runtime_checkable
-class Recording(Protocol):
-    """A checkpointer that stores views, as perdure's do."""
-
-    def put_view(self, config: RunnableConfig, run_id: str, view: Mapping[str, Any]) -> None: ...
-
-    def views(
-        self,
-        thread_id: str,
-        *,
-        checkpoint_ns: str = "",
-        limit: int = 20,
-        before: tuple[str, str] | None = None,
-    ) -> list[RecordedView]: ...
-
-    async def aviews(
-        self,
-        thread_id: str,
-        *,
-        checkpoint_ns: str = "",
-        limit: int = 20,
-        before: tuple[str, str] | None = None,
-    ) -> list[RecordedView]: ...
 
 
 class RecordViews(BaseCallbackHandler):
-    """A callback that records what chat models are shown within a graph: `record_views(saver)`.
+    """A callback that records what chat models are shown in a graph: `record_views(saver)`.
 
-    `graph.invoke(question, {**config, "callbacks": [record_views(saver)]})`, or once for a graph:
-    `graph.with_config(callbacks=[record_views(saver)])`. Each call costs one small write. Messages
-    that the state's channel holds are stored as references to it, others in full; the data of
-    images and files is left out. If a view cannot be stored, langchain logs it and the run goes on.
-    Outside of a run with a thread and a checkpointer nothing is recorded.
+    `graph.invoke(question, {**config, "callbacks": [record_views(saver)]})`, or for each run
+    `graph.with_config(callbacks=[record_views(saver)])`. A call of a model then costs one put more.
+    The data of images and files is left out. If a view cannot be stored, langchain logs it, and the
+    run goes on. Outside of a run with a thread and a checkpointer nothing is recorded.
 
     Args:
-        saver: The checkpointer of the graph.
-        messages_key: The channel of the state that holds messages.
+        saver: The graph's checkpointer. Only one of perdure stores each message once.
+        messages_key: The channel of the state that holds the messages.
     """
 
-    ignore_llm = ignore_chain = ignore_agent = ignore_retriever = True  # type: ignore[assignment]
-    ignore_retry = ignore_custom_event = True  # type: ignore[assignment]
+    ignore_llm = ignore_chain = ignore_agent = ignore_retriever = True
+    ignore_retry = ignore_custom_event = True
 
-    def __init__(self, saver: Any, *, messages_key: str = "messages") -> None:
-        self._saver: Recording = instance("saver", saver, Recording, _SAVER)
-        self._key = messages_key
+    def __init__(self, saver: BaseCheckpointSaver[Any], *, messages_key: str = "messages") -> None:
+        self._saver = _checked(saver)
+        self._key = checked_text("messages_key", messages_key)
 
     def on_chat_model_start(
         self,
@@ -87,23 +65,32 @@ class RecordViews(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Store what the model is shown now."""
-        config = _checkpoint_config()
-        if config is None:
+        place = _place()
+        if place is None:
             return
-        params = kwargs.get("invocation_params") or {}
-        about = metadata or {}
+        thread_id, ns, checkpoint_id = place
+        about, params = metadata or {}, kwargs.get("invocation_params") or {}
         model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
-        view = {
-            self._key: [_without_data(message) for message in messages[0]],
-            "about": {
-                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        tools = params.get("tools")
+        known: Any = {
+            "source": "loop",
+            "parents": {ns: checkpoint_id},
+            "graph_ns": ns,  # at the top, by which it is found
+            "view": {
                 "node": about.get("langgraph_node"),
                 "model": model,
-                "tools": _counter(model).tools(params["tools"]) if params.get("tools") else 0,
+                "tools": _counter(model).tools(tools) if tools else 0,
+                "run_id": str(run_id),
                 "key": self._key,
             },
         }
-        self._saver.put_view(config, str(run_id), view)
+        if "run_id" in about:  # of the graph's run: they are deleted together
+            known["run_id"] = about["run_id"]
+        checkpoint = empty_checkpoint()
+        versions: Any = {self._key: checkpoint["id"]}
+        checkpoint["channel_values"] = {self._key: [_without_data(each) for each in messages[0]]}
+        checkpoint["channel_versions"] = versions
+        self._saver.put(_config(thread_id), checkpoint, known, versions)
 
 
 record_views = RecordViews
@@ -114,15 +101,18 @@ class ModelView:
     """What a model was shown in one call.
 
     Attributes:
-        checkpoint_id: The checkpoint from which the call's step ran.
+        id: Of the view.
+        checkpoint_id: The checkpoint from which the step of the call ran.
+        checkpoint_ns: The namespace of the graph; `""` is the root graph.
         run_id: The id of the call.
-        at: When it was made.
+        at: When it was made (UTC).
         node: The node that made it.
         model: The name of the model, if it is known.
-        messages: What the model was shown.
+        messages: What it was shown.
         tools: Tokens of the schemas of its tools.
     """
 
+    id: str
     checkpoint_id: str
     checkpoint_ns: str
     run_id: str
@@ -134,10 +124,10 @@ class ModelView:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Tokens by part, those that there are.
+        """Tokens by part, counted anew at each call: parts without tokens are left out.
 
-        `"instructions"`, `"summary"`, `"memories"`, `"profile"` and `"examples"` are of system
-        messages; `"messages"`, `"tool results"` and `"tools"` the rest.
+        Of system messages `"summary"`, `"memories"`, `"profile"`, `"examples"`, and the rest of
+        them, `"instructions"`; `"messages"`, `"tool results"` and `"tools"`.
         """
         found: dict[str, int] = {}
         counter = _counter(self.model).fitted(self.messages)
@@ -147,55 +137,75 @@ class ModelView:
 
 
 def views(
-    saver: Any,
+    saver: BaseCheckpointSaver[Any],
     thread_id: str,
     *,
-    checkpoint_ns: str = "",
+    checkpoint_ns: str | None = "",
     limit: int = 20,
-    before: ModelView | None = None,
+    before: str | None = None,
 ) -> list[ModelView]:
     """What models were shown on a thread, as far as `record_views` recorded it, the newest last.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
+        checkpoint_ns: The namespace of the graph; `""` is the root graph, None means all.
         limit: At most so many, the newest.
-        before: Only views before this one, the first of the page that is known.
-
-    Raises:
-        UnknownThread: There is no such thread or namespace.
+        before: The id of a view: only older ones.
     """
-    recorded: Recording = instance("saver", saver, Recording, _SAVER)
-    at = before and (before.checkpoint_id, before.run_id)
-    page = recorded.views(thread_id, checkpoint_ns=checkpoint_ns, limit=limit, before=at)
-    return [_model_view(checkpoint_ns, each) for each in reversed(page)]
+    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
+    return [_view(found) for found in _checked(saver).list(asked[0], **asked[1])][::-1]
 
 
 async def aviews(
-    saver: Any,
+    saver: BaseCheckpointSaver[Any],
     thread_id: str,
     *,
-    checkpoint_ns: str = "",
+    checkpoint_ns: str | None = "",
     limit: int = 20,
-    before: ModelView | None = None,
+    before: str | None = None,
 ) -> list[ModelView]:
     """See `views`."""
-    recorded: Recording = instance("saver", saver, Recording, _SAVER)
-    at = before and (before.checkpoint_id, before.run_id)
-    page = await recorded.aviews(thread_id, checkpoint_ns=checkpoint_ns, limit=limit, before=at)
-    return [_model_view(checkpoint_ns, each) for each in reversed(page)]
+    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
+    return [_view(found) async for found in _checked(saver).alist(asked[0], **asked[1])][::-1]
 
 
-def _model_view(ns: str, recorded: RecordedView) -> ModelView:
-    about = recorded.value["about"]
-    at, messages = datetime.fromisoformat(about["at"]), recorded.value[about["key"]]
-    said = (at, about["node"], about["model"], messages, about["tools"])
-    return ModelView(recorded.checkpoint_id, ns, recorded.run_id, *said)
+def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
+    expected = "a checkpointer, like SQLiteCheckpointer.open('agent.db')"
+    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
 
 
-def _checkpoint_config() -> RunnableConfig | None:
-    """The checkpoint from which the node runs; None: this is no node of a thread that is saved."""
+def _config(thread_id: str, **more: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS, **more}}
+
+
+def _options(ns: str | None, limit: int, before: str | None, thread_id: str) -> dict[str, Any]:
+    return {
+        "filter": None if ns is None else {"graph_ns": ns},
+        "limit": limit,
+        "before": None if before is None else _config(thread_id, checkpoint_id=before),
+    }
+
+
+def _view(found: CheckpointTuple) -> ModelView:
+    checkpoint, metadata = found.checkpoint, found.metadata
+    about: Any = metadata["view"]  # type: ignore[typeddict-item]
+    [(ns, checkpoint_id)] = metadata["parents"].items()
+    return ModelView(
+        checkpoint["id"],
+        checkpoint_id,
+        ns,
+        about["run_id"],
+        datetime.fromisoformat(checkpoint["ts"]),
+        about["node"],
+        about["model"],
+        checkpoint["channel_values"].get(about["key"], []),
+        about["tools"],
+    )
+
+
+def _place() -> tuple[str, str, str] | None:
+    """Thread, namespace and checkpoint from which a node runs; None: none that are saved."""
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
         return None
@@ -204,28 +214,24 @@ def _checkpoint_config() -> RunnableConfig | None:
     info = getattr(get_runtime(), "execution_info", None)
     if info is None or info.thread_id is None:
         return None
-    at = {"thread_id": info.thread_id, "checkpoint_id": info.checkpoint_id}
-    return {"configurable": {**at, "checkpoint_ns": info.checkpoint_ns.rpartition("|")[0]}}
+    return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id
 
 
 def _without_data(message: BaseMessage) -> BaseMessage:
-    """A message without the data of its images and files, which the thread has."""
+    """A message without the data of its images and files."""
     if isinstance(message.content, str):
         return message
     light = _light(message.content)
     return message if light == message.content else message.model_copy(update={"content": light})
 
 
-def _light(value: Any) -> Any:
+def _light(value: Any, key: Any = None) -> Any:
     if isinstance(value, dict):
-        return {key: _light_text(key, part) for key, part in value.items()}
-    return [_light(part) for part in value] if isinstance(value, list) else value
-
-
-def _light_text(key: Any, part: Any) -> Any:
-    if not isinstance(part, str) or len(part) <= _LONGEST or key not in _DATA:
-        return _light(part)
-    return f"[{len(part):,} characters left out]"
+        return {name: _light(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_light(part) for part in value]
+    long = isinstance(value, str) and len(value) > _LONGEST and key in _DATA
+    return f"[{len(value):,} characters left out]" if long else value
 
 
 def _counter(model: str | None) -> TokenCounter:
@@ -238,13 +244,13 @@ def _counter(model: str | None) -> TokenCounter:
 def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[tuple[str, int]]:
     for message in messages:
         tokens, kind = counter.message(message), role(message)
-        if kind == "system":
-            blocks = message.content if isinstance(message.content, list) else [message.content]
-            texts = (each if isinstance(each, str) else each.get("text") or "" for each in blocks)
-            for found in (each for text in texts for each in _SECTION.finditer(text)):
-                section = counter.text(found[0])
-                tokens -= section
-                yield found[1] or "summary", section
-            yield "instructions", tokens
-        else:
+        if kind != "system":
             yield "tool results" if kind == "tool" else "messages", tokens
+            continue
+        blocks = message.content if isinstance(message.content, list) else [message.content]
+        texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
+        for found in (each for text in texts for each in _SECTION.finditer(text)):
+            section = counter.text(found[0])
+            tokens -= section
+            yield found[1] or "summary", section
+        yield "instructions", tokens
