@@ -26,6 +26,7 @@ from tests.server.graphs import Chats, say
 from tests.server.running import running
 
 Sdk = SyncLangGraphClient
+Standing = tuple[Sdk, httpx.Client]
 ODD = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b", "a%00b"]
 
 
@@ -39,14 +40,18 @@ def url(settings: Settings) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with a graph and a thread, for tests that leave it as it is."""
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """A server with a graph and a thread, for tests that leave it as it is, and clients of it."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
     say(settings, "t", "one", graph_id="chat")
     app = create_app(settings)
     app.state.graphs = Chats()
-    with running(app) as address:
-        yield address
+    with (
+        running(app) as address,
+        get_sync_client(url=address, api_key=None) as sdk,
+        httpx.Client(base_url=address) as client,
+    ):
+        yield sdk, client
 
 
 @pytest.fixture
@@ -130,24 +135,24 @@ def test_changes_at_once_are_all_kept(url: str, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("thread_id", ODD)
-def test_an_id_may_be_any_text(standing: str, thread_id: str) -> None:
-    with get_sync_client(url=standing, api_key=None) as sdk:
-        sdk.threads.create(thread_id=thread_id, metadata={"x": 1}, graph_id="chat")
-        sdk.threads.update_state(thread_id, {"messages": [{"role": "user", "content": "hi"}]})
+def test_an_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
+    threads = standing[0].threads
+    threads.create(thread_id=thread_id, metadata={"x": 1}, graph_id="chat")
+    threads.update_state(thread_id, {"messages": [{"role": "user", "content": "hi"}]})
 
-        assert sdk.threads.get(thread_id)["thread_id"] == thread_id
-        assert texts(sdk.threads.get_state(thread_id)) == ["hi"]
-        assert len(sdk.threads.get_history(thread_id)) == 1
-        assert ids(sdk.threads.search(metadata={"x": 1})) == [thread_id]
-        sdk.threads.delete(thread_id)
-        assert ids(sdk.threads.search()) == ["t"]
+    assert threads.get(thread_id)["thread_id"] == thread_id
+    assert texts(threads.get_state(thread_id)) == ["hi"]
+    assert len(threads.get_history(thread_id)) == 1
+    assert ids(threads.search(metadata={"x": 1})) == [thread_id]
+    threads.delete(thread_id)
+    assert ids(threads.search()) == ["t"]
 
 
 @pytest.mark.parametrize("thread_id", ["a\0b", "\ud800", "x" * 5000])
-def test_an_id_that_cannot_be_stored_is_refused(standing: str, thread_id: str) -> None:
+def test_an_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: str) -> None:
     body, headers = json.dumps({"thread_id": thread_id}), {"content-type": "application/json"}
 
-    answer = httpx.post(f"{standing}/threads", content=body.encode(), headers=headers)
+    answer = standing[1].post("/threads", content=body.encode(), headers=headers)
 
     assert answer.status_code == 422, answer.text
     assert "key" in answer.json()["detail"] or "thread_id" in answer.json()["detail"]
@@ -396,16 +401,16 @@ BAD: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)
 def test_bad_input_is_answered_with_a_sentence(
-    standing: str, method: str, path: str, body: Any
+    standing: Standing, method: str, path: str, body: Any
 ) -> None:
     sent = json.dumps(body).encode() if isinstance(body, dict) else body
     headers = {"content-type": "application/json"}
 
-    answer = httpx.request(method, standing + path, headers=headers, content=sent)
+    answer = standing[1].request(method, path, headers=headers, content=sent)
 
     assert 400 <= answer.status_code < 500, answer.text
     assert isinstance(answer.json()["detail"], str), answer.text
-    assert httpx.get(f"{standing}/threads/t").status_code == 200
+    assert standing[1].get("/threads/t").status_code == 200
 
 
 # -- who may
