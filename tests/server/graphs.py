@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypedDict
+
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
@@ -12,18 +15,33 @@ from perdure.settings import Settings
 
 
 class Chats:
-    """One graph, `chat`, as the application has graphs."""
+    """The graphs `chat` and `asks`, as the application has graphs."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(["chat"])
+        return iter(["chat", "asks"])
 
     @asynccontextmanager
     async def opened(
         self, name: str, saver: Any, store: Any, *_: Any, **__: Any
     ) -> AsyncIterator[Any]:
         """The graph."""
-        assert name == "chat"
-        yield chat_graph(checkpointer=saver, store=store)
+        made = chat_graph if name == "chat" else asking_graph
+        yield made(checkpointer=saver, store=store)
+
+
+class _State(TypedDict, total=False):
+    said: str
+
+
+def asking_graph(**parts: Any) -> Any:
+    """A graph whose subgraph asks and waits for an answer."""
+    inner: Any = StateGraph(_State)
+    inner.add_node("ask", lambda state: {"said": interrupt("Sure?")})
+    inner.add_edge(START, "ask")
+    outer: Any = StateGraph(_State)
+    outer.add_node("part", inner.compile())
+    outer.add_edge(START, "part")
+    return outer.compile(**parts)
 
 
 def say(settings: Settings, thread_id: str, *texts: str, **about: Any) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
-from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import (
     ConflictError,
     NotFoundError,
@@ -22,10 +21,10 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
-from tests.server.graphs import Chats, say
+from tests.server.graphs import Chats, asking_graph, say
 from tests.server.running import running
 
-Sdk = SyncLangGraphClient
+Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
 Standing = tuple[Sdk, httpx.Client]
 ODD = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b", "a%00b"]
 
@@ -350,6 +349,29 @@ def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) 
             sdk.threads.update_state("t", values, as_node=node)
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, served: bool) -> None:
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        config: Any = {"configurable": {"thread_id": "t"}, "metadata": {}}
+        config["metadata"] |= {"graph_id": "asks"} if served else {}
+        asking_graph(checkpointer=saver).invoke({"said": "hello"}, config)
+
+    thread, state = sdk.threads.get("t"), sdk.threads.get_state("t", subgraphs=True)
+
+    [waiting] = [each for some in thread["interrupts"].values() for each in some]
+    assert waiting["value"] == "Sure?"
+    assert state["interrupts"] == [waiting]
+    assert state["values"] == thread["values"] == {"said": "hello"}
+    if served:
+        [task] = state["tasks"]
+        assert (state["next"], task["name"], task["interrupts"]) == (["part"], "part", [waiting])
+        inner: Any = task["state"]
+        assert inner["next"] == ["ask"]
+        at = inner["checkpoint"]
+        assert sdk.threads.get_state("t", checkpoint=at)["values"] == {"said": "hello"}
+        assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
+
+
 # -- bad input
 
 BAD: list[tuple[str, str, Any]] = [
@@ -438,7 +460,7 @@ def test_a_thread_is_its_owners(settings: Settings) -> None:
         get_sync_client(url=url, api_key=None, headers={"x-user": "ann"}) as of_ann,
         get_sync_client(url=url, api_key=None, headers={"x-user": "bob"}) as of_bob,
     ):
-        ann, bob = of_ann.threads, of_bob.threads
+        ann, bob = cast(Any, of_ann).threads, of_bob.threads
         mine = bob.create(thread_id="of-bob")
 
         assert mine["metadata"] == {"owner": "bob"}
@@ -461,7 +483,7 @@ def test_a_thread_is_its_owners(settings: Settings) -> None:
                 each()
         with pytest.raises(PermissionDeniedError, match="not yours"):
             ann.update("of-ann", metadata={"owner": "bob"})
-        assert ann.copy("of-ann")["metadata"]["owner"] == "ann"  # type: ignore[index]
+        assert ann.copy("of-ann")["metadata"]["owner"] == "ann"
         assert texts(ann.get("of-ann"))[0] == "secret"
 
 
