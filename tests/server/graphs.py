@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers import open_checkpointer
 from perdure.graphs import chat_graph
 from perdure.settings import Settings
 
@@ -46,7 +46,7 @@ def asking_graph(**parts: Any) -> Any:
 
 def say(settings: Settings, thread_id: str, *texts: str, **about: Any) -> None:
     """Say something in a chat that is no server's, a turn each."""
-    with SQLiteCheckpointer.open(settings.db) as saver:
+    with open_checkpointer(settings.db) as saver:
         graph = chat_graph(checkpointer=saver)
         configurable = {"thread_id": thread_id, "user_id": settings.user}
         for text in texts:
