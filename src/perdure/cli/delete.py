@@ -22,7 +22,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import as_json, counted, note, say, say_clean
 from perdure.cli.progress import at_work
-from perdure.cli.threads import about, title_of
+from perdure.cli.threads import title_of
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _messages(file: Database, thread: str) -> int:
 
 
 def _named(file: Database, thread: str) -> str:
+    from perdure.checkpointers.titles import about
+
     title = title_of(file, {"thread_id": thread, **about(file.saver, thread)})
     return f"{thread!r} ({title})" if title else repr(thread)
 

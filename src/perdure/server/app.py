@@ -11,9 +11,11 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
+from perdure.server import api_memories, api_store, api_threads
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.pages import ASSETS
+from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 
 routes = APIRouter()
@@ -62,7 +64,8 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
     add_error_replies(app)
-    for each in (routes,):
+    app.add_middleware(EncodedSlashes)
+    for each in (routes, api_threads.routes, api_store.routes, api_memories.routes):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
