@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 import orjson
 from fastapi import FastAPI
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -32,11 +33,9 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Forbidden, Unauthenticated
+from perdure.server.access import Refused, Unauthenticated
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
-    Unauthenticated: 401,
-    Forbidden: 403,
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
@@ -81,7 +80,23 @@ class JSON(Response):
 
 def status_of(error: PerdureError) -> int:
     """The status of HTTP for an error."""
+    if isinstance(error, Refused):
+        return error.status
     return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
+
+
+def refusal(request: Request, error: PerdureError) -> Response:
+    """The reply to a request that failed; to a browser without a session, the page to log in."""
+    headers = error.headers if isinstance(error, Refused) else {}
+    path = request.url.path
+    if isinstance(error, Unauthenticated) and path.startswith("/ui/"):
+        here = f"{path}?{request.url.query}" if request.method == "GET" else "/ui/threads"
+        login = f"/ui/login?next={quote(here, safe='')}"
+        if "hx-request" in request.headers:
+            return Response(status_code=401, headers={"HX-Redirect": login})
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(login, 303)
+    return JSONResponse({"detail": str(error)}, status_of(error), headers)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -90,4 +105,4 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return JSONResponse({"detail": str(error)}, status_of(error))
+        return refusal(request, error)
