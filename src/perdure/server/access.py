@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from starlette.requests import HTTPConnection
 
@@ -32,6 +32,7 @@ Action = Literal[
     "store:delete",
     "store:list_namespaces",
 ]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
 """What the metadata of a thread must meet: equal values, `$eq` or `$contains`."""

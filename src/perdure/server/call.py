@@ -117,7 +117,8 @@ class Call:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
             self._filter = await self._access.permit(self.identity, self.action, asked)
-        if not self.identity.is_admin and (asked.get("namespace") or ("",))[0].startswith(_OWN):
+        [first, *_] = asked.get("namespace") or ("",)
+        if not self.identity.is_admin and str(first).startswith(_OWN):
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
         self._parts = await self._databases.of(self.identity.tenant)
         return asked

@@ -23,21 +23,20 @@ _LOG: Final = logging.getLogger("perdure.server")
 _LOOK_S: Final = 1.0  # how often it is seen whether the file has changed
 # a user of such a name would see the names of perdure's own namespaces, of which it is a label
 _NOTES: Final = frozenset({"quarantine", "buried", "changed", "formed", "waiting", "threads"})
-_Text = Annotated[str, Field(min_length=1, pattern=r"^[^\0*]+$")]
 
 
 def _user(name: str) -> str:
-    if name in _NOTES:
-        raise ValueError(f"{name!r} is a name that perdure needs; choose another")
+    if name in _NOTES or name in ("", "*") or "\0" in name:
+        raise ValueError(f"no user can be called {name!r}; choose another name")
     return name
 
 
 class _Key(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    user: Annotated[_Text, AfterValidator(_user)]
+    user: Annotated[str, AfterValidator(_user)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    tenant: _Text | None = None
+    tenant: str | None = None
     permissions: list[Literal["perdure:admin"]] = []
 
 
