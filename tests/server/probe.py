@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI
 from starlette.responses import StreamingResponse
@@ -41,7 +41,7 @@ def probed(app: FastAPI) -> FastAPI:
 
     @routes.post("/probe/length")
     @action("threads:read")
-    async def length(call: Caller, body: Any = Body()) -> int:
+    async def length(call: Caller, body: Annotated[Any, Body()]) -> int:
         await call.permit()
         return len(str(body))
 

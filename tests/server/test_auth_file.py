@@ -85,10 +85,11 @@ def written(tmp_path: Path, text: str, name: str = "auth.py") -> str:
     return f"{file}:auth"
 
 
-@pytest.fixture
-def url(settings: Settings, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the guide's handlers."""
-    access = AuthFile(written(tmp_path, GUIDE))
+    folder = tmp_path_factory.mktemp("auth")
+    access, settings = AuthFile(written(folder, GUIDE)), Settings(db=str(folder / "memory.db"))
     with running(probed(create_app(settings, access=access))) as address:
         yield address
 
@@ -169,7 +170,7 @@ def test_what_no_handler_allows_is_denied(tmp_path: Path) -> None:
     assert permitted(access, "threads:read") == {}
     for action in ("threads:create", "store:get", "assistants:search"):
         with pytest.raises(Forbidden, match="no handler allows"):
-            permitted(access, action)  # type: ignore[arg-type]
+            permitted(access, action)
 
 
 def test_the_order_of_handlers(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
+from starlette.requests import HTTPConnection
 
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
 from perdure.server import keys as module
-from perdure.server.access import ADMIN, Filter, Forbidden, Identity
+from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
 from perdure.server.keys import Keys, new_key
 from perdure.settings import Settings
 from perdure.stores import open_store
@@ -31,10 +32,16 @@ def entry(key: str, user: str, more: str = "") -> str:
     return f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n{more}\n'
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the database and of the keys."""
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
     """A keys file of two users and an admin."""
-    path = tmp_path / "keys.toml"
+    path = folder / "keys.toml"
     path.write_text(
         entry(ANN, "ann") + entry(BOB, "bob") + entry(ROOT, "root", f'permissions = ["{ADMIN}"]')
     )
@@ -42,9 +49,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def url(settings: Settings, file: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(folder: Path, file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
+    settings = Settings(db=str(folder / "memory.db"))
     with running(probed(create_app(settings, access=Keys(file)))) as address:
         yield address
 
@@ -96,7 +104,11 @@ def test_the_sdk_sends_its_key(url: str) -> None:
             {"metadata": {"owner": "ann", "n": 1}},
         ),
         ("threads:update", {"metadata": {"owner": "bob"}}, {"metadata": {"owner": "ann"}}),
-        ("threads:create_run", {"thread_id": "t"}, {"thread_id": "t", "metadata": {"owner": "ann"}}),
+        (
+            "threads:create_run",
+            {"thread_id": "t"},
+            {"thread_id": "t", "metadata": {"owner": "ann"}},
+        ),
         ("store:put", {"namespace": ["memories", "ann"]}, {"namespace": ["memories", "ann"]}),
         ("store:search", {"namespace": ["a", "ann", "b"]}, {"namespace": ["a", "ann", "b"]}),
         ("store:list_namespaces", {"namespace": None}, {"namespace": ["*", "ann"]}),
@@ -132,8 +144,8 @@ def test_an_admin_has_everything(url: str) -> None:
         assert asked(url, action, ROOT).json()["value"] == {}
 
 
-def test_threads_of_others_are_unknown(url: str, settings: Settings, file: Path) -> None:
-    with open_store(settings.db) as store:
+def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
+    with open_store(str(folder / "memory.db")) as store:
         for name in ("ann", "bob"):
             value = {"metadata": {"owner": name}}
             store.put(("perdure.server", "threads"), f"of-{name}", value, index=False)
@@ -159,13 +171,30 @@ def test_filters(file: Path) -> None:
         asyncio.run(keys.permit(Identity("ann"), "store:get", {"namespace": ("memories",)}))
 
 
+@pytest.fixture
+def own_file(tmp_path: Path) -> Path:
+    """A keys file that a test may change."""
+    path = tmp_path / "keys.toml"
+    path.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    return path
+
+
 def test_a_key_that_is_revoked_ends(
-    url: str, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    file, keys = own_file, Keys(own_file)
 
     def statuses() -> list[int]:
-        return [asked(url, "threads:read", key).status_code for key in (ANN, BOB)]
+        return [status(key) for key in (ANN, BOB)]
+
+    def status(key: str) -> int:
+        asks = HTTPConnection({"type": "http", "headers": [(b"x-api-key", key.encode())]})
+        try:
+            asyncio.run(keys.identify(asks))
+        except Unauthenticated as exc:
+            return exc.status
+        return 200
 
     def write(text: str) -> None:
         file.write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,7 +69,10 @@ def serve(
             "--keys or --auth, or leave --host out"
         )
     hosts = [*LOOPBACK, *(allowed_host or ())] if local or allowed_host else None
-    with opened(db, user, create=True) as file, _listening(host, port) as listening:
+    with ExitStack() as stack:
+        file = stack.enter_context(opened(db, user, create=True))
+        _check_tenants(access, file.settings.db)
+        listening = stack.enter_context(_listening(host, port))
         made = create_app(file.settings, access=access, hosts=hosts)
         shown = f"[{host}]" if ":" in host else host
         note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
@@ -78,6 +82,16 @@ def serve(
             made, log_level="warning", server_header=False, timeout_graceful_shutdown=_GRACE_S
         )
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _check_tenants(access: Access | None, db: str) -> None:
+    from perdure.server.keys import Keys
+    from perdure.settings import is_dsn
+
+    if isinstance(access, Keys) and access.tenants != {None} and not is_dsn(db):
+        raise ConfigurationError(
+            f"keys have tenants, and {db!r} is a file; tenants share a database on Postgres only"
+        )
 
 
 def _access(keys: str | None, auth: str | None, graphs: str | None) -> Access | None:
@@ -110,8 +124,8 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as exc:
         raise ConfigurationError(
-            f"cannot listen on port {port} of {host!r}: {exc.strerror or exc}; choose another "
-            "--host or --port"
+            f"cannot listen on port {port} of {host!r}: {str(exc.strerror).partition(' (')[0]}; "
+            "choose another --host or --port"
         ) from exc
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 from fastapi import FastAPI
@@ -88,11 +88,12 @@ def status_of(error: PerdureError) -> int:
 def refusal(request: Request, error: PerdureError) -> Response:
     """The reply to a request that failed; to a browser without a session, the page to log in."""
     headers = error.headers if isinstance(error, Refused) else {}
-    path = request.url.path
-    if isinstance(error, Unauthenticated) and path.startswith("/ui/"):
-        here = f"{path}?{request.url.query}" if request.method == "GET" else "/ui/threads"
-        login = f"/ui/login?next={quote(here, safe='')}"
-        if "hx-request" in request.headers:
+    if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
+        part = "hx-request" in request.headers  # of the page that is shown
+        here = urlsplit(request.headers.get("hx-current-url", "") if part else str(request.url))
+        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
+        login = f"/ui/login?next={quote(back, safe='')}"
+        if part:
             return Response(status_code=401, headers={"HX-Redirect": login})
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(login, 303)
