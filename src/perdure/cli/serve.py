@@ -16,7 +16,7 @@ from perdure.errors import ConfigurationError, MissingDependency
 if TYPE_CHECKING:
     from perdure.server.access import Access
 
-_GRACE_S = 3  # what is under way when the server is to end
+_GRACE_S = 1  # for what is under way when the server is to end
 
 
 @app.command()
