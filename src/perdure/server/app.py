@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -12,16 +12,21 @@ from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
-from perdure.server import mcp
+from perdure.server import api_memories, api_store, api_threads, mcp
 from perdure.server.access import Access, Local, action, public
 from perdure.server.audit import Audit
 from perdure.server.call import Caller, Databases
+from perdure.server.guard import LOOPBACK, Guard
+from perdure.server.limits import AtOnce, Limits, Rate
 from perdure.server.pages import ASSETS
+from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 from perdure.server.request_log import RequestLog
+from perdure.server.sessions import Sessions
+from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
 
-routes = APIRouter()
+routes, metrics_routes = APIRouter(), APIRouter()
 
 
 @routes.get("/", include_in_schema=False)
@@ -38,6 +43,7 @@ async def ok() -> dict[str, bool]:
     return {"ok": True}
 
 
+@metrics_routes.get("/metrics", include_in_schema=False)
 @action("admin")
 async def metrics(call: Caller, request: Request) -> Response:
     """The metrics as Prometheus reads them."""
@@ -50,6 +56,8 @@ def create_app(
     chosen: settings.Settings | None = None,
     *,
     access: Access | None = None,
+    hosts: Collection[str] | None = LOOPBACK,
+    limits: Limits | None = None,
     audit: Audit | None = None,
     telemetry: Telemetry | None = None,
 ) -> FastAPI:
@@ -59,10 +67,12 @@ def create_app(
         chosen: The settings; None: those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
+        hosts: The names by which this server may be called; None: any.
+        limits: How much a client may ask for; None: the usual.
         audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
         telemetry: Metrics and spans; None: neither.
     """
-    chosen, audit = chosen or settings.load(), audit or Audit()
+    chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,22 +91,33 @@ def create_app(
         redoc_url=None,
         default_response_class=JSON,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it has paths and queries
+        max_body_size=limits.body_bytes,
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
     app.state.audit, app.state.telemetry = audit, telemetry
+    app.state.sessions = sessions = Sessions()
+    app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
     add_error_replies(app)
-    for each in (routes, mcp.routes):
+    app.add_middleware(EncodedSlashes)
+    for each in (
+        routes,
+        login_routes,
+        api_threads.routes,
+        api_store.routes,
+        api_memories.routes,
+        mcp.routes,
+        *([metrics_routes] if telemetry is not None and telemetry.has_metrics else []),
+    ):
+        _check_actions(each)
         app.include_router(each)
-    if telemetry is not None and telemetry.has_metrics:
-        app.get("/metrics", include_in_schema=False)(metrics)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
-    _check_actions(app)
+    app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
     app.add_middleware(RequestLog, audit=audit, telemetry=telemetry)  # the last is the outermost
     return app
 
 
-def _check_actions(app: FastAPI) -> None:
-    for route in app.routes:
+def _check_actions(router: APIRouter) -> None:
+    for route in router.routes:
         if isinstance(route, APIRoute) and not hasattr(route.endpoint, "action"):
             raise TypeError(f"{route.path} names no action; see perdure.server.access")

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from langchain_core.messages import BaseMessage
 from pydantic import Field
 from starlette.responses import Response
@@ -27,7 +27,7 @@ from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Access, Action, Identity, Local, action, public
 from perdure.server.audit import Audit, is_change
-from perdure.server.call import Call, Databases
+from perdure.server.call import Call, Caller, Databases
 from perdure.server.reply import status_of
 from perdure.settings import Settings
 from perdure.stores import Provenance
@@ -147,7 +147,7 @@ async def search_threads(
 ) -> str:
     """Find earlier conversations of the user: by what is remembered of them, and by title."""
     await call.permit({"metadata": {}, "limit": limit})
-    beside = call.also("store:search")
+    beside = call.another("store:search")
     place = await _place(beside, {"query": text})
     said: dict[str, str | None] = {}
     recalled = await memory.arecall(text, store=beside.store, limit=50, max_tokens=None, **place)
@@ -315,12 +315,11 @@ routes = APIRouter()
 
 @routes.post("/mcp", include_in_schema=False)
 @public
-async def over_http(request: Request) -> Response:
+async def over_http(call: Caller) -> Response:
     """MCP by streamable HTTP, without sessions: there is nothing to GET or to DELETE.
 
     Whoever asks is identified here; what they may do is the action of each tool.
     """
-    request.state.identity = await request.app.state.access.identify(request)
     return _Exchange(await asyncio.to_thread(_http_server))  # its import takes a second
 
 
@@ -332,7 +331,7 @@ def _http_server() -> MCPServer:
 def _of_request(context: Context) -> Session:
     request: Any = context.request_context.request
     state = request.app.state
-    identity, request_id = request.state.identity, request.state.request_id
+    identity, request_id = request.state.call.identity, request.state.request_id
     return Session(identity, state.access, state.databases, state.audit, request_id)
 
 
@@ -347,7 +346,7 @@ class _Exchange(Response):
         """Hand the request to the SDK."""
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # the application checks Host and Origin of all its requests
+        # perdure.server.guard checks Host and Origin of all requests
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._server.streamable_http_app(  # makes a manager, which can run once only
             stateless_http=True, json_response=True, transport_security=security

@@ -107,8 +107,8 @@ class Telemetry:
 
     # -- what is measured
 
-    def watched(self, parts: Parts) -> Parts:
-        """The same parts, each of a subclass whose public methods are measured."""
+    def watch(self, parts: Parts) -> None:
+        """Make each part one of a subclass whose public methods are measured."""
         for part, kind in zip(parts, _OPERATIONS, strict=True):
             own = type(part)
             methods: dict[str, Any] = {}
@@ -116,7 +116,6 @@ class Telemetry:
                 methods[name] = self._timed(getattr(own, name), kind, operation)
                 methods[f"a{name}"] = self._atimed(getattr(own, f"a{name}"), kind, operation)
             part.__class__ = type(own.__name__, (own,), methods)
-        return parts
 
     def _timed(self, method: Callable[..., T], part: str, operation: str) -> Callable[..., T]:
         @wraps(method)
