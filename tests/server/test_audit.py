@@ -98,18 +98,23 @@ def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) 
     assert all(each.pop("at") and each.pop("request_id") == "r-1" for each in found)
     assert all(each.pop("user") == "ann" for each in found)
     assert found == [
-        {"action": "threads:update", "outcome": "ok", "status": 200, "thread_id": "a"},
+        {"action": "threads:update", "outcome": "ok", "status": 200, "about": [{"thread_id": "a"}]},
         {
             "action": "store:delete",
             "outcome": "ok",
             "status": 200,
-            "thread_id": "b",
-            "namespace": ["memories", "ann"],
-            "key": "b",
-            "hashes": ["0f"],
+            "about": [
+                {"thread_id": "b"},
+                {"namespace": ["memories", "ann"], "key": "b", "hashes": ["0f"]},
+            ],
         },
-        {"action": "admin", "outcome": "failed", "status": 422, "thread_id": "refused"},
-        {"action": "admin", "outcome": "failed", "status": 500, "thread_id": "broken"},
+        {
+            "action": "admin",
+            "outcome": "failed",
+            "status": 422,
+            "about": [{"thread_id": "refused"}],
+        },
+        {"action": "admin", "outcome": "failed", "status": 500, "about": [{"thread_id": "broken"}]},
     ]
 
 
@@ -140,6 +145,32 @@ def test_every_changing_route_leaves_a_record(
             elif isinstance(access, Stranger):
                 assert (found[-1]["user"], found[-1]["tenant"]) == ("eve", "t2")
                 assert found[-1]["outcome"] in ("denied", "failed")
+
+
+def test_what_is_done_by_rest_is_recorded(settings: Settings, tmp_path: Path) -> None:
+    app = create_app(settings, audit=Audit(tmp_path / "audit"))
+    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        client.post("/threads", json={"thread_id": "t", "metadata": {"title": CANARY}})
+        copied = client.post("/threads/t/copy").json()["thread_id"]
+        client.post("/threads/prune", json={"thread_ids": ["t", copied], "strategy": "delete"})
+        item = {"namespace": ["a"], "key": "k"}
+        client.put("/store/items", json={**item, "value": {"text": CANARY}})
+        key = client.post("/memories", json={"memory": f"Ann likes {CANARY}."}).json()["key"]
+        client.delete(f"/memories/{key}")
+    memory = {"namespace": ["memories", "ann"], "key": key}
+    found = [
+        (each["action"], each["status"], each["about"]) for each in records(tmp_path / "audit")
+    ]
+    hashes = found[-1][2][0].pop("hashes")
+    assert len(hashes) == 1
+    assert found == [
+        ("threads:create", 200, [{"thread_id": "t"}]),
+        ("threads:create", 200, [{"thread_id": "t"}, {"thread_id": copied}]),
+        ("threads:delete", 200, [{"thread_id": "t"}, {"thread_id": copied}]),
+        ("store:put", 204, [item]),
+        ("store:put", 200, [memory]),
+        ("store:delete", 200, [memory]),
+    ]
 
 
 def test_what_cannot_be_recorded_is_answered_with_an_error(

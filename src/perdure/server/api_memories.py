@@ -87,7 +87,9 @@ async def add(call: Caller, body: NewMemory) -> Any:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
     asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
     memories = await _permitted(call, asked, kind=body.kind)
-    return await memories.ainsert(body.memory, key=body.key, config=_config(call))
+    outcome = await memories.ainsert(body.memory, key=body.key, config=_config(call))
+    call.record(key=outcome.key)
+    return outcome
 
 
 @routes.patch("/memories/{key}")
@@ -105,7 +107,9 @@ async def change(call: Caller, key: Id, body: MemoryChange) -> Any:
 async def forget(call: Caller, key: Id) -> Any:
     """Erase a memory with all its versions; the receipt says what is gone."""
     memories = await _permitted(call, {"key": key})
-    return await memories.aforget(key, config=_config(call))
+    receipt = await memories.aforget(key, config=_config(call))
+    call.record(hashes=receipt.hashes)
+    return receipt
 
 
 @routes.get("/memories/{key}/history")

@@ -138,6 +138,7 @@ async def create(call: Caller, request: Request, body: NewThread) -> Any:
             raise
         found = await _reading(call, body.thread_id)
         return await _whole(found, await found.threads.get(body.thread_id))
+    call.record(thread_id=made["thread_id"])
     if body.supersteps:
         async with states.graph_of(request, call, made) as graph:
             config = _carrying(call, made, states.config_of(made["thread_id"]))
@@ -225,6 +226,7 @@ async def copy(call: Caller, thread_id: Id) -> Any:
     source = await reading.threads.get(thread_id)
     given = await call.permit({"metadata": {}})
     made = await call.threads.copy(source["thread_id"], metadata=given["metadata"])
+    call.record(thread_id=made["thread_id"])
     return await _whole(call, made)
 
 

@@ -74,8 +74,8 @@ class Audit:
         action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
         if is_change(action, scope["method"]):
             state, given = scope["state"], scope.get("path_params", {})
-            about = {name: given[name] for name in IDS if name in given}
-            await self.call(state.get("call"), action, status, state["request_id"], about)
+            path = {name: given[name] for name in IDS if name in given}
+            await self.call(state.get("call"), action, status, state["request_id"], path)
 
     async def call(
         self,
@@ -83,10 +83,15 @@ class Audit:
         action: Action | None,
         status: int,
         request_id: str | None = None,
-        about: Mapping[str, Any] | None = None,
+        path: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a call for an action; None: nobody who could be identified."""
-        identity = call and call.identity
+        """Record a call for an action, of nobody if it is None; `path` has the ids of a path."""
+        identity, about = (
+            call and call.identity,
+            [each for each in call.recorded if each] if call else [],
+        )
+        if path and not any(path.items() <= each.items() for each in about):
+            about = [dict(path), *about]
         record = {
             "at": datetime.now(UTC).isoformat(),
             "user": identity and identity.user,
@@ -95,8 +100,7 @@ class Audit:
             "outcome": "ok" if status < 400 else "denied" if status in (401, 403) else "failed",
             "status": status,
             "request_id": request_id,
-            **(about or {}),
-            **(call.recorded if call else {}),
+            "about": about or None,
         }
         line = encoded({name: each for name, each in record.items() if each is not None})
         await asyncio.shield(asyncio.to_thread(self._write, line))

@@ -112,11 +112,11 @@ class Call:
         self._access, self._databases = access, databases
         self._parts: Parts | None = None
         self._filter: Filter = {}
-        self.recorded: dict[str, Any] = {}
+        self.recorded: list[dict[str, Any]] = []  # for each `permit`
 
     def record(self, **ids: Any) -> None:
-        """Add ids to the record of the audit log, or `hashes` of a receipt; never content."""
-        self.recorded |= ids
+        """Add to the record of the audit log: ids, or `hashes` of a receipt; never content."""
+        self.recorded[-1:] = [{**each, **ids} for each in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask whether the action is allowed; returns its value as a handler left it.
@@ -125,7 +125,7 @@ class Call:
             Forbidden: It is not.
         """
         asked = dict(value or {})
-        self.record(**{name: asked[name] for name in IDS if name in asked})
+        self.recorded.append({name: asked[name] for name in IDS if asked.get(name) is not None})
         if self.action == "admin" and not self.identity.is_admin:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
