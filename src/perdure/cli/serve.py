@@ -44,7 +44,7 @@ def serve(
     ] = None,
     log: Annotated[
         Literal["text", "json"],
-        typer.Option(metavar="FORM", help="The form of lines on stderr: text or json."),
+        typer.Option(metavar="FORM", help="Logs as text or json."),
     ] = "text",
     audit: AuditFile = None,
     metrics: Annotated[

@@ -70,7 +70,7 @@ class Telemetry:
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
         self._tracer, self.has_metrics = tracer, metrics
         self._counted_at = -_FRESH_S
-        self._due: DueThreads | None = None
+        self._due: tuple[Parts, DueThreads] | None = None
         if not metrics:
             return
         try:
@@ -230,8 +230,9 @@ class Telemetry:
         from perdure.memory.due import DueThreads, Pace
         from perdure.memory.extraction import Extraction
 
-        self._due = self._due or DueThreads(Extraction(parts.saver, parts.store), Pace())
-        states = [job.state for job in self._due.jobs(listed=False)]
+        if self._due is None or self._due[0] is not parts:
+            self._due = parts, DueThreads(Extraction(parts.saver, parts.store), Pace())
+        states = [job.state for job in self._due[1].jobs(listed=False)]
         return {state: states.count(state) for state in ("waiting", "due", "retrying", "dead")}
 
 
