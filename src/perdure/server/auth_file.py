@@ -94,6 +94,8 @@ class AuthFile:
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
+        if "metadata" in value and value["metadata"] is None:  # handlers write into it
+            value["metadata"] = {}
         try:
             result = await _told(handler(ctx=context, value=value))
         except AssertionError as exc:  # as the handlers in langgraph's guide say no
