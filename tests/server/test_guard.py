@@ -242,12 +242,13 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rate._next) <= _MOST
 
 
-def test_an_endpoint_without_an_action_is_refused() -> None:
-    routes = APIRouter()
+def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
+    app, routes = create_app(settings), APIRouter()
 
     @routes.get("/forgotten")
     async def forgotten() -> None:
         """It names no action."""
 
+    app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten names no action"):
-        _check_actions(routes)
+        _check_actions(app)
