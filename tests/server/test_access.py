@@ -32,6 +32,7 @@ from tests.server.examples import (
     NAMED,
     OF_ALL,
     OWN,
+    PLACE,
     THREAD,
     UNPROVEN,
 )
@@ -89,6 +90,7 @@ async def store(ctx, value):
     value["namespace"] = (ctx.user.identity, *(value.get("namespace") or ()))
 """
 """As in langgraph's guide. A handler of threads.create gives no filter, so it must not suffice."""
+MEMORY = (tuple(PLACE), KEY)
 REFUSED = (401, 403, 404, 409)  # 409: the id is taken
 
 
@@ -179,23 +181,23 @@ def seed(place: Place) -> None:
     with place.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
         if not place.saver.heads(prefix=THREAD):
             talk(place.saver, THREAD, said=[CANARY, "yes"], user_id="ann", graph_id="chat")
-    for namespace, key, value in (
-        (("memories", "ann"), KEY, {"text": CANARY, "kind": "fact"}),
-        (RECORDS, KEPT, {"metadata": {"owner": "ann", "of": CANARY}}),
-    ):
-        if place.store.get(namespace, key) is None:
-            place.store.put(namespace, key, value, index=False if key == KEPT else None)
+    if place.store.get(*MEMORY) is None:
+        place.store.put(*MEMORY, {"text": CANARY, "kind": "fact"})
+    kept = {"thread_id": KEPT, "metadata": {"of": CANARY}, "if_exists": "do_nothing"}
+    place.client.post(f"{place.keys}/threads", json=kept, headers={"x-api-key": ANN})
     ids = [each.checkpoint_id for each in place.saver.checkpoints(THREAD, checkpoint_ns="")]
     place.named.update(checkpoint_id=ids[0], checkpoint=ids[0], a=ids[0], b=ids[-1])
 
 
 def of_ann(place: Place) -> Any:
     """What belongs to Ann."""
-    kept = ((("memories", "ann"), KEY), (RECORDS, KEPT))
     return (
         [each.checkpoint_id for each in place.saver.checkpoints(THREAD)],
         [each.value.content for each in place.saver.history(THREAD)],
-        [item and item.dict() for item in (place.store.get(*each) for each in kept)],
+        [
+            item and item.dict()
+            for item in (place.store.get(*each) for each in (MEMORY, (RECORDS, KEPT)))
+        ],
     )
 
 
