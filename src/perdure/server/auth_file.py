@@ -78,7 +78,7 @@ class AuthFile:
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
-        permissions = frozenset(getattr(user, "permissions", ()))
+        permissions = frozenset(getattr(user, "permissions", None) or ())
         return Identity(user.identity, None if tenant is None else str(tenant), permissions, user)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
