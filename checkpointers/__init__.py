@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import VIEWS
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -14,12 +15,14 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.checkpointers.titles import aabout, about, atitle, title
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
     from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
+    "VIEWS",
     "CheckpointInfo",
     "ErasureReport",
     "HistoryItem",
@@ -30,7 +33,11 @@ __all__ = [
     "SQLiteCheckpointer",
     "ThreadHead",
     "ThreadInfo",
+    "aabout",
+    "about",
+    "atitle",
     "open_checkpointer",
+    "title",
 ]
 
 

@@ -11,11 +11,13 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
+from perdure.server import api_memories, api_store, api_threads
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.guard import LOOPBACK, Guard
 from perdure.server.limits import AtOnce, Limits, Rate
 from perdure.server.pages import ASSETS
+from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
@@ -77,7 +79,14 @@ def create_app(
     app.state.sessions = sessions = Sessions()
     app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
     add_error_replies(app)
-    for each in (routes, login_routes):
+    app.add_middleware(EncodedSlashes)
+    for each in (
+        routes,
+        login_routes,
+        api_threads.routes,
+        api_store.routes,
+        api_memories.routes,
+    ):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)

@@ -127,6 +127,10 @@ class Call:
         """While it lasts, the database stays open; for what goes on after the reply."""
         return self._databases.used(self.identity.tenant)
 
+    def another(self, action: Action) -> Call:
+        """The same request for what it needs to be permitted as well, such as to read a source."""
+        return Call(self.identity, action, self._access, self._databases)
+
     @property
     def saver(self) -> Checkpointer:
         """The checkpointer; which threads may be seen, `threads` tells."""

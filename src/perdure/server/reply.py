@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -107,3 +108,16 @@ def add_error_replies(app: FastAPI) -> None:
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
         return refusal(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return JSON({"detail": "; ".join(map(_sentence, error.errors()))}, 422)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """What of a request is wrong: where, the value, and what was expected."""
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}"
+    where = ".".join(map(str, error["loc"]))
+    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"
