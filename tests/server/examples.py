@@ -91,6 +91,7 @@ OWN: Final = {
 }
 """What a stranger may ask for too: they get their own, or nothing."""
 UNPROVEN: Final = {
+    "POST /threads/{thread_id}/state": "it takes a graph that is served",
     "GET /ui/seen": "it takes a recorded view",
     "GET /ui/seen.json": "it takes a recorded view",
     "POST /ui/quarantine/release": "it takes an entry in quarantine",
