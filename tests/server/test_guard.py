@@ -15,6 +15,7 @@ from fastapi import APIRouter
 
 from perdure.server import create_app
 from perdure.server.app import _check_actions
+from perdure.server.keys import Keys
 from perdure.server.limits import _MOST, Limits, Rate, TooMany
 from perdure.settings import Settings
 from tests.server.probe import probed
@@ -44,6 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("127.0.0.1@evil.example", 421),
         ("127.0.0.1.", 421),
         ("", 421),
+        ("[::1", 421),
         ("0.0.0.0", 421),
     ],
 )
@@ -81,6 +83,8 @@ def test_names_can_be_given(settings: Settings) -> None:
         ({"origin": "SELF"}, True),
         ({"origin": "http://evil.example"}, False),
         ({"origin": "null"}, False),
+        ({"origin": "http://["}, False),
+        ({"origin": ""}, False),
         ({"origin": "http://127.0.0.1:1"}, False),
     ],
 )
@@ -177,6 +181,20 @@ def test_a_body_that_does_not_arrive(url: str) -> None:
         reply = sent.recv(4096)
 
     assert reply.startswith(b"HTTP/1.1 408")
+
+
+def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text("keys = []")
+    with running(probed(create_app(settings, access=Keys(tmp_path / "keys.toml")))) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sent:
+            sent.sendall(
+                f"POST /probe/length HTTP/1.1\r\nHost: {host}\r\nX-Api-Key: x\r\n"
+                "Content-Type: application/json\r\nContent-Length: 9000000\r\n\r\n123".encode()
+            )
+            reply = sent.recv(4096)
+
+    assert reply.startswith(b"HTTP/1.1 401")
 
 
 def test_a_slow_stream_is_no_slow_body(url: str) -> None:

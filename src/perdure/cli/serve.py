@@ -16,6 +16,7 @@ from perdure.errors import ConfigurationError, MissingDependency
 if TYPE_CHECKING:
     from perdure.server.access import Access
 
+_CONNECTIONS = 1000
 _GRACE_S = 1  # for what is under way when the server is to end
 
 
@@ -79,7 +80,11 @@ def serve(
         if access is not None:
             note("in a browser, log in with an API key or a token", "dim")
         config = uvicorn.Config(
-            made, log_level="warning", server_header=False, timeout_graceful_shutdown=_GRACE_S
+            made,
+            log_level="warning",
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
         )
         uvicorn.Server(config).run(sockets=[listening])
 

@@ -59,6 +59,7 @@ class AuthFile:
         self._authenticate, self._handlers = _registered(_loaded(path), path)
         parameters = inspect.signature(self._authenticate).parameters.values()
         self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
+        self.reads_body = "body" in self._asks
         for each in parameters:
             if each.name not in _PARAMETERS and each.default is each.empty:
                 raise ConfigurationError(

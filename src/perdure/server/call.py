@@ -160,7 +160,8 @@ class Call:
 async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     """The call that a request is, until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
-    identity = await access.identify(connection)
+    known = getattr(connection.state, "identity", None)
+    identity: Identity = known or await access.identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
     client = identity.tenant, identity.user
