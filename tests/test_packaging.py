@@ -23,7 +23,7 @@ def test_every_folder_is_declared() -> None:
 
 
 def test_the_wheel_holds_perdure_and_nothing_else(tmp_path: Path) -> None:
-    """Modules, statements, markers, the embedder's weights; no top-level name but `perdure`."""
+    """Modules, statements, markers, weights, templates and assets; no top-level name but `perdure`."""
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, str(ROOT)],
         check=True,
@@ -37,8 +37,9 @@ def test_the_wheel_holds_perdure_and_nothing_else(tmp_path: Path) -> None:
         for path in folder_of(package).iterdir()
         if path.suffix in (".py", ".sql", ".typed")
     }
-    weights = (folder_of("perdure.stores") / "weights").iterdir()
-    expected |= {f"perdure/stores/weights/{path.name}" for path in weights}
+    for package, inner in (("stores", "weights"), ("server", "templates"), ("server", "assets")):
+        files = (folder_of(f"perdure.{package}") / inner).iterdir()
+        expected |= {f"perdure/{package}/{inner}/{path.name}" for path in files}
 
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert {"perdure", f"perdure-{perdure.__version__}.dist-info"} == {

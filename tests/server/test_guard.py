@@ -15,6 +15,7 @@ from fastapi import APIRouter
 
 from perdure.server import create_app
 from perdure.server.app import _check_actions
+from perdure.server.keys import Keys
 from perdure.server.limits import _MOST, Limits, Rate, TooMany
 from perdure.settings import Settings
 from tests.server.probe import probed
@@ -44,6 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("127.0.0.1@evil.example", 421),
         ("127.0.0.1.", 421),
         ("", 421),
+        ("[::1", 421),
         ("0.0.0.0", 421),
     ],
 )
@@ -81,6 +83,8 @@ def test_names_can_be_given(settings: Settings) -> None:
         ({"origin": "SELF"}, True),
         ({"origin": "http://evil.example"}, False),
         ({"origin": "null"}, False),
+        ({"origin": "http://["}, False),
+        ({"origin": ""}, False),
         ({"origin": "http://127.0.0.1:1"}, False),
     ],
 )
@@ -179,6 +183,20 @@ def test_a_body_that_does_not_arrive(url: str) -> None:
     assert reply.startswith(b"HTTP/1.1 408")
 
 
+def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text("keys = []")
+    with running(probed(create_app(settings, access=Keys(tmp_path / "keys.toml")))) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sent:
+            sent.sendall(
+                f"POST /probe/length HTTP/1.1\r\nHost: {host}\r\nX-Api-Key: x\r\n"
+                "Content-Type: application/json\r\nContent-Length: 9000000\r\n\r\n123".encode()
+            )
+            reply = sent.recv(4096)
+
+    assert reply.startswith(b"HTTP/1.1 401")
+
+
 def test_a_slow_stream_is_no_slow_body(url: str) -> None:
     with httpx.stream("GET", f"{url}/probe/stream") as reply:
         lines = reply.iter_lines()
@@ -193,14 +211,14 @@ def test_streams_at_once(url: str) -> None:
         for _ in range(3):
             stream = stack.enter_context(client.stream("GET", "/probe/stream"))
             assert stream.status_code == 200
-        refused = client.get("/ui/probe")
+        refused = client.get("/ui/probe.json")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "5"
         assert "3 requests are under way" in refused.json()["detail"]
         assert client.get("/ok").status_code == 200
         stack.close()
         deadline = time.monotonic() + 30
-        while client.get("/ui/probe").status_code != 200:
+        while client.get("/ui/probe.json").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -211,7 +229,7 @@ def test_the_rate_of_an_address(settings: Settings) -> None:
         httpx.Client(base_url=url) as client,
     ):
         statuses = [client.get("/ok").status_code for _ in range(7)]
-        refused = client.get("/ui/probe")
+        refused = client.get("/ui/probe.json")
 
     assert statuses == [200] * 5 + [429] * 2
     assert int(refused.headers["retry-after"]) > 900
@@ -242,12 +260,13 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rate._next) <= _MOST
 
 
-def test_an_endpoint_without_an_action_is_refused() -> None:
-    routes = APIRouter()
+def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
+    app, routes = create_app(settings), APIRouter()
 
     @routes.get("/forgotten")
     async def forgotten() -> None:
         """It names no action."""
 
+    app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten names no action"):
-        _check_actions(routes)
+        _check_actions(app)

@@ -14,15 +14,16 @@ import pytest
 from langgraph_sdk import get_client, get_sync_client
 from starlette.requests import HTTPConnection
 
+from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
 from perdure.server.keys import Keys, new_key
 from perdure.settings import Settings
-from perdure.stores import open_store
 from tests.server.probe import probed
 from tests.server.running import running
+from tests.talks import talk
 
 ANN, BOB, ROOT = (f"key-of-{name}" for name in ("ann", "bob", "root"))
 
@@ -145,10 +146,9 @@ def test_an_admin_has_everything(url: str) -> None:
 
 
 def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
-    with open_store(str(folder / "memory.db")) as store:
+    with open_checkpointer(str(folder / "memory.db")) as saver:
         for name in ("ann", "bob"):
-            value = {"metadata": {"owner": name}}
-            store.put(("perdure.server", "threads"), f"of-{name}", value, index=False)
+            talk(saver, f"of-{name}", user_id=name)
     found = [
         httpx.get(f"{url}/probe/thread/{thread}", headers={"x-api-key": key}).status_code
         for key in (ANN, BOB, ROOT)

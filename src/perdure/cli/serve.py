@@ -17,6 +17,7 @@ from perdure.errors import ConfigurationError, MissingDependency
 if TYPE_CHECKING:
     from perdure.server.access import Access
 
+_CONNECTIONS = 1000
 _GRACE_S = 1  # for what is under way when the server is to end
 
 
@@ -102,6 +103,7 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
         )
         uvicorn.Server(config).run(sockets=[listening])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.access import Forbidden, Refused
@@ -60,26 +60,12 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        whole = False
-
-        async def receiving() -> Message:
-            nonlocal whole
-            if whole:
-                return await receive()
-            try:
-                async with asyncio.timeout(self._limits.body_wait_s):
-                    message = await receive()
-            except TimeoutError as exc:
-                raise HTTPException(408, "the body did not arrive in time") from exc
-            whole = not message.get("more_body", False)
-            return message
-
         try:
             self._check(scope)
         except Refused as exc:
             await refusal(Request(scope), exc)(scope, receive, sending)
         else:
-            await self._app(scope, receiving, sending)
+            await self._app(scope, _received(scope, receive, self._limits.body_wait_s), sending)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -94,9 +80,49 @@ class Guard:
 
     def _check_host(self, host: str) -> None:
         """Else a site whose name leads here would be of the same origin (DNS rebinding)."""
-        name = urlsplit(f"//{host}").hostname if self._hosts is not None else None
-        if self._hosts is not None and name not in self._hosts:
-            raise Refused(f"{host!r} is not served here; start with --allowed-host {name}", 421)
+        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
+            raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
+
+
+def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:
+    """The body as it comes in, of whoever is known, or not at all."""
+    begun = whole = False
+
+    async def receiving() -> Message:
+        nonlocal begun, whole
+        if whole:
+            return await receive()
+        if not begun:
+            begun = True
+            await _identify(scope)
+        try:
+            async with asyncio.timeout(wait_s):
+                message = await receive()
+        except TimeoutError as exc:
+            raise HTTPException(408, "the body did not arrive in time") from exc
+        whole = not message.get("more_body", False)
+        return message
+
+    return receiving
+
+
+async def _identify(scope: Scope) -> None:
+    """Tell who sends a body before it is read: strangers can make the server hold none."""
+    access = scope["app"].state.access
+    action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
+    if action is None or getattr(access, "reads_body", False):
+        return
+    try:
+        scope.setdefault("state", {})["identity"] = await access.identify(HTTPConnection(scope))
+    except Refused as exc:
+        raise HTTPException(exc.status, str(exc), exc.headers) from exc
+
+
+def _split(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError:  # brackets that are no address
+        return urlsplit("")
 
 
 def _check_site(headers: Headers, has_session: bool) -> None:
@@ -110,7 +136,7 @@ def _check_site(headers: Headers, has_session: bool) -> None:
     if site is not None:
         same = site in ("same-origin", "none")
     elif origin is not None:
-        same = urlsplit(origin).netloc == headers.get("host") and origin != "null"
+        same = _split(origin).netloc == headers.get("host", "") != ""
     else:
         same = not has_session
     if not same:
