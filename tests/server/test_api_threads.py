@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -21,6 +23,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
+from tests.contracts.puts import put
 from tests.server.graphs import Chats, asking_graph, say
 from tests.server.running import running
 
@@ -370,6 +373,27 @@ def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, serv
         at = inner["checkpoint"]
         assert sdk.threads.get_state("t", checkpoint=at)["values"] == {"said": "hello"}
         assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
+
+
+def test_values_that_json_has_no_form_for_are_shown_as_text(settings: Settings, sdk: Sdk) -> None:
+    odd: dict[str, Any] = {
+        "bytes": b"\xff\x00",
+        "set": {1},
+        "nan": float("nan"),
+        "day": date(2026, 1, 2),
+        "keys": {1: "one", None: "none"},
+        "path": Path("a/b"),
+    }
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        put(saver, odd)
+
+    values = sdk.threads.get("t")["values"]
+
+    assert values["bytes"] == "ff00"
+    assert (values["set"], values["nan"], values["day"]) == ([1], None, "2026-01-02")
+    assert sdk.threads.get_state("t")["values"] == values
+    assert sdk.threads.get_history("t")[0]["values"] == values
+    assert sdk.threads.search(values={"day": "2026-01-02"})[0]["values"] == values
 
 
 # -- bad input
