@@ -88,8 +88,10 @@ class Threads:
         if await self._find(thread_id) is None:
             self._check(given)
             record = {"metadata": given, "status": "idle"}
+            left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
+            version = left.version if left else 0
             puts = [
-                PutItem(RECORDS, thread_id, record, False, if_version=0),
+                PutItem(RECORDS, thread_id, record, False, if_version=version),
                 PutItem(UNSTARTED, thread_id, {}, False),
             ]
             with suppress(VersionConflict):  # another request was first
@@ -180,10 +182,11 @@ class Threads:
         record = None
         with suppress(InvalidNamespace):
             record = await self._store.aget(RECORDS, thread_id, refresh_ttl=False)
-        try:
+        with suppress(UnknownThread):
             return _thread(thread_id, await self._saver.ahead(thread_id), record)
-        except UnknownThread:
-            return None if record is None else _thread(thread_id, None, record)
+        if record is None or await self._store.aget(UNSTARTED, thread_id) is None:
+            return None  # a record alone is what a deletion by another program left
+        return _thread(thread_id, None, record)
 
     async def _forget_versions(self) -> None:
         await self._store.aretain(VersionRetention(last=0), prefix=RECORDS)
