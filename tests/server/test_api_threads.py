@@ -334,6 +334,21 @@ def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk
         sdk.threads.update_state("t", {"messages": []})
 
 
+def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", graph_id="chat")
+    theirs = {"user_id": "eve", "owner": "eve", "source": "x", "step": 99}
+    sdk.threads.create(thread_id="new", metadata=theirs, graph_id="chat")
+
+    sdk.threads.update("t", metadata=theirs)
+    for thread_id in ("t", "new"):
+        sdk.threads.update_state(thread_id, {"messages": []})
+
+        found = sdk.threads.get_state(thread_id)["metadata"]
+        assert (found["user_id"], found["source"]) == ("ann", "update")
+        assert "owner" not in found
+        assert sdk.threads.get(thread_id)["metadata"]["user_id"] == "ann"
+
+
 def test_supersteps_are_given_to_a_new_thread(sdk: Sdk) -> None:
     said = {"messages": [{"role": "user", "content": "hi"}]}
     steps: Any = [{"updates": [{"values": said, "as_node": "__start__"}]}]

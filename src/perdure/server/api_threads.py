@@ -140,7 +140,7 @@ async def create(call: Caller, request: Request, body: NewThread) -> Response:
         return await _shown(found, await found.threads.get(body.thread_id))
     if body.supersteps:
         async with states.graph_of(request, call, made) as graph:
-            config = _carrying(call, made, states.config_of(made["thread_id"]))
+            config = await _carrying(call, made, states.config_of(made["thread_id"]))
             steps = [
                 [StateUpdate(each.values, each.as_node) for each in step.updates]
                 for step in body.supersteps
@@ -155,8 +155,9 @@ async def create(call: Caller, request: Request, body: NewThread) -> Response:
 @action("threads:search")
 async def search(call: Caller, body: Search) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
-    given = await call.permit(body.model_dump(exclude={"select", "extract"}))
-    found = await call.threads.search(**given)
+    asked = _asked(body.model_dump(exclude={"select", "extract"}))
+    given = await call.permit(asked)
+    found = await call.threads.search(**{name: given[name] for name in asked})
     fields = {*body.select} if body.select else None
     shows = fields is None or fields & {"values", "interrupts"} or body.extract
     threads = [await _whole(call, each) if shows else each for each in found]
@@ -172,8 +173,9 @@ async def search(call: Caller, body: Search) -> Response:
 @action("threads:search")
 async def count(call: Caller, body: Wanted) -> int:
     """How many threads match."""
-    given = await call.permit(body.model_dump())
-    return await call.threads.count(**given)
+    asked = _asked(body.model_dump())
+    given = await call.permit(asked)
+    return await call.threads.count(**{name: given[name] for name in asked})
 
 
 @routes.post("/threads/prune")
@@ -276,7 +278,8 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     config = states.config_of(thread_id, at)
     async with states.graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
         await states.state(None, call, config, subgraphs=False)  # whether there is the checkpoint
-        changing, config = states.served(graph, thread), _carrying(call, thread, config)
+        changing = states.served(graph, thread)
+        config = await _carrying(call, thread, config)
         with _refusing():
             new = await changing.aupdate_state(config, body.values, as_node=body.as_node)
     made = states.checkpoint_of(new)
@@ -372,12 +375,17 @@ def _refusing() -> Iterator[None]:
         raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
 
 
-def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
     """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
-    known = dict(thread["metadata"])
-    owner = known.pop("owner", call.identity.user)
-    user = known.pop("user_id", owner)
+    own = ("owner", "user_id")
+    known = {name: value for name, value in thread["metadata"].items() if name not in own}
+    user = await call.threads.user(thread["thread_id"]) or call.identity.user
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
+
+
+def _asked(given: Json) -> Json:
+    """What is asked for, as handlers are given it: they may add to the metadata."""
+    return {**given, "metadata": given["metadata"] or {}, "values": given["values"] or {}}
 
 
 def _check_untimed(ttl: Any) -> None:

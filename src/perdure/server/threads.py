@@ -189,7 +189,7 @@ class Threads:
         return _thread(thread_id, None, record)
 
     async def _forget_versions(self) -> None:
-        await self._store.aretain(VersionRetention(last=0), prefix=RECORDS)
+        await self._store.aretain(VersionRetention(last=0), prefix=(RESERVED,))
 
     async def _record(self, thread_id: str, change: Mapping[str, Any]) -> int | None:
         """Change a record, or begin one; returns its version, None if it was so already."""
@@ -286,6 +286,13 @@ class Threads:
         found = await self._saver.aget_tuple({"configurable": {"thread_id": thread_id}})
         return json.loads(encoded(values_of(found.checkpoint["channel_values"]))) if found else {}
 
+    async def user(self, thread_id: str) -> str | None:
+        """Whose the newest checkpoint of a thread is; None: nobody's, or there is none."""
+        with suppress(UnknownThread):
+            head = await self._saver.ahead(thread_id)
+            return head.metadata.get("user_id")
+        return None
+
     async def _named(self, ids: Sequence[str]) -> AsyncIterator[list[Thread]]:
         found = [await self._find(thread_id) for thread_id in dict.fromkeys(ids)]
         yield [thread for thread in found if thread is not None]
@@ -310,12 +317,16 @@ class Threads:
             new = [head for head in heads if head.thread_id not in seen]
             rows: list[Row] = [(head.updated_at, head.thread_id, head) for head in new]
             seen.update(row[1] for row in rows)
+            began = []
             while waiting and (not more or waiting[-1][0] > heads[-1].updated_at):
                 at, thread_id = waiting.pop()
-                if thread_id in seen:  # it had a turn meanwhile
-                    await self._store.adelete(UNSTARTED, thread_id)
+                if thread_id in seen:
+                    began.append(PutItem(UNSTARTED, thread_id, None))
                 else:
                     rows.append((at, thread_id, None))
+            if began:
+                await self._store.abatch(began)
+                await self._forget_versions()
             rows.sort(key=lambda row: row[0], reverse=True)
             yield await self._recorded(rows)
             size = _PAGE
@@ -379,8 +390,9 @@ def _metadata(head: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, A
         for name, value in head.items()
         if name not in _OWN and not name.startswith(_OTHERS)
     }
-    owner = {"owner": head["user_id"]} if "user_id" in head else {}
-    return {**known, **owner, **record.get("metadata", {})}
+    user = {"user_id": head["user_id"]} if "user_id" in head else {}  # no client writes it
+    owner = {"owner": head["user_id"]} if user else {}
+    return {**known, **owner, **record.get("metadata", {}), **user}
 
 
 def _is_key(thread_id: str) -> bool:
