@@ -85,10 +85,10 @@ class Threads:
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         given = dict(metadata or {})
+        left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
         if await self._find(thread_id) is None:
             self._check(given)
             record = {"metadata": given, "status": "idle"}
-            left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
             version = left.version if left else 0
             puts = [
                 PutItem(RECORDS, thread_id, record, False, if_version=version),
