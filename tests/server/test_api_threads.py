@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -21,6 +23,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
+from tests.contracts.puts import put
 from tests.server.graphs import Chats, asking_graph, say
 from tests.server.running import running
 
@@ -331,6 +334,21 @@ def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk
         sdk.threads.update_state("t", {"messages": []})
 
 
+def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", graph_id="chat")
+    theirs = {"user_id": "eve", "owner": "eve", "source": "x", "step": 99}
+    sdk.threads.create(thread_id="new", metadata=theirs, graph_id="chat")
+
+    sdk.threads.update("t", metadata=theirs)
+    for thread_id in ("t", "new"):
+        sdk.threads.update_state(thread_id, {"messages": []})
+
+        found = sdk.threads.get_state(thread_id)["metadata"]
+        assert (found["user_id"], found["source"]) == ("ann", "update")
+        assert "owner" not in found
+        assert sdk.threads.get(thread_id)["metadata"]["user_id"] == "ann"
+
+
 def test_supersteps_are_given_to_a_new_thread(sdk: Sdk) -> None:
     said = {"messages": [{"role": "user", "content": "hi"}]}
     steps: Any = [{"updates": [{"values": said, "as_node": "__start__"}]}]
@@ -370,6 +388,27 @@ def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, serv
         at = inner["checkpoint"]
         assert sdk.threads.get_state("t", checkpoint=at)["values"] == {"said": "hello"}
         assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
+
+
+def test_values_that_json_has_no_form_for_are_shown_as_text(settings: Settings, sdk: Sdk) -> None:
+    odd: dict[str, Any] = {
+        "bytes": b"\xff\x00",
+        "set": {1},
+        "nan": float("nan"),
+        "day": date(2026, 1, 2),
+        "keys": {1: "one", None: "none"},
+        "path": Path("a/b"),
+    }
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        put(saver, odd)
+
+    values = sdk.threads.get("t")["values"]
+
+    assert values["bytes"] == "ff00"
+    assert (values["set"], values["nan"], values["day"]) == ([1], None, "2026-01-02")
+    assert sdk.threads.get_state("t")["values"] == values
+    assert sdk.threads.get_history("t")[0]["values"] == values
+    assert sdk.threads.search(values={"day": "2026-01-02"})[0]["values"] == values
 
 
 # -- bad input

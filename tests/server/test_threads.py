@@ -15,7 +15,6 @@ from perdure.errors import AlreadyLocked, UnknownThread, VersionConflict
 from perdure.server.access import Filter, Forbidden
 from perdure.server.threads import RECORDS, UNSTARTED, Threads, contains
 from perdure.settings import Settings
-from perdure.stores.base import PutItem
 from tests.server.graphs import say
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
@@ -89,6 +88,23 @@ def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
     run(settings, use)
 
 
+def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> None:
+    async def begin(threads: Threads, store: SQLiteStore) -> None:
+        await threads.update("t", {"old": 1})
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        assert await threads.search() == []
+        with pytest.raises(UnknownThread):
+            await threads.get("t")
+        assert (await threads.create("t", {"new": 1}))["metadata"] == {"new": 1}
+
+    say(settings, "t", "hi")
+    run(settings, begin)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        saver.delete_thread("t")
+    run(settings, use)
+
+
 def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
     async def begin(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t", {"a": 1})
@@ -133,7 +149,8 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
     say(settings, "of-ann", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        await store.abatch([PutItem(RECORDS, "x", {"metadata": {"owner": "eve"}}, False)])
+        await store.aput(RECORDS, "x", {"metadata": {"owner": "eve"}}, False)
+        await store.aput(UNSTARTED, "x", {}, False)
 
         assert ids(await threads.search(ids=["of-ann", "x"])) == ["of-ann"]
         assert ids(await threads.search(limit=1)) == ["of-ann"]

@@ -26,7 +26,7 @@ from perdure.server import states
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
-from perdure.server.reply import encoded
+from perdure.server.reply import encoded, reply
 from perdure.server.threads import SortBy, Status, Thread, values_of
 
 routes = APIRouter(tags=["threads"])
@@ -126,7 +126,7 @@ class History(BaseModel):
 
 @routes.post("/threads")
 @action("threads:create")
-async def create(call: Caller, request: Request, body: NewThread) -> Any:
+async def create(call: Caller, request: Request, body: NewThread) -> Response:
     """Create a thread, with the given states if there are any."""
     _check_untimed(body.ttl)
     asked = body.model_dump(include={"thread_id", "if_exists"}) | {"metadata": body.metadata or {}}
@@ -137,11 +137,11 @@ async def create(call: Caller, request: Request, body: NewThread) -> Any:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
         found = await _reading(call, body.thread_id)
-        return await _whole(found, await found.threads.get(body.thread_id))
+        return await _shown(found, await found.threads.get(body.thread_id))
     call.record(thread_id=made["thread_id"])
     if body.supersteps:
         async with states.graph_of(request, call, made) as graph:
-            config = _carrying(call, made, states.config_of(made["thread_id"]))
+            config = await _carrying(call, made, states.config_of(made["thread_id"]))
             steps = [
                 [StateUpdate(each.values, each.as_node) for each in step.updates]
                 for step in body.supersteps
@@ -149,31 +149,34 @@ async def create(call: Caller, request: Request, body: NewThread) -> Any:
             changing = states.served(graph, made)
             with _refusing():
                 await changing.abulk_update_state(config, steps)
-    return await _whole(call, made)
+    return await _shown(call, made)
 
 
 @routes.post("/threads/search")
 @action("threads:search")
-async def search(call: Caller, body: Search) -> Any:
+async def search(call: Caller, body: Search) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
-    given = await call.permit(body.model_dump(exclude={"select", "extract"}))
-    found = await call.threads.search(**given)
+    asked = _asked(body.model_dump(exclude={"select", "extract"}))
+    given = await call.permit(asked)
+    found = await call.threads.search(**{name: given[name] for name in asked})
     fields = {*body.select} if body.select else None
     shows = fields is None or fields & {"values", "interrupts"} or body.extract
     threads = [await _whole(call, each) if shows else each for each in found]
-    return [
+    rows = [
         {name: value for name, value in thread.items() if fields is None or name in fields}
         | ({"extracted": _extracted(thread, body.extract)} if body.extract else {})
         for thread in threads
     ]
+    return await reply(rows)
 
 
 @routes.post("/threads/count")
 @action("threads:search")
-async def count(call: Caller, body: Wanted) -> Any:
+async def count(call: Caller, body: Wanted) -> int:
     """How many threads match."""
-    given = await call.permit(body.model_dump())
-    return await call.threads.count(**given)
+    asked = _asked(body.model_dump())
+    given = await call.permit(asked)
+    return await call.threads.count(**{name: given[name] for name in asked})
 
 
 @routes.post("/threads/prune")
@@ -192,22 +195,22 @@ async def prune(call: Caller, body: Prune) -> dict[str, int]:
 
 @routes.get("/threads/{thread_id}")
 @action("threads:read")
-async def get(call: Caller, thread_id: Id) -> Any:
+async def get(call: Caller, thread_id: Id) -> Response:
     """A thread."""
     await call.permit({"thread_id": thread_id})
-    return await _whole(call, await call.threads.get(thread_id))
+    return await _shown(call, await call.threads.get(thread_id))
 
 
 @routes.patch("/threads/{thread_id}")
 @action("threads:update")
-async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Any:
+async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Response:
     """Add metadata to a thread."""
     _check_untimed(body.ttl)
     given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}})
     changed = await call.threads.update(thread_id, given["metadata"])
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
-    return await _whole(call, changed)
+    return await _shown(call, changed)
 
 
 @routes.delete("/threads/{thread_id}", status_code=204)
@@ -220,14 +223,14 @@ async def delete(call: Caller, thread_id: Id) -> None:
 
 @routes.post("/threads/{thread_id}/copy")
 @action("threads:create")
-async def copy(call: Caller, thread_id: Id) -> Any:
+async def copy(call: Caller, thread_id: Id) -> Response:
     """Copy a thread under a new id."""
     reading = await _reading(call, thread_id)
     source = await reading.threads.get(thread_id)
     given = await call.permit({"metadata": {}})
     made = await call.threads.copy(source["thread_id"], metadata=given["metadata"])
     call.record(thread_id=made["thread_id"])
-    return await _whole(call, made)
+    return await _shown(call, made)
 
 
 # -- states
@@ -237,7 +240,7 @@ async def copy(call: Caller, thread_id: Id) -> Any:
 @action("threads:read")
 async def state(
     call: Caller, request: Request, thread_id: Id, subgraphs: bool = False, select: Select = None
-) -> Any:
+) -> Response:
     """The newest state of a thread."""
     return await _state(call, request, thread_id, None, subgraphs, select)
 
@@ -251,7 +254,7 @@ async def state_of(
     checkpoint_id: Id,
     subgraphs: bool = False,
     select: Select = None,
-) -> Any:
+) -> Response:
     """The state at a checkpoint."""
     at = {"checkpoint_id": checkpoint_id}
     return await _state(call, request, thread_id, at, subgraphs, select)
@@ -259,14 +262,14 @@ async def state_of(
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
 @action("threads:read")
-async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Any:
+async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
     """The state at a checkpoint, also of a subgraph."""
     return await _state(call, request, thread_id, body.checkpoint, body.subgraphs, body.select)
 
 
 @routes.post("/threads/{thread_id}/state")
 @action("threads:update")
-async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Any:
+async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
     """Update the state as if a node had returned the values.
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
@@ -277,7 +280,8 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     config = states.config_of(thread_id, at)
     async with states.graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
         await states.state(None, call, config, subgraphs=False)  # whether there is the checkpoint
-        changing, config = states.served(graph, thread), _carrying(call, thread, config)
+        changing = states.served(graph, thread)
+        config = await _carrying(call, thread, config)
         with _refusing():
             new = await changing.aupdate_state(config, body.values, as_node=body.as_node)
     made = states.checkpoint_of(new)
@@ -296,14 +300,14 @@ async def history(
     thread_id: Id,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     before: str | None = None,
-) -> Any:
+) -> Response:
     """The states of a thread, the newest first."""
     return await _history(call, request, thread_id, History(limit=limit, before=before))
 
 
 @routes.post("/threads/{thread_id}/history")
 @action("threads:read")
-async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Any:
+async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
     """The states of a thread, the newest first."""
     return await _history(call, request, thread_id, body)
 
@@ -316,6 +320,10 @@ async def _reading(call: Call, thread_id: str) -> Call:
     reading = call.another("threads:read")
     await reading.permit({"thread_id": thread_id})
     return reading
+
+
+async def _shown(call: Call, thread: Thread) -> Response:
+    return await reply(await _whole(call, thread))
 
 
 async def _whole(call: Call, thread: Thread) -> Thread:
@@ -333,16 +341,16 @@ async def _state(
     checkpoint: Json | None,
     subgraphs: bool,
     select: list[str] | None,
-) -> Any:
+) -> Response:
     await call.permit({"thread_id": thread_id})
     thread = await call.threads.get(thread_id)
     config = states.config_of(thread_id, checkpoint)
     async with states.graph_of(request, call, thread) as graph:
         found = await states.state(graph, call, config, subgraphs=subgraphs)
-    return states.selected(found, select)
+    return await reply(states.selected(found, select))
 
 
-async def _history(call: Call, request: Request, thread_id: str, body: History) -> Any:
+async def _history(call: Call, request: Request, thread_id: str, body: History) -> Response:
     await call.permit({"thread_id": thread_id})
     thread = await call.threads.get(thread_id)
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
@@ -354,7 +362,7 @@ async def _history(call: Call, request: Request, thread_id: str, body: History) 
     config = states.config_of(thread_id, body.checkpoint)
     async with states.graph_of(request, call, thread) as graph:
         found = await states.history(graph, call, config, **page)
-    return [states.selected(each, body.select) for each in found]
+    return await reply([states.selected(each, body.select) for each in found])
 
 
 @contextmanager
@@ -369,12 +377,17 @@ def _refusing() -> Iterator[None]:
         raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
 
 
-def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
     """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
-    known = dict(thread["metadata"])
-    owner = known.pop("owner", call.identity.user)
-    user = known.pop("user_id", owner)
+    own = ("owner", "user_id")
+    known = {name: value for name, value in thread["metadata"].items() if name not in own}
+    user = await call.threads.user(thread["thread_id"]) or call.identity.user
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
+
+
+def _asked(given: Json) -> Json:
+    """What is asked for, as handlers are given it: they may add to the metadata."""
+    return {**given, "metadata": given["metadata"] or {}, "values": given["values"] or {}}
 
 
 def _check_untimed(ttl: Any) -> None:

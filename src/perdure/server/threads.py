@@ -85,11 +85,13 @@ class Threads:
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         given = dict(metadata or {})
+        left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
         if await self._find(thread_id) is None:
             self._check(given)
             record = {"metadata": given, "status": "idle"}
+            version = left.version if left else 0
             puts = [
-                PutItem(RECORDS, thread_id, record, False, if_version=0),
+                PutItem(RECORDS, thread_id, record, False, if_version=version),
                 PutItem(UNSTARTED, thread_id, {}, False),
             ]
             with suppress(VersionConflict):  # another request was first
@@ -180,13 +182,14 @@ class Threads:
         record = None
         with suppress(InvalidNamespace):
             record = await self._store.aget(RECORDS, thread_id, refresh_ttl=False)
-        try:
+        with suppress(UnknownThread):
             return _thread(thread_id, await self._saver.ahead(thread_id), record)
-        except UnknownThread:
-            return None if record is None else _thread(thread_id, None, record)
+        if record is None or await self._store.aget(UNSTARTED, thread_id) is None:
+            return None  # a record alone is what a deletion by another program left
+        return _thread(thread_id, None, record)
 
     async def _forget_versions(self) -> None:
-        await self._store.aretain(VersionRetention(last=0), prefix=RECORDS)
+        await self._store.aretain(VersionRetention(last=0), prefix=(RESERVED,))
 
     async def _record(self, thread_id: str, change: Mapping[str, Any]) -> int | None:
         """Change a record, or begin one; returns its version, None if it was so already."""
@@ -283,6 +286,13 @@ class Threads:
         found = await self._saver.aget_tuple({"configurable": {"thread_id": thread_id}})
         return json.loads(encoded(values_of(found.checkpoint["channel_values"]))) if found else {}
 
+    async def user(self, thread_id: str) -> str | None:
+        """Whose the newest checkpoint of a thread is; None: nobody's, or there is none."""
+        with suppress(UnknownThread):
+            head = await self._saver.ahead(thread_id)
+            return head.metadata.get("user_id")
+        return None
+
     async def _named(self, ids: Sequence[str]) -> AsyncIterator[list[Thread]]:
         found = [await self._find(thread_id) for thread_id in dict.fromkeys(ids)]
         yield [thread for thread in found if thread is not None]
@@ -307,12 +317,16 @@ class Threads:
             new = [head for head in heads if head.thread_id not in seen]
             rows: list[Row] = [(head.updated_at, head.thread_id, head) for head in new]
             seen.update(row[1] for row in rows)
+            began = []
             while waiting and (not more or waiting[-1][0] > heads[-1].updated_at):
                 at, thread_id = waiting.pop()
-                if thread_id in seen:  # it had a turn meanwhile
-                    await self._store.adelete(UNSTARTED, thread_id)
+                if thread_id in seen:
+                    began.append(PutItem(UNSTARTED, thread_id, None))
                 else:
                     rows.append((at, thread_id, None))
+            if began:
+                await self._store.abatch(began)
+                await self._forget_versions()
             rows.sort(key=lambda row: row[0], reverse=True)
             yield await self._recorded(rows)
             size = _PAGE
@@ -376,8 +390,9 @@ def _metadata(head: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, A
         for name, value in head.items()
         if name not in _OWN and not name.startswith(_OTHERS)
     }
-    owner = {"owner": head["user_id"]} if "user_id" in head else {}
-    return {**known, **owner, **record.get("metadata", {})}
+    user = {"user_id": head["user_id"]} if "user_id" in head else {}  # no client writes it
+    owner = {"owner": head["user_id"]} if user else {}
+    return {**known, **owner, **record.get("metadata", {}), **user}
 
 
 def _is_key(thread_id: str) -> bool:

@@ -1,0 +1,81 @@
+"""Searches of threads as the server makes them, over many threads of a file.
+
+PYTHONPATH=. python benchmarks/server_threads.py [THREADS]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
+
+from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.server.threads import Threads
+
+USERS, EVERY = 100, 200  # users of the threads; one in so many threads has no turn
+
+
+async def fill(saver: SQLiteCheckpointer, threads: Threads, many: int) -> None:
+    """Make threads: half of them by the server, half by another program."""
+    for number in range(many):
+        thread_id = f"thread-{number}"
+        if number % 2:
+            await threads.create(thread_id, {"label": f"label {number}"})
+        if number % EVERY == 1:
+            continue
+        checkpoint = empty_checkpoint()
+        said = [HumanMessage(f"question {number}", id="q"), AIMessage("answer", id="a")]
+        checkpoint["channel_values"] = {"messages": said}
+        checkpoint["channel_versions"] = {"messages": 1}
+        metadata: Any = {"source": "loop", "step": 1, "user_id": f"user{number % USERS}"}
+        metadata["title"] = f"conversation {number}"
+        config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+        await saver.aput(config, checkpoint, metadata, {"messages": 1})
+
+
+async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) -> None:
+    """Print how long a search takes, also of the processor, and how many threads it finds."""
+    times = []
+    for _ in range(runs):
+        start, cpu = time.perf_counter(), time.process_time()
+        found = await make()
+        times.append((time.perf_counter() - start, time.process_time() - cpu))
+    wall, cpu = (sorted(each)[runs // 2] * 1000 for each in zip(*times, strict=True))
+    print(f"{name:28} {wall:8.1f} ms, {cpu:8.1f} ms of the processor, {len(found)} found")
+
+
+async def main(many: int) -> None:
+    """Measure."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.db"
+        async with (
+            SQLiteCheckpointer(path, synchronous="normal") as saver,
+            SQLiteStore(path, synchronous="normal") as store,
+        ):
+            threads = Threads(saver, store, {})
+            await fill(saver, threads, many)
+            await threads.count()  # forgets which threads had no turn when they were created
+            own = Threads(saver, store, {"owner": "user7"})
+            nobody = Threads(saver, store, {"owner": "nobody"})
+            await timed("newest 20", lambda: threads.search(limit=20), 21)
+            await timed("20 of one of 100 users", lambda: own.search(limit=20), 5)
+            await timed("of a user without threads", lambda: nobody.search(limit=20), 3)
+            await timed("20 by text", lambda: threads.search(text="ion 77", limit=20), 3)
+            rare = {"label": "label 1"}
+            await timed("the oldest, by metadata", lambda: threads.search(metadata=rare), 3)
+            await timed(
+                "20 after half of all", lambda: threads.search(limit=20, offset=many // 2), 3
+            )
+            named = [f"thread-{number}" for number in range(20)]
+            await timed("20 by id", lambda: threads.search(ids=named, limit=20), 5)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000))
