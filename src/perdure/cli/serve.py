@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,10 @@ from perdure.errors import MissingDependency
 def serve(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port.")] = 2024,
+    graphs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A langgraph.json whose graphs are run."),
+    ] = None,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -26,8 +31,11 @@ def serve(
         import uvicorn
 
         from perdure.server import create_app
+        from perdure.server.graphs import Graphs
     except ImportError as exc:
         raise MissingDependency('the server needs packages: pip install "perdure[server]"') from exc
     with opened(db, user, create=True) as file:
         note(f"http://{host}:{port}/", "dim")
-        uvicorn.run(create_app(file.settings), host=host, port=port, log_level="warning")
+        served = None if graphs is None else Graphs.load(graphs)
+        made = create_app(file.settings, graphs=served)
+        uvicorn.run(made, host=host, port=port, log_level="warning")

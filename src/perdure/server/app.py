@@ -11,10 +11,13 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
+from perdure.server import api_assistants, api_runs, event_streams
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
+from perdure.server.graphs import Graphs
 from perdure.server.pages import ASSETS
 from perdure.server.reply import JSON, add_error_replies
+from perdure.server.runs import Runs
 
 routes = APIRouter()
 
@@ -33,22 +36,30 @@ async def ok() -> dict[str, bool]:
     return {"ok": True}
 
 
-def create_app(chosen: settings.Settings | None = None, *, access: Access | None = None) -> FastAPI:
+def create_app(
+    chosen: settings.Settings | None = None,
+    *,
+    access: Access | None = None,
+    graphs: Graphs | None = None,
+) -> FastAPI:
     """Make the application.
 
     Args:
         chosen: The settings; None: those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
+        graphs: What is run; None: perdure's own chat and agent.
     """
     chosen = chosen or settings.load()
+    served = graphs or Graphs.own(chosen)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.databases = Databases(chosen)
+        app.state.databases, app.state.runs = Databases(chosen), Runs(served)
         try:
             yield
         finally:
+            await app.state.runs.aclose()
             await app.state.databases.aclose()
 
     app = FastAPI(
@@ -60,9 +71,9 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
         default_response_class=JSON,
     )
     app.state.access = access or Local(chosen.user)
-    app.state.settings = chosen
+    app.state.settings, app.state.graphs = chosen, served
     add_error_replies(app)
-    for each in (routes,):
+    for each in (routes, api_assistants.routes, api_runs.routes, event_streams.routes):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)

@@ -33,11 +33,13 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.server.access import Forbidden, Unauthenticated
+from perdure.server.errors import UnknownGraph, UnknownRun
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
     Unauthenticated: 401,
     Forbidden: 403,
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
+    (UnknownGraph, UnknownRun): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
     StorageFull: 507,

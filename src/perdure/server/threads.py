@@ -7,7 +7,8 @@ keeps: metadata, and that a thread without a turn exists.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
+from uuid import uuid4
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import UnknownThread
@@ -41,6 +42,27 @@ class Threads:
         if not meets(metadata, self._filter):
             raise UnknownThread(f"there is no thread {thread_id!r}")
         return {"thread_id": thread_id, "metadata": metadata}
+
+    async def create(
+        self,
+        thread_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        if_exists: Literal["raise", "do_nothing"] = "raise",
+    ) -> dict[str, Any]:
+        """Create a thread."""
+        thread_id = thread_id or str(uuid4())
+        if await self._store.aget(RECORDS, thread_id) is None:
+            await self._store.aput(RECORDS, thread_id, {"metadata": dict(metadata or {})}, False)
+        return await self.get(thread_id)
+
+    async def set_status(self, thread_id: str, status: str) -> None:
+        """Write how a thread stands."""
+
+    async def delete(self, thread_id: str) -> None:
+        """Delete a thread."""
+        await self._saver.adelete_thread(thread_id)
+        await self._store.adelete(RECORDS, thread_id)
 
 
 def _metadata(head: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

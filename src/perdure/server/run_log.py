@@ -1,0 +1,129 @@
+"""The events of a run, or of a thread, for any number of readers, while they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final, NamedTuple
+
+from perdure.server.reply import encoded
+
+LIMIT: Final = 4_000_000
+"""How many bytes of events are kept; a reader that has fallen behind them is told so."""
+
+
+def frame(event: str, data: Any) -> bytes:
+    """An event as it is sent."""
+    name = event.replace("\n", " ").replace("\r", " ").encode()
+    return b"event: %b\ndata: %b\n\n" % (name, encoded(data))
+
+
+class Entry(NamedTuple):
+    """An event.
+
+    Attributes:
+        number: Its place in the log, from 1.
+        kind: For readers that want some events only.
+        frame: As it is sent: https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+
+    number: int
+    kind: Any
+    frame: bytes
+
+
+class Log:
+    """Events in order. It belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._base = self._size = 0  # how many were dropped; bytes of the others
+        self._more = asyncio.Event()
+        self.closed, self.readers = False, 0
+
+    @property
+    def first(self) -> int:
+        """The number before the oldest event that is kept."""
+        return self._base
+
+    @property
+    def last(self) -> int:
+        """The number of the newest event."""
+        return self._base + len(self._entries)
+
+    def add(self, event: str, data: Any, kind: Any = None) -> None:
+        """Append an event; readers get it."""
+        number = self.last + 1
+        made = b"id: %d\n%b" % (number, frame(event, data))
+        self._entries.append(Entry(number, kind, made))
+        self._size += len(made)
+        if self._size > LIMIT:
+            self._drop(LIMIT // 2)
+        self._wake()
+
+    def close(self) -> None:
+        """There will be no more; readers come to an end."""
+        self.closed = True
+        self._wake()
+
+    def forget(self) -> None:
+        """Drop all events, unless somebody reads them."""
+        if not self.readers:
+            self._drop(0)
+
+    async def after(self, number: int) -> AsyncIterator[list[Entry]]:
+        """What follows an event, as it comes, until the log is closed.
+
+        Raises:
+            LookupError: Events that follow it are no longer kept.
+        """
+        self.readers += 1
+        try:
+            while True:
+                if number < self._base:
+                    raise LookupError(f"the events up to {self._base} are no longer kept")
+                more, found = self._more, self._entries[number - self._base :]
+                if found:
+                    number = found[-1].number
+                    yield found
+                elif self.closed:
+                    return
+                else:
+                    await more.wait()
+        finally:
+            self.readers -= 1
+
+    def _drop(self, size: int) -> None:
+        dropped = 0
+        while dropped < len(self._entries) and self._size > size:
+            self._size -= len(self._entries[dropped].frame)
+            dropped += 1
+        del self._entries[:dropped]
+        self._base += dropped
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+
+class Feed(Log):
+    """The events of a thread, through its runs.
+
+    Attributes:
+        told: Whether a reader that came without a place in it has had the newest run's end.
+        pending: Whether that run waits for an answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told, self.pending = True, False
+        self._begun = 0
+
+    def begin(self) -> None:
+        """The next event is the first of a run."""
+        self.told, self.pending, self._begun = False, False, self.last
+
+    @property
+    def unread(self) -> int:
+        """Where such a reader starts: at the newest run, unless it is over and that was told."""
+        return self._begun if self.pending or not self.told else self.last
