@@ -11,11 +11,19 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
-from perdure.server import api_assistants, api_runs, event_streams
+from perdure.server import (
+    api_assistants,
+    api_memories,
+    api_runs,
+    api_store,
+    api_threads,
+    event_streams,
+)
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.pages import ASSETS
+from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 from perdure.server.runs import Runs
 
@@ -73,7 +81,9 @@ def create_app(
     app.state.access = access or Local(chosen.user)
     app.state.settings, app.state.graphs = chosen, served
     add_error_replies(app)
-    for each in (routes, api_assistants.routes, api_runs.routes, event_streams.routes):
+    app.add_middleware(EncodedSlashes)
+    apis = (api_assistants, api_threads, api_runs, event_streams, api_store, api_memories)
+    for each in (routes, *(api.routes for api in apis)):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)

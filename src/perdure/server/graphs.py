@@ -77,6 +77,10 @@ class Graphs:
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
 
+    def serves(self, assistant_id: str) -> bool:
+        """Whether there is a graph of this name, or an assistant of this id."""
+        return self._names.get(assistant_id, assistant_id) in self._sources
+
     def name(self, assistant_id: str) -> str:
         """The name of a graph, of its name or of its assistant's id.
 
@@ -84,7 +88,7 @@ class Graphs:
             UnknownGraph: It is not served.
         """
         name = self._names.get(assistant_id, assistant_id)
-        if name not in self._sources:
+        if not self.serves(assistant_id):
             raise UnknownGraph(
                 f"there is no assistant {assistant_id!r}; the graphs are {', '.join(self._sources)}"
             )

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -92,4 +93,17 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return JSONResponse({"detail": str(error)}, status_of(error))
+        return JSON({"detail": str(error)}, status_of(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return JSON({"detail": "; ".join(map(_sentence, error.errors()))}, 422)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """What of a request is wrong: where, the value, and what was expected."""
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}"
+    where = ".".join(map(str, error["loc"]))
+    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"
