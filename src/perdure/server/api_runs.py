@@ -14,6 +14,7 @@ from sse_starlette import EventSourceResponse
 
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
+from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_events import RunEvents
 from perdure.server.run_log import frame
@@ -38,7 +39,7 @@ All = Annotated[Runs, Depends(runs_of)]
 
 @routes.post("/threads/{thread_id}/runs/stream")
 @action("threads:create_run")
-async def stream(call: Caller, runs: All, thread_id: str, body: RunRequest) -> Response:
+async def stream(call: Caller, runs: All, thread_id: Id, body: RunRequest) -> Response:
     """Run a graph, and stream its events."""
     return _streamed(await begin(call, runs, body, thread_id, RunEvents(body)))
 
@@ -53,7 +54,7 @@ async def stream_alone(call: Caller, runs: All, body: RunRequest) -> Response:
 @routes.post("/threads/{thread_id}/runs/wait")
 @action("threads:create_run")
 async def wait(
-    call: Caller, runs: All, thread_id: str, body: RunRequest, request: Request
+    call: Caller, runs: All, thread_id: Id, body: RunRequest, request: Request
 ) -> Response:
     """Run a graph, and reply with its values."""
     return await _waited(await begin(call, runs, body, thread_id, RunEvents(body)), request)
@@ -68,7 +69,7 @@ async def wait_alone(call: Caller, runs: All, body: RunRequest, request: Request
 
 @routes.post("/threads/{thread_id}/runs")
 @action("threads:create_run")
-async def create(call: Caller, runs: All, thread_id: str, body: RunRequest) -> Response:
+async def create(call: Caller, runs: All, thread_id: Id, body: RunRequest) -> Response:
     """Run a graph in the background."""
     run = await begin(call, runs, body, thread_id, RunEvents(body))
     return JSON(run.shown(), headers={"Content-Location": _path(run)})
@@ -87,7 +88,7 @@ async def create_alone(call: Caller, runs: All, body: RunRequest) -> Response:
 async def listed(
     call: Caller,
     runs: All,
-    thread_id: str,
+    thread_id: Id,
     limit: Annotated[int, Query(ge=0, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: str | None = None,
@@ -101,14 +102,14 @@ async def listed(
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
 @action("threads:read")
-async def get(call: Caller, runs: All, thread_id: str, run_id: str) -> Response:
+async def get(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Response:
     """A run."""
     return JSON((await _run(call, runs, thread_id, run_id)).shown())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
-async def join(call: Caller, runs: All, thread_id: str, run_id: str, request: Request) -> Response:
+async def join(call: Caller, runs: All, thread_id: Id, run_id: Id, request: Request) -> Response:
     """The values of a run, at its end."""
     run = await _run(call, runs, thread_id, run_id)
     return await _waited(run, request, joins=True)
@@ -119,8 +120,8 @@ async def join(call: Caller, runs: All, thread_id: str, run_id: str, request: Re
 async def join_stream(
     call: Caller,
     runs: All,
-    thread_id: str,
-    run_id: str,
+    thread_id: Id,
+    run_id: Id,
     request: Request,
     stream_mode: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
@@ -137,8 +138,8 @@ async def join_stream(
 async def cancel(
     call: Caller,
     runs: All,
-    thread_id: str,
-    run_id: str,
+    thread_id: Id,
+    run_id: Id,
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:

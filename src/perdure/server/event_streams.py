@@ -23,6 +23,7 @@ from perdure.server.api_runs import PING_S, SEND_S, All, begin
 from perdure.server.call import Call, Caller
 from perdure.server.errors import UnknownGraph
 from perdure.server.graphs import Graph
+from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
@@ -59,7 +60,7 @@ class Refused(Exception):
 
 @routes.post("/commands")
 @action("threads:create_run")
-async def command(call: Caller, runs: All, thread_id: str, order: Order) -> Response:
+async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Response:
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
     try:
         if order.method == "run.start":
@@ -86,7 +87,7 @@ async def command(call: Caller, runs: All, thread_id: str, order: Order) -> Resp
 
 @routes.post("/stream/events")
 @action("threads:read")
-async def stream(call: Caller, runs: All, thread_id: str, wanted: Subscription) -> Response:
+async def stream(call: Caller, runs: All, thread_id: Id, wanted: Subscription) -> Response:
     """The events of a thread, of this run and the next ones."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)

@@ -22,6 +22,7 @@ from perdure.server.errors import ThreadBusy, UnknownRun
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
+from perdure.server.threads import Status
 
 KEPT: Final = 1_000
 """How many runs that have ended are known, for an hour at most."""
@@ -30,7 +31,11 @@ REPLAYED: Final = 20
 FEEDS: Final = 50
 """How many threads have events that can be read again, besides those that somebody reads."""
 _HOUR: Final = timedelta(hours=1)
-_AFTER: Final = {"success": "idle", "interrupted": "interrupted", "error": "error"}
+_AFTER: Final[Mapping[str, Status]] = {
+    "success": "idle",
+    "interrupted": "interrupted",
+    "error": "error",
+}
 _LOGGER: Final = logging.getLogger(__name__)
 
 
