@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.server.access import action
 from perdure.server.call import Caller
@@ -75,19 +78,20 @@ async def graph(
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
 async def schemas(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]:
-    """The schemas of its input, output and context; of its state, the output's."""
+    """The schemas of its input, output and context; null where its types have none in JSON."""
     await call.permit({"assistant_id": assistant_id})
     opened = graphs.opened(
         assistant_id, call.saver, call.store, access="assistants.read", user=call.identity.raw
     )
     async with opened as made:
+        output = _schema(made.get_output_jsonschema)
         return {
             "graph_id": graphs.name(assistant_id),
-            "input_schema": made.get_input_jsonschema(),
-            "output_schema": made.get_output_jsonschema(),
-            "state_schema": made.get_output_jsonschema(),
+            "input_schema": _schema(made.get_input_jsonschema),
+            "output_schema": output,
+            "state_schema": output,
             "config_schema": None,
-            "context_schema": made.get_context_jsonschema(),
+            "context_schema": _schema(made.get_context_jsonschema),
         }
 
 
@@ -101,6 +105,12 @@ async def change(call: Caller) -> None:
     raise HTTPException(
         405, "assistants are the graphs that the server was started with; it adds no others"
     )
+
+
+def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
+        return make()
+    return None
 
 
 def _found(graphs: Graphs, wanted: Search, permitted: dict[str, Any]) -> list[dict[str, Any]]:

@@ -129,8 +129,8 @@ async def join_stream(
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     run = await _run(call, runs, thread_id, run_id)
     given = request.headers.get("last-event-id", "")
-    last = min(int(given), run.events.log.last) if given.isdecimal() else run.events.log.first
-    return _streamed(run, last, modes={*stream_mode} - {""}, cancels=cancel_on_disconnect)
+    last = min(int(given), run.events.log.last) if given.isdecimal() else None
+    return _streamed(run, last, {*stream_mode} - {""}, cancel_on_disconnect)
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -201,7 +201,7 @@ def _path(run: Run) -> str:
 
 
 def _streamed(
-    run: Run, last: int = 0, *, modes: Collection[str] = (), cancels: bool | None = None
+    run: Run, last: int | None = None, modes: Collection[str] = (), cancels: bool | None = None
 ) -> Response:
     if cancels is None:
         cancels = run.request.on_disconnect == "cancel"
@@ -215,9 +215,11 @@ def _streamed(
 
 
 async def _frames(
-    run: Run, last: int, modes: Collection[str], cancels: bool
+    run: Run, last: int | None, modes: Collection[str], cancels: bool
 ) -> AsyncIterator[bytes]:
-    yield frame("metadata", {"run_id": run.run_id, "attempt": 1})
+    if last is None:
+        yield frame("metadata", {"run_id": run.run_id, "attempt": 1})
+        last = run.events.log.first
     try:
         async for entries in run.events.log.after(last):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
