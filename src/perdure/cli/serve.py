@@ -38,4 +38,4 @@ def serve(
         note(f"http://{host}:{port}/", "dim")
         served = None if graphs is None else Graphs.load(graphs)
         made = create_app(file.settings, graphs=served)
-        uvicorn.run(made, host=host, port=port, log_level="warning")
+        uvicorn.run(made, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

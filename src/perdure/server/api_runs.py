@@ -134,7 +134,7 @@ async def join_stream(
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
-@action("threads:create_run")
+@action("threads:update")
 async def cancel(
     call: Caller,
     runs: All,
@@ -242,6 +242,7 @@ async def _waited(run: Run, request: Request, *, joins: bool = False) -> Respons
             pass
 
     assert run.task is not None
+    events = run.events
     leaving = asyncio.create_task(left())
     try:
         await asyncio.wait([run.task, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -249,7 +250,7 @@ async def _waited(run: Run, request: Request, *, joins: bool = False) -> Respons
         leaving.cancel()
         if not run.ended and not joins and run.request.on_disconnect == "cancel":
             run.cancel()
-    output: Mapping[str, Any] | None = run.events.output
+    output: Mapping[str, Any] | None = events.output
     if run.error:
         output = {"__error__": run.error}
     path = _path(run)

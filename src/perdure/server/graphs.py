@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Self, TypeAlias, get_args, get_origin
 from uuid import UUID, uuid5
 
@@ -126,6 +127,8 @@ class Graphs:
         """
         name = self.name(assistant_id)
         source = self._sources[name]
+        if isinstance(source, _Own):
+            source = self._sources[name] = await asyncio.to_thread(source.make)
         if isinstance(source, Pregel | StateGraph):
             if (name, saver) not in self._bound:
                 self._bound[name, saver] = _bound(source, saver, store)
@@ -144,19 +147,17 @@ class Graphs:
 
 
 class _Own:
-    """Makes a graph of perdure's once, in the first run that needs it: its imports take seconds."""
+    """A graph of perdure's, made when it is first needed: its imports take seconds."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self._name, self._settings = name, settings
-        self._made: Graph | None = None
 
-    def __call__(self) -> Graph:
-        if self._made is None:
-            from perdure.graphs import configured
+    def make(self) -> Graph:
+        """Make it."""
+        from perdure.graphs import configured
 
-            make = {"chat": configured.chat_of, "agent": configured.agent_of}[self._name]
-            self._made = make(self._settings)
-        return self._made
+        make = {"chat": configured.chat_of, "agent": configured.agent_of}[self._name]
+        return make(self._settings)
 
 
 def imported(place: str, folder: Path) -> Any:
@@ -168,12 +169,7 @@ def imported(place: str, folder: Path) -> Any:
     module_name, _, attribute = place.rpartition(":")
     try:
         if module_name.endswith(".py"):
-            file = (folder / module_name).resolve()
-            spec = importlib.util.spec_from_file_location(file.stem, file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = _executed((folder / module_name).resolve())
         else:
             module = importlib.import_module(module_name)
         return getattr(module, attribute)
@@ -182,6 +178,25 @@ def imported(place: str, folder: Path) -> Any:
             f"{place!r} cannot be imported ({type(exc).__name__}: {exc}); expected "
             "'./file.py:name' or 'package.module:name'"
         ) from exc
+
+
+def _executed(file: Path) -> ModuleType:
+    """The module of a file, under its name, or a longer one if another module has that."""
+    name = file.stem
+    while (known := sys.modules.get(name)) is not None:
+        if getattr(known, "__file__", None) == str(file):
+            return known
+        name = f"{name}_graph"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _bound(graph: Any, saver: Checkpointer, store: WholeStore) -> Graph:

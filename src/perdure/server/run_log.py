@@ -66,11 +66,6 @@ class Log:
         self.closed = True
         self._wake()
 
-    def forget(self) -> None:
-        """Drop all events, unless somebody reads them."""
-        if not self.readers:
-            self._drop(0)
-
     async def after(self, number: int) -> AsyncIterator[list[Entry]]:
         """What follows an event, as it comes, until the log is closed.
 

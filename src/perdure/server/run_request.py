@@ -148,7 +148,7 @@ class RunRequest(BaseModel):
         }
         return {
             "configurable": {
-                **{name: each for name, each in self.config.configurable.items() if each},
+                **self.config.configurable,
                 **{name: each for name, each in place.items() if each},
                 **about,
                 "thread_id": thread_id,

@@ -27,7 +27,7 @@ from perdure.server.threads import Status
 KEPT: Final = 1_000
 """How many runs that have ended are known, for an hour at most."""
 REPLAYED: Final = 20
-"""Of how many runs that have ended the events can be read again, if they are resumable."""
+"""Of how many runs that have ended the events and the output can be read again."""
 FEEDS: Final = 50
 """How many threads have events that can be read again, besides those that somebody reads."""
 _HOUR: Final = timedelta(hours=1)
@@ -180,6 +180,12 @@ class Runs:
         run.task = asyncio.create_task(self._execute(run, call))
         return run
 
+    async def stop(self, tenant: str | None, thread_id: str) -> None:
+        """Cancel the runs of a thread, and wait until they have ended."""
+        for run in self.active(tenant, thread_id):
+            run.cancel()
+            await run.wait()
+
     async def aclose(self, timeout_s: float = 5) -> None:
         """Cancel what runs, and wait until it has ended."""
         running = [run for runs in self._runs.values() for run in runs.values() if not run.ended]
@@ -202,6 +208,7 @@ class Runs:
             _LOGGER.exception("the end of run %s could not be stored", run.run_id)
         finally:
             run.events.log.close()
+            run.updated_at = datetime.now(UTC)
             self._forget(run)
 
     async def _turn(self, run: Run, call: Call) -> None:
@@ -229,11 +236,9 @@ class Runs:
 
     def _forget(self, ended: Run) -> None:
         self._done.append(ended)
-        if not ended.request.stream_resumable:
-            ended.events.log.forget()
+        ended.request.input = ended.request.command = None
         if len(self._done) > REPLAYED:
-            self._done[-REPLAYED - 1].events.log.forget()
-            self._done[-REPLAYED - 1].events.output = None
+            self._done[-REPLAYED - 1].events = _Forgotten()  # who reads the others has them still
         old = datetime.now(UTC) - _HOUR
         while len(self._done) > KEPT or self._done[0].updated_at < old:
             run = self._done.popleft()
@@ -241,6 +246,17 @@ class Runs:
             del of_thread[run.run_id]
             if not of_thread:
                 del self._runs[run.tenant, run.thread_id]
+
+
+class _Forgotten:
+    """The events of a run that ended a while ago."""
+
+    def __init__(self) -> None:
+        self.log, self.output, self.interrupted = Log(), None, False
+        self.log.close()
+
+    async def play(self, graph: Graph, given: Any, config: RunnableConfig) -> None:
+        """It is over."""
 
 
 @contextlib.contextmanager
@@ -257,8 +273,6 @@ def _outcome(run: Run) -> Iterator[None]:
         _LOGGER.warning("run %s failed", run.run_id, exc_info=True)
         run.status = "error"
         run.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
-    finally:
-        run.updated_at = datetime.now(UTC)
 
 
 def _callbacks(saver: Checkpointer) -> list[BaseCallbackHandler]:
