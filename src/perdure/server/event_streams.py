@@ -5,6 +5,7 @@ The events are those of `graph.astream_events(version="v3")`, numbered through t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ from perdure.server.run_request import RunRequest
 from perdure.server.runs import Run, Runs
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
+ASKS_AFTER_S: Final = 0.2
+"""Clients stop reading events when they are asked, so a short run's must have reached them."""
 _CHANNELS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 
 
@@ -130,7 +133,8 @@ async def _frames(feed: Feed, wanted: Subscription) -> AsyncIterator[bytes]:
             found = [each for each in entries if matches_subscription(each.kind, params)]
             if found:
                 yield b"".join(each.frame for each in found)
-            feed.told |= fresh and feed.last == entries[-1].number
+            if fresh:
+                feed.tell(entries[-1].number)
 
 
 class ThreadEvents:
@@ -146,12 +150,12 @@ class ThreadEvents:
         """Send the events of a run to a feed; tell it of the run's end."""
         self._feed, self._run_id = feed, run.run_id
         assert run.task is not None
-        run.task.add_done_callback(lambda _: self._finish(run))
+        run.task.add_done_callback(lambda task: self._finish(run, task.get_loop()))
         return feed
 
     async def play(self, graph: Graph, given: Any, config: RunnableConfig) -> None:
         """Run a graph to its end; an input answers the interrupt that waits, if one does."""
-        self._feed.begin()
+        self._feed.begin(self)
         self._add("lifecycle", [], {"event": "running"})
         if given is not None and not isinstance(given, Command):
             waiting = (await graph.aget_state(config)).interrupts
@@ -202,19 +206,29 @@ class ThreadEvents:
             case _:
                 yield method, ns, data
 
-    def _finish(self, run: Run) -> None:
-        ended: dict[str, Any] = {"event": "completed"}
+    def _finish(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
         if run.error:
-            ended = {"event": "failed", "error": f"{run.error['error']}: {run.error['message']}"}
+            why = f"{run.error['error']}: {run.error['message']}"
+            self._end({"event": "failed", "error": why})
         elif run.cancelled:
-            ended = {"event": "failed", "error": "the run was cancelled"}
+            self._end({"event": "failed", "error": "the run was cancelled"})
         elif run.status == "interrupted":
-            ended = {"event": "interrupted"}
-            for key, (ns, value) in self._interrupts.items():
-                asked = {"interrupt_id": key, "value": value, "payload": value}
-                self._add("input.requested", ns, asked)
-        self._add("lifecycle", [], ended)
-        self._feed.pending = ended["event"] == "interrupted"
+            loop.call_later(ASKS_AFTER_S, self._ask)
+        else:
+            self._end({"event": "completed"})
+
+    def _end(self, how: Mapping[str, str]) -> None:
+        self._add("lifecycle", [], how)
+        self._feed.end()
+
+    def _ask(self) -> None:
+        if self._feed.run is not self:
+            return  # the next run has begun
+        for key, (ns, value) in self._interrupts.items():
+            self._add(
+                "input.requested", ns, {"interrupt_id": key, "value": value, "payload": value}
+            )
+        self._add("lifecycle", [], {"event": "interrupted"})
 
     def _add(self, method: str, namespace: list[str], data: Any) -> None:
         number = self._feed.last + 1

@@ -105,20 +105,27 @@ class Feed(Log):
     """The events of a thread, through its runs.
 
     Attributes:
-        told: Whether a reader that came without a place in it has had the newest run's end.
-        pending: Whether that run waits for an answer.
+        run: Whose events the newest are.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.told, self.pending = True, False
-        self._begun = 0
+        self.run: object = None
+        self._begun, self._ended, self._told = 0, 0, True
 
-    def begin(self) -> None:
+    def begin(self, run: object) -> None:
         """The next event is the first of a run."""
-        self.told, self.pending, self._begun = False, False, self.last
+        self.run, self._begun, self._ended, self._told = run, self.last, 0, False
+
+    def end(self) -> None:
+        """The last event was the last of its run."""
+        self._ended = self.last
 
     @property
     def unread(self) -> int:
-        """Where such a reader starts: at the newest run, unless it is over and that was told."""
-        return self._begun if self.pending or not self.told else self.last
+        """Where a reader starts that has no place: at the newest run, unless its end was told."""
+        return self.last if self._told else self._begun
+
+    def tell(self, number: int) -> None:
+        """Such a reader was sent the events up to a number."""
+        self._told |= 0 < self._ended <= number
