@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--streams", type=int, nargs="*", default=[20, 200])
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--model-s", type=float, default=5)
+    parser.add_argument("--model-s", type=float, default=10)
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()

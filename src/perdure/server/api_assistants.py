@@ -19,7 +19,7 @@ routes = APIRouter(prefix="/assistants", tags=["assistants"])
 _SINCE: Final = datetime.now(UTC).isoformat()
 
 
-def graphs_of(request: Request) -> Graphs:
+async def graphs_of(request: Request) -> Graphs:
     """The graphs that are served."""
     graphs: Graphs = request.app.state.graphs
     return graphs

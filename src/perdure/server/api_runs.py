@@ -28,7 +28,7 @@ SEND_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
 
 
-def runs_of(request: Request) -> Runs:
+async def runs_of(request: Request) -> Runs:
     """The runs of the process."""
     runs: Runs = request.app.state.runs
     return runs
