@@ -39,6 +39,7 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
+    VIEWS,
     log_spans,
     open_item,
     open_writes,
@@ -78,6 +79,7 @@ def erased(
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
+    views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
         channels = {*eraser.remover.channels}
@@ -90,7 +92,17 @@ def erased(
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
-    return ErasureReport(eraser.checkpoints, items, tuple(hashes), cancelled)
+    return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
+
+
+def _drop_views(reader: Reader, maintenance: Maintenance, thread_id: str, thread: int) -> Flow[int]:
+    """Remove what models were shown: memories and summaries in it may quote messages."""
+    views = 0
+    for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
+        if ns == VIEWS:
+            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
+            yield reader.sql("pin", 0, namespace)
+    return views
 
 
 def _erased_thread(

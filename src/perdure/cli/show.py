@@ -28,11 +28,12 @@ class _Node:
 @app.command()
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
+    from perdure.checkpointers import VIEWS
     from perdure.checkpointers.titles import about
 
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
-        found = file.saver.checkpoints(chosen)
+        found = [each for each in file.saver.checkpoints(chosen) if each.checkpoint_ns != VIEWS]
         title = about(file.saver, chosen).get("title", "")
     if json:
         as_json(found)

@@ -55,7 +55,8 @@ async def list_(
     """The memories, oldest first, of one kind or all; now, or as they were at a moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
     memories = await _permitted(call, asked)
-    return await memories.alist(kind=kind, limit=limit, offset=offset, as_of=as_of)
+    options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
+    return await memories.alist(**options, config=_config(call))
 
 
 @routes.post("/memories/search")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
-from langgraph.errors import InvalidUpdateError
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateUpdate
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure.errors import ConfigurationError, InvalidUpdate, UnknownThread, VersionConflict
+from perdure.errors import (
+    ConfigurationError,
+    InvalidUpdate,
+    PerdureError,
+    UnknownThread,
+    VersionConflict,
+)
 from perdure.server import states
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
@@ -134,12 +140,14 @@ async def create(call: Caller, request: Request, body: NewThread) -> Any:
         return await _whole(found, await found.threads.get(body.thread_id))
     if body.supersteps:
         async with states.graph_of(request, call, made) as graph:
-            config = states.config_of(made["thread_id"]) | _carried(call, made)
+            config = _carrying(call, made, states.config_of(made["thread_id"]))
             steps = [
                 [StateUpdate(each.values, each.as_node) for each in step.updates]
                 for step in body.supersteps
             ]
-            await states.served(graph, made).abulk_update_state(config, steps)
+            changing = states.served(graph, made)
+            with _refusing():
+                await changing.abulk_update_state(config, steps)
     return await _whole(call, made)
 
 
@@ -163,7 +171,8 @@ async def search(call: Caller, body: Search) -> Any:
 @action("threads:search")
 async def count(call: Caller, body: Wanted) -> Any:
     """How many threads match."""
-    return await call.threads.count(**await call.permit(body.model_dump()))
+    given = await call.permit(body.model_dump())
+    return await call.threads.count(**given)
 
 
 @routes.post("/threads/prune")
@@ -268,15 +277,9 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     config = states.config_of(thread_id, at)
     async with states.graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
         await states.state(None, call, config, subgraphs=False)  # whether there is the checkpoint
-        carried = _carried(call, thread)
-        config["configurable"] |= carried["configurable"]
-        config["metadata"] = carried["metadata"]
-        try:
-            new = await states.served(graph, thread).aupdate_state(
-                config, body.values, as_node=body.as_node
-            )
-        except InvalidUpdateError as exc:
-            raise InvalidUpdate(f"the update cannot be applied: {exc}") from exc
+        changing, config = states.served(graph, thread), _carrying(call, thread, config)
+        with _refusing():
+            new = await changing.aupdate_state(config, body.values, as_node=body.as_node)
     made = states.checkpoint_of(new)
     return {
         "checkpoint": made,
@@ -354,11 +357,24 @@ async def _history(call: Call, request: Request, thread_id: str, body: History) 
     return [states.selected(each, body.select) for each in found]
 
 
-def _carried(call: Call, thread: Thread) -> Any:
-    """What a new checkpoint says of its thread: whose it is, and the metadata."""
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Make an error of the graph that of the update: its channels take other values."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc!s:.300}"
+        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
+
+
+def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
     known = dict(thread["metadata"])
     owner = known.pop("owner", call.identity.user)
-    return {"configurable": {"user_id": known.pop("user_id", owner)}, "metadata": known}
+    user = known.pop("user_id", owner)
+    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 
 def _check_untimed(ttl: Any) -> None:

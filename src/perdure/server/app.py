@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -22,10 +22,14 @@ from perdure.server import (
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.graphs import Graphs
+from perdure.server.guard import LOOPBACK, Guard
+from perdure.server.limits import AtOnce, Limits, Rate
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 from perdure.server.runs import Runs
+from perdure.server.sessions import Sessions
+from perdure.server.sessions import routes as login_routes
 
 routes = APIRouter()
 
@@ -49,6 +53,8 @@ def create_app(
     *,
     access: Access | None = None,
     graphs: Graphs | None = None,
+    hosts: Collection[str] | None = LOOPBACK,
+    limits: Limits | None = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -57,8 +63,10 @@ def create_app(
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
         graphs: What is run; None: perdure's own chat and agent.
+        hosts: The names by which this server may be called; None: any.
+        limits: How much a client may ask for; None: the usual.
     """
-    chosen = chosen or settings.load()
+    chosen, limits = chosen or settings.load(), limits or Limits()
     served = graphs or Graphs.own(chosen)
 
     @asynccontextmanager
@@ -77,20 +85,32 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSON,
+        max_body_size=limits.body_bytes,
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings, app.state.graphs = chosen, served
+    app.state.sessions = sessions = Sessions()
+    app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
-    apis = (api_assistants, api_threads, api_runs, event_streams, api_store, api_memories)
-    for each in (routes, *(api.routes for api in apis)):
+    for each in (
+        routes,
+        login_routes,
+        api_assistants.routes,
+        api_threads.routes,
+        api_runs.routes,
+        event_streams.routes,
+        api_store.routes,
+        api_memories.routes,
+    ):
+        _check_actions(each)
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
-    _check_actions(app)
+    app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
     return app
 
 
-def _check_actions(app: FastAPI) -> None:
-    for route in app.routes:
+def _check_actions(router: APIRouter) -> None:
+    for route in router.routes:
         if isinstance(route, APIRoute) and not hasattr(route.endpoint, "action"):
             raise TypeError(f"{route.path} names no action; see perdure.server.access")

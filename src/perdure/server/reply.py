@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 from fastapi import FastAPI
@@ -12,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -33,12 +34,10 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Forbidden, Unauthenticated
+from perdure.server.access import Refused, Unauthenticated
 from perdure.server.errors import UnknownGraph, UnknownRun
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
-    Unauthenticated: 401,
-    Forbidden: 403,
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
     (UnknownGraph, UnknownRun): 404,
     (VersionConflict, AlreadyLocked): 409,
@@ -84,7 +83,24 @@ class JSON(Response):
 
 def status_of(error: PerdureError) -> int:
     """The status of HTTP for an error."""
+    if isinstance(error, Refused):
+        return error.status
     return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
+
+
+def refusal(request: Request, error: PerdureError) -> Response:
+    """The reply to a request that failed; to a browser without a session, the page to log in."""
+    headers = error.headers if isinstance(error, Refused) else {}
+    if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
+        part = "hx-request" in request.headers  # of the page that is shown
+        here = urlsplit(request.headers.get("hx-current-url", "") if part else str(request.url))
+        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
+        login = f"/ui/login?next={quote(back, safe='')}"
+        if part:
+            return Response(status_code=401, headers={"HX-Redirect": login})
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(login, 303)
+    return JSONResponse({"detail": str(error)}, status_of(error), headers)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -93,7 +109,7 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return JSON({"detail": str(error)}, status_of(error))
+        return refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: Exception) -> Response:
