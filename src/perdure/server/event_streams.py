@@ -22,8 +22,7 @@ from sse_starlette import EventSourceResponse
 from perdure.server.access import action
 from perdure.server.api_runs import PING_S, SEND_S, All, begin
 from perdure.server.call import Call, Caller
-from perdure.server.errors import UnknownGraph
-from perdure.server.graphs import Graph
+from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import Feed, Log
@@ -53,7 +52,7 @@ class Subscription(BaseModel):
     since: int | None = Field(None, ge=0)
 
 
-class Refused(Exception):
+class NotObeyed(Exception):
     """A command that is not obeyed, with its code in the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -71,11 +70,11 @@ async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Respo
         elif order.method == "input.respond":
             body = _request({**order.params, **await _answer(call, runs, thread_id, order.params)})
         else:
-            raise Refused("not_supported", f"{order.method!r} is no command of this server")
+            raise NotObeyed("not_supported", f"{order.method!r} is no command of this server")
         events = ThreadEvents()
         run = await begin(call, runs, body, thread_id, events)
-    except (Refused, UnknownGraph) as exc:
-        code = exc.code if isinstance(exc, Refused) else "invalid_argument"
+    except (NotObeyed, UnknownGraph) as exc:
+        code = exc.code if isinstance(exc, NotObeyed) else "invalid_argument"
         return JSON({"type": "error", "id": order.id, "error": code, "message": str(exc)})
     feed = events.connect(run, runs.feed(call.identity.tenant, thread_id))
     return JSON(
@@ -103,7 +102,7 @@ def _request(params: Mapping[str, Any]) -> RunRequest:
     try:
         return RunRequest(**{name: params[name] for name in names}, if_not_exists="create")
     except ValidationError as exc:
-        raise Refused("invalid_argument", str(exc)) from exc
+        raise NotObeyed("invalid_argument", str(exc)) from exc
 
 
 async def _answer(
@@ -114,7 +113,7 @@ async def _answer(
     try:
         resume = {each["interrupt_id"]: each["response"] for each in answers}
     except (KeyError, TypeError) as exc:
-        raise Refused("invalid_argument", "an answer needs interrupt_id and response") from exc
+        raise NotObeyed("invalid_argument", "an answer needs interrupt_id and response") from exc
     order = {name: params[name] for name in ("update", "goto") if params.get(name)}
     if known := runs.of(call.identity.tenant, thread_id):
         graph = known[0].graph

@@ -24,7 +24,7 @@ from langgraph_sdk.runtime import AccessContext, ServerRuntime
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
-from perdure.server.errors import UnknownGraph
+from perdure.server.access import Refused
 from perdure.settings import Settings
 from perdure.stores.whole_store import WholeStore
 
@@ -34,6 +34,12 @@ Source: TypeAlias = Any
 _ASSISTANTS: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # What `ServerRuntime` may be: for runs, and for reading.
 _RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__value__))
+
+
+class UnknownGraph(Refused):
+    """No graph that is served has this name or assistant_id."""
+
+    status = 404
 
 
 class Graphs:

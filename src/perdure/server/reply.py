@@ -35,11 +35,9 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.server.access import Refused, Unauthenticated
-from perdure.server.errors import UnknownGraph, UnknownRun
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
-    (UnknownGraph, UnknownRun): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
     StorageFull: 507,

@@ -17,8 +17,8 @@ from langchain_core.runnables import RunnableConfig
 
 import perdure.memory
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.server.access import Refused
 from perdure.server.call import Call
-from perdure.server.errors import ThreadBusy, UnknownRun
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
@@ -37,6 +37,18 @@ _AFTER: Final[Mapping[str, Status]] = {
     "error": "error",
 }
 _LOGGER: Final = logging.getLogger(__name__)
+
+
+class UnknownRun(Refused):
+    """The thread has no such run, or the server has forgotten it."""
+
+    status = 404
+
+
+class ThreadBusy(Refused):
+    """A run is under way on the thread, and the request does not wait for it."""
+
+    status = 409
 
 
 class Events(Protocol):
