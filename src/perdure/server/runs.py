@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 from uuid import uuid4
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -81,7 +81,7 @@ class Run:
     error: Mapping[str, str] | None = None
     cancelled: str | None = None
     task: asyncio.Task[None] | None = None
-    begun: bool = False
+    phase: Literal["new", "playing", "over"] = "new"
 
     @property
     def ended(self) -> bool:
@@ -90,10 +90,10 @@ class Run:
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
-        if self.ended or self.cancelled:
-            return
+        if self.phase == "over" or self.cancelled:
+            return  # what it came to is being stored
         self.cancelled = action
-        if self.begun and self.task is not None:  # a task that has not begun would not clean up
+        if self.phase == "playing" and self.task is not None:  # a new one sees it as it begins
             self.task.cancel()
 
     async def wait(self) -> None:
@@ -207,13 +207,14 @@ class Runs:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     async def _execute(self, run: Run, call: Call) -> None:
-        run.begun, rejects = True, run.request.multitask_strategy == "reject"
+        run.phase, rejects = "playing", run.request.multitask_strategy == "reject"
         try:
             with _outcome(run):
                 if run.cancelled:
                     raise asyncio.CancelledError
                 async with call.saver.lock(run.thread_id, timeout_s=0 if rejects else None):
                     await self._turn(run, call)
+            run.phase = "over"
             if run.temporary:
                 await call.threads.delete(run.thread_id)
         except Exception:
@@ -241,6 +242,7 @@ class Runs:
             async with opened as graph:
                 await run.events.play(graph, request.given(), config)
             run.status = "interrupted" if run.events.interrupted else "success"
+        run.phase = "over"
         if run.cancelled == "rollback":
             await saver.adelete_for_runs([run.run_id])
         if not run.temporary:
