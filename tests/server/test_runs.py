@@ -21,6 +21,8 @@ from langgraph_sdk.errors import ConflictError, NotFoundError
 from starlette.requests import HTTPConnection
 
 from perdure import SQLiteCheckpointer
+from perdure.graphs import chat_graph
+from perdure.memory import views
 from perdure.server import create_app
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.graphs import Graphs
@@ -37,7 +39,7 @@ def gate() -> Gate:
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
     made = {"ask": ask().compile(), "fail": fail(), "model": model(), "who": lambda: who()}
-    return Graphs({"talk": talk(gate), **made})
+    return Graphs({"talk": talk(gate), "chat": chat_graph(), **made})
 
 
 @pytest.fixture
@@ -104,6 +106,14 @@ def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
     assert {each["type"] for each in partial} == {"ai"}
     [metadata] = [data for event, data in named if event == "messages/metadata"]
     assert metadata[partial[0]["id"]]["metadata"]["langgraph_node"] == "speak"
+
+
+def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Settings) -> None:
+    sdk.runs.wait("t", "chat", input=says("I like figs"))
+
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        [view] = views(saver, "t")
+    assert [message.text for message in view.messages][-1] == "I like figs"
 
 
 def test_streams_tell_nothing_of_the_login(settings: Settings, graphs: Graphs) -> None:
@@ -306,7 +316,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"after_seconds": 5}, 422, "after_seconds is 5"),
     ({"command": {"resume": 1}}, 422, "not both"),
     ({"stream_mode": "events"}, 422, "stream_mode"),
-    ({"assistant_id": "none"}, 404, "the graphs are talk"),
+    ({"assistant_id": "none"}, 404, "the graphs are talk, chat"),
     ({"assistant_id": 5}, 422, "assistant_id"),
 ]
 

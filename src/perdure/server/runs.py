@@ -12,11 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 from uuid import uuid4
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 
-import perdure.memory
-from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.memory import record_views
 from perdure.server.access import Refused
 from perdure.server.call import Call
 from perdure.server.graphs import Graph, Graphs
@@ -231,7 +229,7 @@ class Runs:
         if identity.raw is not None:
             about["langgraph_auth_user"] = identity.raw
         config = request.runnable(run.thread_id, identity.user, run.run_id, about)
-        config["callbacks"] = _callbacks(saver)
+        config["callbacks"] = [record_views(saver)]
         opened = self._graphs.opened(
             *(run.graph, saver, call.store, config),
             access="threads.create_run",
@@ -287,8 +285,3 @@ def _outcome(run: Run) -> Iterator[None]:
         _LOGGER.warning("run %s failed", run.run_id, exc_info=True)
         run.status = "error"
         run.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
-
-
-def _callbacks(saver: Checkpointer) -> list[BaseCallbackHandler]:
-    record = getattr(perdure.memory, "record_views", None)
-    return [record(saver)] if record else []
