@@ -70,7 +70,7 @@ def serve(db: str, port: int, model_s: float) -> None:
 
     graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").compile()
     app = create_app(Settings(db=db, user="ann"), graphs=Graphs({"chat": graph}))
-    uvicorn.run(app, port=port, log_level="warning")
+    uvicorn.run(app, port=port, log_level="warning", timeout_keep_alive=75)
 
 
 async def talk(
