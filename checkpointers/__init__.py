@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.records import VIEWS
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
-    "VIEWS",
     "CheckpointInfo",
     "ErasureReport",
     "HistoryItem",
