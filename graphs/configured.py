@@ -29,7 +29,19 @@ TOKENS = 8_000
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """A chat that recalls and remembers, with a window and, where there is a model, a summary."""
-    model, namespace = configured_model(_chosen()), _namespace(config)
+    return chat_of(_chosen(), _namespace(config))
+
+
+def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+    """The memory agent, with a window."""
+    return agent_of(_chosen(), _namespace(config))
+
+
+def chat_of(
+    chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
+) -> CompiledStateGraph[Any, None, Any, Any]:
+    """`memory_chat` with the model of these settings."""
+    model = configured_model(chosen)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
         options: Any = {"trigger": ("tokens", TOKENS * 3 // 4), "keep": ("tokens", TOKENS // 4)}
@@ -38,10 +50,12 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     return chat_graph(model, memory=parts)
 
 
-def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """The memory agent, with a window."""
-    model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
-    return memory_agent(model, memory=[window], namespace=_namespace(config))
+def agent_of(
+    chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
+) -> CompiledStateGraph[Any, None, Any, Any]:
+    """`agent` with the model of these settings."""
+    model, window = configured_model(chosen), trim(max_tokens=TOKENS)
+    return memory_agent(model, memory=[window], namespace=namespace)
 
 
 @asynccontextmanager

@@ -33,7 +33,8 @@ def serve(
         typer.Option(metavar="FILE:NAME", help="Handlers of langgraph_sdk.Auth, in place of keys."),
     ] = None,
     graphs: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A langgraph.json: its authentication.")
+        str | None,
+        typer.Option(metavar="FILE", help="A langgraph.json: its graphs and authentication."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -63,6 +64,7 @@ def serve(
 
         from perdure.server import create_app
         from perdure.server.audit import Audit
+        from perdure.server.graphs import Graphs
         from perdure.server.guard import LOOPBACK
         from perdure.server.keys import new_key as made_key
         from perdure.server.request_log import log_to_stderr
@@ -86,9 +88,11 @@ def serve(
         file = stack.enter_context(opened(db, user, create=True))
         _check_tenants(access, file.settings.db)
         listening = stack.enter_context(_listening(host, port))
+        served = Graphs.load(graphs) if graphs else None
         made = create_app(
             file.settings,
             access=access,
+            graphs=served,
             hosts=hosts,
             audit=Audit(audit),
             telemetry=Telemetry.configured(metrics=metrics),

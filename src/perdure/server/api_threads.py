@@ -215,9 +215,11 @@ async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChan
 
 @routes.delete("/threads/{thread_id}", status_code=204)
 @action("threads:delete")
-async def delete(call: Caller, thread_id: Id) -> None:
+async def delete(call: Caller, request: Request, thread_id: Id) -> None:
     """Delete a thread with its checkpoints; memories that rest on it stay."""
     await call.permit({"thread_id": thread_id})
+    await call.threads.get(thread_id)
+    await request.app.state.runs.stop(call.identity.tenant, thread_id)
     await call.threads.delete(thread_id)
 
 

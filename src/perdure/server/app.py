@@ -12,16 +12,26 @@ from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
-from perdure.server import api_memories, api_store, api_threads, mcp
+from perdure.server import (
+    api_assistants,
+    api_memories,
+    api_runs,
+    api_store,
+    api_threads,
+    event_streams,
+    mcp,
+)
 from perdure.server.access import Access, Local, action, public
 from perdure.server.audit import Audit
 from perdure.server.call import Caller, Databases
+from perdure.server.graphs import Graphs
 from perdure.server.guard import LOOPBACK, Guard
 from perdure.server.limits import AtOnce, Limits, Rate
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 from perdure.server.request_log import RequestLog
+from perdure.server.runs import Runs
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
@@ -56,6 +66,7 @@ def create_app(
     chosen: settings.Settings | None = None,
     *,
     access: Access | None = None,
+    graphs: Graphs | None = None,
     hosts: Collection[str] | None = LOOPBACK,
     limits: Limits | None = None,
     audit: Audit | None = None,
@@ -67,19 +78,23 @@ def create_app(
         chosen: The settings; None: those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
+        graphs: What is run; None: perdure's own chat and agent.
         hosts: The names by which this server may be called; None: any.
         limits: How much a client may ask for; None: the usual.
         audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
         telemetry: Metrics and spans; None: neither.
     """
     chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
+    served = graphs or Graphs.own(chosen)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.databases = Databases(chosen, telemetry)
+        app.state.runs = Runs(served)
         try:
             yield
         finally:
+            await app.state.runs.aclose()
             await app.state.databases.aclose()
             audit.close()
 
@@ -94,7 +109,7 @@ def create_app(
         max_body_size=limits.body_bytes,
     )
     app.state.access = access or Local(chosen.user)
-    app.state.settings = chosen
+    app.state.settings, app.state.graphs = chosen, served
     app.state.audit, app.state.telemetry = audit, telemetry
     app.state.sessions = sessions = Sessions()
     app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
@@ -103,7 +118,10 @@ def create_app(
     for each in (
         routes,
         login_routes,
+        api_assistants.routes,
         api_threads.routes,
+        api_runs.routes,
+        event_streams.routes,
         api_store.routes,
         api_memories.routes,
         mcp.routes,

@@ -1,0 +1,242 @@
+"""The graphs that the server runs: perdure's own, or those of a `langgraph.json`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Self, TypeAlias, get_args, get_origin
+from uuid import UUID, uuid5
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+from langgraph_sdk.runtime import AccessContext, ServerRuntime
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.errors import ConfigurationError
+from perdure.server.access import Refused
+from perdure.settings import Settings
+from perdure.stores.whole_store import WholeStore
+
+Graph: TypeAlias = Pregel[Any, Any, Any, Any]
+Source: TypeAlias = Any
+"""A graph, compiled or not, or a function that makes one, awaited or not, or a context of one."""
+_ASSISTANTS: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
+# What `ServerRuntime` may be: for runs, and for reading.
+_RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__value__))
+
+
+class UnknownGraph(Refused):
+    """No graph that is served has this name or assistant_id."""
+
+    status = 404
+
+
+class Graphs:
+    """Graphs by their names; each has one assistant.
+
+    Args:
+        sources: By name.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources = dict(sources)
+        self._names = {str(uuid5(_ASSISTANTS, name)): name for name in sources}
+        self._bound: dict[tuple[str, Checkpointer], Graph] = {}
+
+    @classmethod
+    def own(cls, settings: Settings) -> Self:
+        """The chat and the agent, with the model of the settings."""
+        return cls({name: _Own(name, settings) for name in ("chat", "agent")})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Import the graphs of a `langgraph.json`; its folder and dependencies join `sys.path`.
+
+        Raises:
+            ConfigurationError: The file, or a graph that it names, cannot be read or imported.
+        """
+        file = Path(path).resolve()
+        try:
+            found = json.loads(file.read_text())
+            named = {name: _path_in(place) for name, place in found["graphs"].items()}
+        except (OSError, ValueError, KeyError, AttributeError) as exc:
+            raise ConfigurationError(
+                f'{str(path)!r} is no langgraph.json with "graphs": {{"name": "./file.py:graph"}} '
+                f"({exc})"
+            ) from exc
+        for folder in [".", *filter(_is_folder, found.get("dependencies", []))]:
+            if (place := str((file.parent / folder).resolve())) not in sys.path:
+                sys.path.insert(0, place)
+        os.environ.update(_environment(found.get("env", {}), file.parent))
+        return cls({name: imported(place, file.parent) for name, place in named.items()})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def serves(self, assistant_id: str) -> bool:
+        """Whether there is a graph of this name, or an assistant of this id."""
+        return self._names.get(assistant_id, assistant_id) in self._sources
+
+    def name(self, assistant_id: str) -> str:
+        """The name of a graph, of its name or of its assistant's id.
+
+        Raises:
+            UnknownGraph: It is not served.
+        """
+        name = self._names.get(assistant_id, assistant_id)
+        if not self.serves(assistant_id):
+            raise UnknownGraph(
+                f"there is no assistant {assistant_id!r}; the graphs are {', '.join(self._sources)}"
+            )
+        return name
+
+    def assistant_id(self, name: str) -> str:
+        """The id of a graph's assistant."""
+        return str(uuid5(_ASSISTANTS, name))
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        assistant_id: str,
+        saver: Checkpointer,
+        store: WholeStore,
+        config: RunnableConfig | None = None,
+        *,
+        access: AccessContext = "threads.read",
+        user: Any = None,
+        context: Any = None,
+    ) -> AsyncIterator[Graph]:
+        """A graph with this checkpointer and store.
+
+        Args:
+            assistant_id: A graph's name, or the id of its assistant.
+            saver: The checkpointer.
+            store: The store.
+            config: For a function that makes the graph.
+            access: What the graph is used for, for such a function.
+            user: What the authentication handler returned, for such a function.
+            context: The run's, for such a function.
+
+        Raises:
+            UnknownGraph: It is not served.
+        """
+        name = self.name(assistant_id)
+        source = self._sources[name]
+        if isinstance(source, _Own):
+            source = self._sources[name] = await asyncio.to_thread(source.make)
+        if isinstance(source, Pregel | StateGraph):
+            if (name, saver) not in self._bound:
+                self._bound[name, saver] = _bound(source, saver, store)
+            yield self._bound[name, saver]
+            return
+        shared = {"access_context": access, "user": user, "store": store}
+        runtime = partial(_RUNNING, context=context) if access == "threads.create_run" else _READING
+        made = await asyncio.to_thread(_made, source, config or {}, runtime(**shared))
+        if inspect.isawaitable(made):
+            made = await made
+        if hasattr(made, "__aenter__"):
+            async with made as graph:
+                yield _bound(graph, saver, store)
+        else:
+            yield _bound(made, saver, store)
+
+
+class _Own:
+    """A graph of perdure's, made when it is first needed: its imports take seconds."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self._name, self._settings = name, settings
+
+    def make(self) -> Graph:
+        """Make it."""
+        from perdure.graphs import configured
+
+        make = {"chat": configured.chat_of, "agent": configured.agent_of}[self._name]
+        return make(self._settings)
+
+
+def imported(place: str, folder: Path) -> Any:
+    """What `"./file.py:name"`, relative to a folder, or `"package.module:name"` names.
+
+    Raises:
+        ConfigurationError: It cannot be imported, or there is no such name.
+    """
+    module_name, _, attribute = place.rpartition(":")
+    try:
+        if module_name.endswith(".py"):
+            module = _executed((folder / module_name).resolve())
+        else:
+            module = importlib.import_module(module_name)
+        return getattr(module, attribute)
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{place!r} cannot be imported ({type(exc).__name__}: {exc}); expected "
+            "'./file.py:name' or 'package.module:name'"
+        ) from exc
+
+
+def _executed(file: Path) -> ModuleType:
+    """The module of a file, under its name, or a longer one if another module has that."""
+    name = file.stem
+    while (known := sys.modules.get(name)) is not None:
+        if getattr(known, "__file__", None) == str(file):
+            return known
+        name = f"{name}_graph"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _bound(graph: Any, saver: Checkpointer, store: WholeStore) -> Graph:
+    if isinstance(graph, StateGraph):
+        return graph.compile(checkpointer=saver, store=store)
+    if not isinstance(graph, Pregel):
+        raise ConfigurationError(f"a graph is {graph!r}; expected a StateGraph or a compiled graph")
+    return graph.copy({"checkpointer": saver, "store": store})
+
+
+def _made(make: Any, config: RunnableConfig, runtime: Any) -> Any:
+    """Call a function that takes nothing, a config, a `ServerRuntime`, or both."""
+    given = []
+    for parameter in inspect.signature(make).parameters.values():
+        wants = parameter.name == "runtime" or "ServerRuntime" in str(parameter.annotation)
+        if wants or parameter.default is parameter.empty:
+            given.append(runtime if wants else config)
+    return make(*given)
+
+
+def _path_in(place: Any) -> str:
+    return str(place["path"] if isinstance(place, Mapping) else place)
+
+
+def _is_folder(dependency: str) -> bool:
+    return dependency.startswith(".")
+
+
+def _environment(given: Any, folder: Path) -> dict[str, str]:
+    if isinstance(given, Mapping):
+        return {name: str(value) for name, value in given.items()}
+    try:
+        lines = (folder / given).read_text().splitlines()
+    except OSError as exc:
+        raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,0 +1,161 @@
+"""What a client asks a run to do, checked: nobody runs as somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import Command, Send
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+Mode = Literal[
+    "values",
+    "updates",
+    "messages",
+    "messages-tuple",
+    "custom",
+    "debug",
+    "tasks",
+    "checkpoints",
+]
+_OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
+_LATER: Final = "; this server runs at once and calls no address back"
+_REFUSED: Final = {
+    "after_seconds": _LATER,
+    "webhook": _LATER,
+    "strict_resume": "; answers to interrupts that do not wait are ignored",
+}
+
+
+class Goto(BaseModel):
+    """A node to go to, with an input of its own."""
+
+    node: str
+    input: Any = None
+
+
+class Order(BaseModel):
+    """langgraph's `Command`."""
+
+    update: dict[str, Any] | list[tuple[str, Any]] | None = None
+    resume: Any = None
+    goto: str | Goto | list[str | Goto] = Field(default_factory=list[str | Goto])
+
+    def command(self) -> Command[Any]:
+        """As langgraph takes it."""
+        goto = self.goto if isinstance(self.goto, list) else [self.goto]
+        return Command(
+            update=self.update,
+            resume=self.resume,
+            goto=[each if isinstance(each, str) else Send(each.node, each.input) for each in goto],
+        )
+
+
+class Configured(BaseModel):
+    """Of langchain's config, what a client may set."""
+
+    tags: list[str] = Field(default_factory=list)
+    recursion_limit: int = Field(default=25, ge=1, le=1000)
+    configurable: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Place(BaseModel):
+    """Where to go on from."""
+
+    thread_id: str | None = None
+    checkpoint_id: str | None = None
+    checkpoint_ns: str | None = None
+    checkpoint_map: dict[str, Any] | None = None
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class RunRequest(BaseModel):
+    """The body of a request for a run, as `langgraph_sdk` sends it."""
+
+    assistant_id: str
+    input: Any = None
+    command: Order | None = None
+    checkpoint: Place | None = None
+    checkpoint_id: str | None = None
+    config: Configured = Configured()
+    context: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    interrupt_before: Literal["*"] | list[str] | None = None
+    interrupt_after: Literal["*"] | list[str] | None = None
+    stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
+    stream_subgraphs: bool = False
+    stream_resumable: bool = False
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    on_completion: Literal["delete", "keep"] = "delete"
+    multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] = "enqueue"
+    if_not_exists: Literal["reject", "create"] = "reject"
+    durability: Literal["sync", "async", "exit"] | None = None
+    after_seconds: float | None = None
+    webhook: str | None = None
+    strict_resume: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, why in _REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)!r}{why}: leave it out")
+        if self.input is not None and self.command is not None:
+            raise ValueError("a run has an input or a command, not both")
+        return self
+
+    def given(self) -> Any:
+        """The graph's input."""
+        return self.command.command() if self.command else self.input
+
+    def check(self, thread_id: str, user: str) -> None:
+        """Refuse what the server alone decides.
+
+        Raises:
+            ValueError: The config or the metadata name another user or thread, or langgraph's own
+                keys.
+        """
+        own = {"thread_id": thread_id, "user_id": user, "owner": user}
+        place = {"thread_id": self.checkpoint.thread_id} if self.checkpoint else {}
+        for part in (self.config.configurable, self.config.metadata, self.metadata, place):
+            for name, value in part.items():
+                ours = name in _OURS or name.startswith(("__", "langgraph_"))
+                if ours and value is not None and value != own.get(name):
+                    raise ValueError(
+                        f"{name!r} is {value!r}, and the server alone sets it: leave it out"
+                    )
+
+    def runnable(
+        self, thread_id: str, user: str, run_id: str, about: Mapping[str, Any]
+    ) -> RunnableConfig:
+        """The config of the run.
+
+        Args:
+            thread_id: The thread.
+            user: Whose it is.
+            run_id: The run.
+            about: What langgraph gives graphs and checkpoints besides: the graph, the login.
+        """
+        at = self.checkpoint or Place()
+        place = {
+            "checkpoint_id": self.checkpoint_id or at.checkpoint_id,
+            "checkpoint_ns": at.checkpoint_ns,
+            "checkpoint_map": at.checkpoint_map,
+        }
+        return {
+            "configurable": {
+                **self.config.configurable,
+                **{name: each for name, each in place.items() if each},
+                **about,
+                "thread_id": thread_id,
+                "user_id": user,
+                "run_id": run_id,
+            },
+            "metadata": {**self.config.metadata, **self.metadata},
+            "tags": self.config.tags,
+            "recursion_limit": self.config.recursion_limit,
+        }

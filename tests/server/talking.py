@@ -1,0 +1,99 @@
+"""Graphs whose nodes go on when a test says so, and clients of the server that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import interrupt
+
+
+class State(TypedDict):
+    """A conversation, and what was heard in it."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    heard: Annotated[list[str], operator.add]
+
+
+class Gate:
+    """Where a node waits; `reached` when it does, until `open` is set."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    async def pass_through(self) -> None:
+        """Wait until it is open."""
+        self.reached.set()
+        while not self.open.is_set():  # noqa: ASYNC110 - a test opens it, in another thread
+            await asyncio.sleep(0.005)
+
+
+def talk(gate: Gate) -> StateGraph[State]:
+    """Hears the last message in one step, and answers in the next, behind a gate."""
+
+    def hear(state: State) -> dict[str, Any]:
+        return {"heard": [state["messages"][-1].text]}
+
+    async def answer(state: State) -> dict[str, Any]:
+        get_stream_writer()({"thinking": True})
+        await gate.pass_through()
+        return {"messages": [AIMessage(f"heard {len(state['heard'])}")]}
+
+    made = StateGraph(State).add_node(hear).add_node(answer)
+    return made.add_edge(START, "hear").add_edge("hear", "answer")
+
+
+def ask() -> StateGraph[State]:
+    """Asks somebody, and hears the answer."""
+
+    def hear(state: State) -> dict[str, Any]:
+        return {"heard": [interrupt("Are you sure?")]}
+
+    return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+def fail() -> StateGraph[State]:
+    """Hears, then fails."""
+
+    def hear(state: State) -> dict[str, Any]:
+        return {"heard": [state["messages"][-1].text]}
+
+    def stumble(state: State) -> dict[str, Any]:
+        raise ZeroDivisionError("one by none")
+
+    made = StateGraph(State).add_node(hear).add_node(stumble)
+    return made.add_edge(START, "hear").add_edge("hear", "stumble")
+
+
+def model() -> StateGraph[MessagesState]:
+    """A model that streams its answer, in a graph within a graph."""
+
+    async def speak(state: MessagesState) -> dict[str, Any]:
+        said = GenericFakeChatModel(messages=iter([AIMessage("three short words")]))
+        return {"messages": [await said.ainvoke(state["messages"])]}
+
+    inner = StateGraph(MessagesState).add_node(speak).add_edge(START, "speak").compile()
+    return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
+
+
+def who() -> StateGraph[State]:
+    """Tells what the config says of the user and the run."""
+
+    def tell(state: State, config: RunnableConfig) -> dict[str, Any]:
+        given = config["configurable"]
+        return {"heard": [given["user_id"], given["thread_id"], str(given.get("colour"))]}
+
+    return StateGraph(State).add_node(tell).add_edge(START, "tell")
+
+
+def says(text: str) -> dict[str, Any]:
+    """An input."""
+    return {"messages": [{"role": "user", "content": text}]}

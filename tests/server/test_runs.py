@@ -1,0 +1,527 @@
+"""Runs by langgraph's SDK: what is streamed, who waits for whom, what a left run leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_client, get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import ConflictError, NotFoundError
+from starlette.requests import HTTPConnection
+
+from perdure import SQLiteCheckpointer
+from perdure.graphs import chat_graph
+from perdure.memory import views
+from perdure.server import create_app
+from perdure.server.access import Action, Filter, Identity, Local
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, ask, fail, model, says, talk, who
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def graphs(gate: Gate) -> Graphs:
+    made = {"ask": ask().compile(), "fail": fail(), "model": model(), "who": lambda: who()}
+    return Graphs({"talk": talk(gate), "chat": chat_graph(), **made})
+
+
+@pytest.fixture
+def url(settings: Settings, graphs: Graphs) -> Iterator[str]:
+    with running(create_app(settings, graphs=graphs)) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[SyncLangGraphClient]:
+    with get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        yield client
+
+
+def texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
+    values: Any = sdk.threads.get_state(thread_id)["values"]
+    return [message["content"] for message in values["messages"]]
+
+
+def until(truth: Any, patience_s: float = 60) -> None:
+    deadline = time.monotonic() + patience_s
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def body(text: str = "hello", **options: Any) -> dict[str, Any]:
+    return {"assistant_id": "talk", "input": says(text), **options}
+
+
+# -- what is streamed
+
+
+def test_a_stream_begins_with_its_run_and_ends_with_its_status(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
+    gate.open.set()
+
+    parts = list(
+        sdk.runs.stream("t", "talk", input=says("hello"), stream_mode=["values", "custom"])
+    )
+
+    events = [part.event for part in parts]
+    assert events == ["metadata", "values", "values", "custom", "values", "end"]
+    assert parts[-1].data == {"run_id": parts[0].data["run_id"], "status": "success"}
+    assert parts[-2].data["heard"] == ["hello"]
+    assert texts(sdk) == ["hello", "heard 1"]
+
+
+def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
+    modes: Any = ["messages", "messages-tuple", "updates"]
+
+    parts = list(
+        sdk.runs.stream("t", "model", input=says("go"), stream_mode=modes, stream_subgraphs=True)
+    )
+
+    named = [(part.event.split("|")[0], part.data) for part in parts]
+    assert all("|inner:" in part.event for part in parts if part.event.startswith("messages"))
+    chunks = [data[0]["content"] for event, data in named if event == "messages"]
+    assert "".join(chunks) == "three short words"
+    partial = [data[0] for event, data in named if event == "messages/partial"]
+    assert [each["content"] for each in partial][-1] == "three short words"
+    assert {each["type"] for each in partial} == {"ai"}
+    [metadata] = [data for event, data in named if event == "messages/metadata"]
+    assert metadata[partial[0]["id"]]["metadata"]["langgraph_node"] == "speak"
+
+
+def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Settings) -> None:
+    sdk.runs.wait("t", "chat", input=says("I like figs"))
+
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        [view] = views(saver, "t")
+    assert [message.text for message in view.messages][-1] == "I like figs"
+
+
+def test_streams_tell_nothing_of_the_login(settings: Settings, graphs: Graphs) -> None:
+    with (
+        running(create_app(settings, graphs=graphs, access=Named())) as url,
+        get_sync_client(url=url, headers={"x-user": "ann"}) as client,
+    ):
+        parts = client.runs.stream(
+            None,
+            "who",
+            input={},
+            stream_mode=["debug", "checkpoints", "tasks", "messages", "values"],
+        )
+        told = str(list(parts))
+
+    assert "'checkpoint_id'" in told
+    assert "hunter2" not in told
+
+
+def test_a_graph_that_fails_says_what_and_not_where(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    parts = list(sdk.runs.stream("t", "fail", input=says("hello")))
+
+    error = {"error": "ZeroDivisionError", "message": "one by none"}
+    assert [part.data for part in parts if part.event == "error"] == [error]
+    assert parts[-1].data["status"] == "error"
+    with pytest.raises(Exception, match=r"^ZeroDivisionError: one by none$"):
+        sdk.runs.wait("t", "fail", input=says("again"))
+    assert sdk.threads.get("t")["status"] == "error"
+    gate.open.set()
+    values: Any = sdk.runs.wait("t", "talk", input=says("and now"))
+    assert values["heard"] == ["hello", "again", "and now"]
+    assert sdk.threads.get("t")["status"] == "idle"
+
+
+def test_an_interrupt_is_answered_by_a_command(sdk: SyncLangGraphClient) -> None:
+    waiting: Any = sdk.runs.wait("t", "ask", input=says("buy"))
+
+    assert [each["value"] for each in waiting["__interrupt__"]] == ["Are you sure?"]
+    assert [run["status"] for run in sdk.runs.list("t")] == ["interrupted"]
+    assert sdk.threads.get("t")["status"] == "interrupted"
+    assert sdk.runs.wait("t", "ask", command={"resume": "yes"})["heard"] == ["yes"]  # type: ignore[call-overload]
+    assert sdk.threads.get("t")["status"] == "idle"
+
+
+def test_a_run_that_stops_before_a_node_is_interrupted(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
+    gate.open.set()
+    stopped: Any = sdk.runs.wait("t", "talk", input=says("hello"), interrupt_before=["answer"])
+
+    assert stopped["heard"] == ["hello"]
+    assert sdk.threads.get("t")["status"] == "interrupted"
+    sdk.runs.wait("t", "talk")
+    assert texts(sdk) == ["hello", "heard 1"]
+
+
+def test_a_run_goes_on_from_a_checkpoint(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    for text in ("one", "two"):
+        sdk.runs.wait("t", "talk", input=says(text))
+    after_one = next(s for s in sdk.threads.get_history("t") if len(s["values"]["messages"]) == 2)  # type: ignore[call-overload]
+
+    sdk.runs.wait("t", "talk", input=says("other"), checkpoint=after_one["checkpoint"])
+
+    assert texts(sdk) == ["one", "heard 1", "other", "heard 2"]
+
+
+def test_the_user_is_whoever_asks(sdk: SyncLangGraphClient) -> None:
+    config: Any = {"configurable": {"colour": 0, "user_id": "ann"}}
+
+    values: Any = sdk.runs.wait("t", "who", input={}, config=config)
+
+    assert values["heard"] == ["ann", "t", "0"]
+
+
+def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    parts = list(sdk.runs.stream(None, "talk", input=says("hello")))
+    values: Any = sdk.runs.wait(None, "talk", input=says("hello"))
+
+    assert parts[-1].data["status"] == "success"
+    assert values["heard"] == ["hello"]
+    assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
+
+
+# -- runs that overlap
+
+
+def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    runs = [sdk.runs.create("t", "talk", input=says(text)) for text in ("one", "two", "three")]
+    assert gate.reached.wait(60)
+    with pytest.raises(ConflictError, match="under way"):
+        sdk.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
+    with pytest.raises(ConflictError):
+        sdk.threads.update_state("t", {"heard": ["no"]})
+    gate.open.set()
+    last: Any = sdk.runs.join("t", runs[-1]["run_id"])
+
+    assert last["heard"] == ["one", "two", "three"]
+    assert [run["status"] for run in sdk.runs.list("t")] == ["success"] * 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "left"),
+    [("interrupt", ["one", "two", "heard 2"]), ("rollback", ["two", "heard 1"])],
+)
+def test_a_turn_may_stop_the_one_before(
+    sdk: SyncLangGraphClient, gate: Gate, strategy: Any, left: list[str]
+) -> None:
+    first = sdk.runs.create("t", "talk", input=says("one"))
+    assert gate.reached.wait(60)
+    second = sdk.runs.create("t", "talk", input=says("two"), multitask_strategy=strategy)
+    until(lambda: sdk.runs.get("t", first["run_id"])["status"] == "interrupted")
+    gate.open.set()
+    sdk.runs.join("t", second["run_id"])
+
+    assert texts(sdk) == left
+
+
+def test_a_cancelled_run_leaves_what_it_had_stored(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    run = sdk.runs.create("t", "talk", input=says("one"))
+    waiting = sdk.runs.create("t", "talk", input=says("never"))
+    assert gate.reached.wait(60)
+    sdk.runs.cancel("t", waiting["run_id"])
+    sdk.runs.cancel("t", run["run_id"], wait=True)
+
+    assert sdk.runs.get("t", run["run_id"])["status"] == "interrupted"
+    gate.open.set()
+    sdk.runs.wait("t", "talk", input=says("two"))
+    assert texts(sdk) == ["one", "two", "heard 2"]
+
+
+def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
+    sdk.runs.create("t", "talk", input=says("one"))
+    assert gate.reached.wait(60)
+    sdk.threads.delete("t")
+    gate.open.set()
+
+    with pytest.raises(NotFoundError):
+        sdk.threads.get("t")
+    assert sdk.threads.search() == []
+
+
+@pytest.mark.parametrize("path", ["stream", "wait"])
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [
+        ("cancel", ["one", "two", "heard 2"]),
+        ("continue", ["one", "heard 1", "two", "heard 2"]),
+    ],
+)
+def test_the_turn_after_a_left_one_has_everything(
+    sdk: SyncLangGraphClient, url: str, gate: Gate, path: str, mode: str, left: list[str]
+) -> None:
+    with httpx.Client(base_url=url) as client:
+        asked = body("one", on_disconnect=mode)
+        if path == "stream":
+            with client.stream("POST", "/threads/t/runs/stream", json=asked) as response:
+                assert gate.reached.wait(60)
+                next(response.iter_bytes())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/threads/t/runs/wait", json=asked, timeout=0.5)
+    if mode == "cancel":
+        until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
+    gate.open.set()
+    sdk.runs.wait("t", "talk", input=says("two"))
+
+    assert texts(sdk) == left
+
+
+def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    run = sdk.runs.create("t", "talk", input=says("hello"), stream_resumable=True)
+    assert gate.reached.wait(60)
+    first = next(part for part in sdk.runs.join_stream("t", run["run_id"]) if part.id)
+    gate.open.set()
+    rest = list(sdk.runs.join_stream("t", run["run_id"], last_event_id=first.id))
+    again = list(sdk.runs.join_stream("t", run["run_id"], stream_mode="values"))
+
+    assert [part.event for part in rest] == ["values", "values", "end"]
+    assert [part.event for part in again] == ["metadata", "values", "values", "values", "end"]
+    assert [part.id for part in again if part.event == "values"] == ["1", "2", "3"]
+
+
+# -- what is refused
+
+
+REFUSED: list[tuple[Any, int, str]] = [
+    ({"config": {"configurable": {"user_id": "bob"}}}, 422, "'user_id' is 'bob'"),
+    ({"metadata": {"owner": "bob"}}, 422, "'owner' is 'bob'"),
+    ({"config": {"metadata": {"run_id": "r"}}}, 422, "'run_id' is 'r'"),
+    ({"config": {"configurable": {"thread_id": "other"}}}, 422, "'thread_id' is 'other'"),
+    ({"config": {"configurable": {"__pregel_store": 1}}}, 422, "'__pregel_store' is 1"),
+    ({"config": {"configurable": {"langgraph_auth_user": {}}}}, 422, "'langgraph_auth_user'"),
+    ({"checkpoint": {"thread_id": "other"}}, 422, "'thread_id' is 'other'"),
+    ({"config": {"recursion_limit": 100_000}}, 422, "recursion_limit"),
+    ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b'"),
+    ({"after_seconds": 5}, 422, "after_seconds is 5"),
+    ({"command": {"resume": 1}}, 422, "not both"),
+    ({"stream_mode": "events"}, 422, "stream_mode"),
+    ({"assistant_id": "none"}, 404, "the graphs are talk, chat"),
+    ({"assistant_id": 5}, 422, "assistant_id"),
+]
+
+
+def test_a_run_is_refused_with_a_sentence(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
+    for asked, status, why in REFUSED:
+        reply = client.post("/threads/t/runs/wait", json={**body(), **asked})
+
+        assert (reply.status_code, why in reply.text) == (status, True), reply.text
+    assert sdk.runs.list("t") == []
+
+
+def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    for call in (
+        lambda: sdk.runs.wait("none", "talk", input=says("hello")),
+        lambda: sdk.runs.get("t", "none"),
+        lambda: sdk.runs.cancel("t", "none"),
+        lambda: list(sdk.runs.join_stream("t", "none")),
+        lambda: sdk.assistants.get("none"),
+    ):
+        with pytest.raises((NotFoundError, httpx.HTTPStatusError), match=r"404|no "):
+            call()
+    gate.open.set()
+    sdk.runs.wait("a/b", "talk", input=says("hello"), if_not_exists="create")
+    assert texts(sdk, "a/b") == ["hello", "heard 1"]
+
+
+class Named(Local):
+    """Believes a header, and shows everybody their own threads."""
+
+    def __init__(self) -> None:
+        super().__init__("nobody")
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        return Identity(connection.headers["x-user"], raw={"password": "hunter2"})
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        if action in ("threads:create", "threads:create_run"):
+            value.setdefault("metadata", {})["owner"] = identity.user
+        return {"owner": identity.user}
+
+
+def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+    with (
+        running(create_app(settings, graphs=graphs, access=Named())) as url,
+        get_sync_client(url=url, headers={"x-user": "ann"}) as ann,
+        get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
+    ):
+        ann.threads.create(thread_id="t")
+        run = ann.runs.create("t", "talk", input=says("secret"), stream_resumable=True)
+        path = f"/threads/t/runs/{run['run_id']}"
+        with httpx.Client(base_url=url, headers={"x-user": "bob"}) as client:
+            tries = [
+                client.get(path),
+                client.get(f"{path}/join"),
+                client.get(f"{path}/stream"),
+                client.post(f"{path}/cancel"),
+                client.get("/threads/t/runs"),
+                client.post("/threads/t/runs", json=body()),
+                client.post("/threads/t/stream/events", json={"channels": ["values"]}),
+                client.post(
+                    "/threads/t/commands",
+                    json={"id": 1, "method": "run.start", "params": {**body()}},
+                ),
+            ]
+        gate.open.set()
+        ann.runs.join("t", run["run_id"])
+        assert [each.status_code for each in tries][:-1] == [404] * 7
+        assert tries[-1].status_code in (404, 409)
+        assert texts(ann) == ["secret", "heard 1"]
+        assert bob.threads.search() == []
+
+
+# -- the newer protocol
+
+v3 = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+
+
+@v3
+def test_a_thread_is_streamed_by_channels(url: str) -> None:
+    async def talk() -> None:
+        async with (
+            get_client(url=url) as client,
+            client.threads.stream(assistant_id="ask") as thread,
+        ):
+            await thread.run.start(input=says("buy"))
+            shown = [values async for values in thread.values]
+            assert shown
+            assert thread.interrupted
+            assert [each["value"] for each in thread.interrupts] == ["Are you sure?"]
+            await thread.run.respond("yes")
+            assert (await thread.output)["heard"] == ["yes"]
+
+    asyncio.run(talk())
+
+
+@v3
+def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate) -> None:
+    gate.open.set()
+
+    async def talk(text: str) -> Any:
+        async with (
+            get_client(url=url) as client,
+            client.threads.stream("t", assistant_id="talk") as thread,
+        ):
+            await thread.run.start(input=says(text))
+            return (await thread.output)["heard"]
+
+    assert asyncio.run(talk("one")) == ["one"]
+    assert asyncio.run(talk("two")) == ["one", "two"]
+    assert asyncio.run(talk("three")) == ["one", "two", "three"]
+
+
+COMMANDS: list[tuple[str, Any, str]] = [
+    ("run.start", {"assistant_id": "none"}, "invalid_argument"),
+    ("run.start", {}, "invalid_argument"),
+    ("input.respond", {"response": 1}, "invalid_argument"),
+    ("input.respond", {"interrupt_id": "i", "response": 1}, "invalid_argument"),
+    ("state.get", {}, "not_supported"),
+]
+
+
+def test_a_command_is_refused_by_its_code(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
+    for method, params, code in COMMANDS:
+        order = {"id": 7, "method": method, "params": params}
+        reply = client.post("/threads/t/commands", json=order).json()
+
+        assert (reply["type"], reply["id"], reply["error"]) == ("error", 7, code)
+
+
+# -- the end of the server
+
+
+def test_a_server_that_stops_cancels_its_runs(
+    settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        client.runs.create("t", "talk", input=says("one"))
+        assert gate.reached.wait(60)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        assert [item.value.text for item in saver.history("t")] == ["one"]
+    gate.open.set()
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
+        client.runs.wait("t", "talk", input=says("two"))
+        assert texts(client) == ["one", "two", "heard 2"]
+
+
+GRAPH = """
+import asyncio, sys
+from langgraph.graph import START, MessagesState, StateGraph
+
+async def hear(state):
+    return {"messages": [("ai", f"heard {len(state['messages'])}")]}
+
+async def answer(state):
+    if state["messages"][-2].text == "wait":
+        await asyncio.sleep(600)
+    return {"messages": [("ai", "done")]}
+
+def make():
+    made = StateGraph(MessagesState).add_node(hear).add_node(answer)
+    return made.add_edge(START, "hear").add_edge("hear", "answer")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
+    """`perdure serve` with a langgraph.json, killed in a run; then started again."""
+    (tmp_path / "made.py").write_text(GRAPH)
+    (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
+    with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        client.runs.create("t", "made", input=says("wait"))
+        until(lambda: len(client.threads.get_state("t")["values"].get("messages", ())) == 2)  # type: ignore[union-attr]
+        process.kill()
+        process.wait(20)
+    with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
+        assert texts(client) == ["wait", "heard 1"]
+        assert client.threads.get("t")["status"] != "busy"
+        client.runs.wait("t", "made", input=says("go on"))
+        assert texts(client) == ["wait", "heard 1", "go on", "heard 3", "done"]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`perdure serve` in a process of its own, and its address."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    options = {"--port": port, "--db": folder / "m.db", "--graphs": folder / "langgraph.json"}
+    pairs = [str(part) for pair in options.items() for part in pair]
+    command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *pairs]
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{url}/ok").is_success
+        except httpx.TransportError:
+            return False
+
+    with subprocess.Popen(command, cwd=folder) as process:
+        try:
+            until(answers)
+            yield process, url
+        finally:
+            process.kill()
