@@ -92,6 +92,39 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelDifference:
+    """What changed in the value of a channel.
+
+    Attributes:
+        added: Of a list or dict, what is in the later value only, by its position in `history`: the
+            last ones, and of a dict as `[key, value]`. Of a channel stored whole the later value.
+        removed: Likewise, what is in the earlier value only.
+        added_count: How many there are of the one.
+        removed_count: How many of the other. With none of both, the order changed.
+        whole: Whether the channel is stored whole.
+    """
+
+    added: Mapping[int, Any]
+    removed: Mapping[int, Any]
+    added_count: int
+    removed_count: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateDifference:
+    """What changed from one checkpoint to another.
+
+    Attributes:
+        ran: The nodes that ran meanwhile.
+        channels: The channels whose values differ.
+    """
+
+    ran: tuple[str, ...]
+    channels: Mapping[str, ChannelDifference]
+
+
+@dataclass(frozen=True, slots=True)
 class PruneReport:
     """What a prune, retention run or delete removed, or would remove.
 

@@ -34,7 +34,9 @@ def harmless(page: str) -> None:
     assert "<script>alert" not in page
     assert not re.search(r"<(img|svg|div)[^>]*\son\w+=", page)
     assert not re.search(r"(href|src|action)=\"?\s*javascript:", page, re.I)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", page)
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", page
+    )
     assert "hx-on" not in re.sub(r"&lt;.*?&gt;", "", page)
 
 
