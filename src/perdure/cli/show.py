@@ -29,9 +29,11 @@ class _Node:
 @app.command()
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
+    from perdure.checkpointers.records import VIEWS
+
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
-        found = file.saver.checkpoints(chosen)
+        found = [each for each in file.saver.checkpoints(chosen) if each.checkpoint_ns != VIEWS]
         title = about(file.saver, chosen).get("title", "")
     if json:
         as_json(found)
