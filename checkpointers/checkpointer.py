@@ -542,7 +542,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
         self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
 
-    acopy_thread = awaited(copy_thread)
+    async def acopy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
+    ) -> None:
+        """See `copy_thread`."""
+        await asyncio.to_thread(
+            self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
+        )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints of threads, or the threads; unknown ids are no error.

@@ -78,6 +78,7 @@ class CheckpointInfo:
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
+        said: Likewise, how many items `history` has on the way to it.
     """
 
     checkpoint_id: str
@@ -89,6 +90,7 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
+    said: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,6 +232,7 @@ class Threads:
             self.reader.metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
+            {channel: count(ranges) for channel, (_, ranges) in snapshot.said.items()},
         )
 
 

@@ -22,8 +22,9 @@ def shown(value: Any, long: int = LONG) -> dict[str, Any]:
     """A message, or another element of a channel, by its blocks and calls."""
     if not isinstance(value, BaseMessage):
         text, more = cut(as_text(value), long)
-        kind = type(value).__name__
-        return {"type": kind, "blocks": [{"kind": "text", "text": text}], "more": more}
+        none = dict.fromkeys(("id", "name", "at", "model", "failed"))
+        blocks = [{"kind": "text", "text": text}]
+        return {"type": type(value).__name__, **none, "blocks": blocks, "calls": [], "more": more}
     known = value.response_metadata
     blocks, more = [], 0
     for kind, text in _blocks(value):
@@ -31,7 +32,9 @@ def shown(value: Any, long: int = LONG) -> dict[str, Any]:
         blocks.append({"kind": kind, "text": text})
         more += rest
     calls = []
-    for call in [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []:
+    for call in (
+        [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
+    ):
         text, rest = cut(as_text(call["args"]), long)
         calls.append({"id": call["id"], "name": call["name"], "args": text})
         more += rest

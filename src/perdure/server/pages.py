@@ -38,7 +38,9 @@ def _visible(found: re.Match[str]) -> str:
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-_SUSPECT: Final = re.compile(r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]")
+_SUSPECT: Final = re.compile(
+    r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
+)
 """Characters that may be hidden ones; those in common use that are not are left out for speed."""
 
 
@@ -92,7 +94,7 @@ _TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": 
 _TEMPLATES.globals |= {"query": query}
 
 
-def page(request: Request, template: str, /, status: int = 200, **values: Any) -> Response:
+def page(request: Request, template: str, /, **values: Any) -> Response:
     """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
 
     Within a page, `{{ text | visible }}` shows stored text.
@@ -101,6 +103,13 @@ def page(request: Request, template: str, /, status: int = 200, **values: Any) -
     if request.url.path.endswith(".json") or accepts.startswith("application/json"):
         return JSON(values)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
+    return HTMLResponse(made, headers=HEADERS)
+
+
+def error_page(request: Request, status: int, sentence: str) -> Response:
+    """A page that says what went wrong."""
+    values = {"request": request, "status": status, "sentence": sentence}
+    made = _TEMPLATES.get_template("error.html").render(**values)
     return HTMLResponse(made, status, headers=HEADERS)
 
 

@@ -90,4 +90,9 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
+        path = request.url.path
+        if path.startswith("/ui/") and not path.endswith(".json"):
+            from perdure.server.pages import error_page  # pages need replies
+
+            return error_page(request, status_of(error), str(error))
         return JSONResponse({"detail": str(error)}, status_of(error))
