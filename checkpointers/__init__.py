@@ -16,6 +16,7 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.checkpointers.titles import aabout, about, atitle, title
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
@@ -34,7 +35,11 @@ __all__ = [
     "StateDifference",
     "ThreadHead",
     "ThreadInfo",
+    "aabout",
+    "about",
+    "atitle",
     "open_checkpointer",
+    "title",
 ]
 
 

@@ -407,6 +407,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     aheads = awaited(heads)
 
+    def head(self, thread_id: str) -> ThreadHead:
+        """The head of one thread: cheaper than `thread`.
+
+        Raises:
+            UnknownThread: There is no such thread.
+        """
+        return self.database.read(lambda: self._threads.head(thread_id))
+
+    ahead = awaited(head)
+
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.
 

@@ -59,12 +59,14 @@ class ThreadHead:
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
         metadata: As put; langgraph copies what a run's `configurable` says to it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
+        created_at: When its first checkpoint or write came (UTC).
     """
 
     thread_id: str
     checkpoint_id: str | None
     metadata: Mapping[str, Any]
     updated_at: datetime
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

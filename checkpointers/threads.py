@@ -126,11 +126,19 @@ class Threads:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         out = []
         for row in (yield from self._rows(limit, after, prefix, active_since)):
-            _, thread_id, _, updated_at, _ = row
-            _, head = yield from self._head(row)
-            uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
-            out.append(ThreadHead(thread_id, uid, metadata, _time(thread_id, updated_at)))
+            out.append((yield from self._thread_head(row)))
         return out
+
+    def head(self, thread_id: str) -> Flow[ThreadHead]:
+        """The head of one thread; see `Checkpointer.head`."""
+        return (yield from self._thread_head((yield from self._row(thread_id))))
+
+    def _thread_head(self, row: Row) -> Flow[ThreadHead]:
+        _, thread_id, created_at, updated_at, _ = row
+        _, head = yield from self._head(row)
+        uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
+        times = [_time(thread_id, at) for at in (updated_at, created_at)]
+        return ThreadHead(thread_id, uid, metadata, *times)
 
     def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
         """The namespaces of a thread, and the head of its root."""
