@@ -36,7 +36,7 @@ from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.server.running import running  # noqa: E402 - needs the path
+from tests.server.running import running
 
 FOLDER = Path(__file__).parent / "screenshots"
 SIZE = {"width": 1280, "height": 860}
