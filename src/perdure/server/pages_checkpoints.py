@@ -18,7 +18,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.messages import SHORT, as_text, cut, short
 from perdure.server.pages import form, page, query
-from perdure.server.pages_threads import about, namespaces_of
+from perdure.server.pages_threads import about
 from perdure.server.turns import changes
 
 routes = APIRouter(include_in_schema=False)
@@ -50,7 +50,6 @@ async def checkpoints(
         "checkpoints.html",
         thread=await about(call, found),
         ns=ns,
-        namespaces=await namespaces_of(call, id),
         checkpoints=rows,
         older=infos[-1].order if more else None,
     )
