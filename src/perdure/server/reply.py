@@ -127,8 +127,7 @@ def add_error_replies(app: FastAPI) -> None:
 def _error(
     request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    path = request.url.path
-    if path.startswith("/ui/") and not path.endswith(".json"):
+    if request.url.path.startswith("/ui/") and "text/html" in request.headers.get("accept", ""):
         from perdure.server.pages import error_page  # pages need replies
 
         return error_page(request, status, sentence, headers)
