@@ -224,11 +224,13 @@ async def fork(request: Request, call: Caller, id: str, checkpoint: str) -> Resp
     new = (await form(request)).get("new", "").strip()
     if not new:
         raise ConfigurationError("the new thread has no id; give one")
+    reading = call.another("threads:read")
+    await reading.permit({"thread_id": id})
+    source = await reading.threads.get(id)
+    await _read(reading, id, "", checkpoint)
     owner = {"owner": call.identity.user}
     asked = await call.permit({"thread_id": new, "metadata": owner})
-    await call.threads.get(id)
-    await _read(call, id, "", checkpoint)
-    await call.threads.create(new, asked["metadata"])
+    await call.threads.create(new, {**source["metadata"], **asked["metadata"]})
     await call.saver.acopy_thread(id, new, checkpoint_id=checkpoint)
     return RedirectResponse(query("/ui/thread", id=new), 303)
 
