@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.checkpointers.records import VIEWS as VIEWS
     from perdure.memory.background import Background as Background
     from perdure.memory.collection import Collection as Collection
     from perdure.memory.collection import aforget as aforget
@@ -72,7 +73,7 @@ _MODULES = {
     "trim": "trim",
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
-    "views": "ModelView aviews record_views views",
+    "views": "VIEWS ModelView aviews record_views views",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_PLACES)

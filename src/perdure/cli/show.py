@@ -28,8 +28,8 @@ class _Node:
 @app.command()
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
-    from perdure.checkpointers import VIEWS
     from perdure.checkpointers.titles import about
+    from perdure.memory import VIEWS
 
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
