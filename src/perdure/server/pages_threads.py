@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers.titles import aabout, atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.memory import aviews
+from perdure.memory import VIEWS, aviews
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, cut, shown
@@ -22,7 +22,6 @@ from perdure.server.turns import by_turn, mark, turns_of, view_row
 
 routes = APIRouter(include_in_schema=False)
 PAGE: Final = 50  # threads
-_OWN: Final = "perdure:"  # how the namespaces begin that are of no graph
 _AFTER: Final = 5  # turns below a message that a link leads to
 
 
@@ -81,7 +80,7 @@ async def _row(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
     with suppress(UnknownThread):  # it had no turn
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
-        row["namespaces"] = sorted(ns for ns in info.namespaces if not ns.startswith(_OWN))
+        row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
         known = await aabout(call.saver, thread_id, metadata)
         row["title"] = cut(await atitle(call.saver, thread_id, known), 120)[0]
     return row
