@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reports import (
+    ChannelDifference,
     CheckpointInfo,
     ErasureReport,
     HistoryItem,
     ImportReport,
     PruneReport,
     Retention,
+    StateDifference,
     ThreadHead,
     ThreadInfo,
 )
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
+    "ChannelDifference",
     "CheckpointInfo",
     "ErasureReport",
     "HistoryItem",
@@ -29,6 +32,7 @@ __all__ = [
     "PruneReport",
     "Retention",
     "SQLiteCheckpointer",
+    "StateDifference",
     "ThreadHead",
     "ThreadInfo",
     "aabout",

@@ -39,6 +39,7 @@ class ThreadInfo:
         namespaces: Its checkpoint namespaces; `""` is the root graph.
         active_at: When its conversation was last active (UTC): the `ts` of its head, which for an
             imported thread is the conversation's own time.
+        messages: How many messages were said on the way to its head; `history` has them.
     """
 
     thread_id: str
@@ -49,6 +50,7 @@ class ThreadInfo:
     updated_at: datetime
     namespaces: tuple[str, ...]
     active_at: datetime
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,39 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDifference:
+    """What changed in the value of a channel.
+
+    Attributes:
+        added: Of a list or dict, what is in the later value only, by its position in `history`: the
+            last ones, and of a dict as `[key, value]`. Of a channel stored whole the later value.
+        removed: Likewise, what is in the earlier value only.
+        added_count: How many there are of the one.
+        removed_count: How many of the other. With none of both, the order changed.
+        whole: Whether the channel is stored whole.
+    """
+
+    added: Mapping[int, Any]
+    removed: Mapping[int, Any]
+    added_count: int
+    removed_count: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateDifference:
+    """What changed from one checkpoint to another.
+
+    Attributes:
+        ran: The nodes that ran meanwhile.
+        channels: The channels whose values differ.
+    """
+
+    ran: tuple[str, ...]
+    channels: Mapping[str, ChannelDifference]
 
 
 @dataclass(frozen=True, slots=True)

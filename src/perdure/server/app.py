@@ -20,6 +20,8 @@ from perdure.server import (
     api_threads,
     event_streams,
     mcp,
+    pages_checkpoints,
+    pages_threads,
 )
 from perdure.server.access import Access, Local, action, public
 from perdure.server.audit import Audit
@@ -126,6 +128,8 @@ def create_app(
         api_memories.routes,
         mcp.routes,
         *([metrics_routes] if telemetry is not None and telemetry.has_metrics else []),
+        pages_threads.routes,
+        pages_checkpoints.routes,
     ):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")

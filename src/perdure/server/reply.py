@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -107,7 +107,7 @@ def refusal(request: Request, error: PerdureError) -> Response:
             return Response(status_code=401, headers={"HX-Redirect": login})
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(login, 303)
-    return JSONResponse({"detail": str(error)}, status_of(error), headers)
+    return _error(request, status_of(error), str(error), headers)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -121,7 +121,17 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return JSON({"detail": "; ".join(map(_sentence, error.errors()))}, 422)
+        return _error(request, 422, "; ".join(map(_sentence, error.errors())))
+
+
+def _error(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith("/ui/") and "text/html" in request.headers.get("accept", ""):
+        from perdure.server.pages import error_page  # pages need replies
+
+        return error_page(request, status, sentence, headers)
+    return JSON({"detail": sentence}, status, dict(headers or {}))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
