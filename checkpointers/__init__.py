@@ -12,6 +12,7 @@ from perdure.checkpointers.reports import (
     Retention,
     ThreadHead,
     ThreadInfo,
+    ThreadUsage,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
 from perdure.settings import is_dsn
@@ -30,6 +31,7 @@ __all__ = [
     "SQLiteCheckpointer",
     "ThreadHead",
     "ThreadInfo",
+    "ThreadUsage",
     "open_checkpointer",
 ]
 

@@ -327,3 +327,15 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
     assert len(saver.heads(active_since=heads[-1].updated_at)) == 5
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.heads(active_since=later.replace(tzinfo=None))
+
+
+def test_usage_lists_the_largest_threads(saver: SQLiteCheckpointer) -> None:
+    """The threads with the most bytes come first, as `thread` describes them."""
+    assert saver.usage().largest == ()
+    for name, text in (("small", "a"), ("large", "b" * 9_000), ("medium", "c" * 3_000)):
+        put(saver, {"messages": [text]}, thread=name, uid=name)
+
+    usage = saver.usage(limit=2)
+
+    assert usage.largest == (saver.thread("large"), saver.thread("medium"))
+    assert usage.by_month == {f"{saver.thread('large').created_at:%Y-%m}": 3}
