@@ -74,9 +74,9 @@ from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
-from perdure.settings import LIST_LIMIT
 from perdure.storage.flow import Flow, NamedSQL, by_month, rows_of
 
 T = TypeVar("T")

@@ -326,7 +326,6 @@ class Reader:
             low = span(done)[1] if done and last.startswith(done) else last + b"\0"
         return out[offset : offset + limit]
 
-
     def sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
         """What is under each path: namespaces, items, bytes."""
         out: list[Row] = []

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
+from perdure.server import pages_items, pages_memories, pages_storage
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.pages import ASSETS
@@ -62,7 +63,7 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
     add_error_replies(app)
-    for each in (routes,):
+    for each in (routes, pages_memories.routes, pages_items.routes, pages_storage.routes):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)

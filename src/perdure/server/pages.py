@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -14,11 +16,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from perdure.server.reply import JSON, encoded
+from perdure.settings import Rules
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
 _BIDI: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PLAIN: Final = frozenset("\n\t")
+_BRIEF: Final = 300  # characters
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -40,6 +44,12 @@ def _visible(char: str) -> Markup:
 
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def query(path: str, /, **values: Any) -> str:
+    """A link with a query; a value that is a list is repeated, and one that is None left out."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return f"{path}?{urlencode(given, doseq=True, errors='surrogatepass')}"
 
 
 def ago(moment: datetime | str | None) -> str:
@@ -64,6 +74,23 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def plain(text: str) -> str:
+    """Text to be edited, without what `visible` would show by its number: controls, direction."""
+    return "".join(c for c in text if c in _PLAIN or (c not in _BIDI and ord(c) >= 32))
+
+
+def brief(value: Any) -> str:
+    """The beginning of a value, as JSON on a line."""
+    text = encoded(value).decode()
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
+
+
+def rules_given(rules: Rules) -> dict[str, Any]:
+    """The rules of retention that are not as if they were not given."""
+    given = asdict(rules)
+    return {name: value for name, value in given.items() if value != getattr(Rules(), name)}
+
+
 def as_json_text(value: Any) -> str:
     """A value as indented JSON, to be shown."""
     return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
@@ -77,18 +104,22 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": as_json_text}
+_TEMPLATES.filters |= {"plain": plain, "brief": brief, "rules_given": rules_given}
 
 
-def page(request: Request, template: str, /, **values: Any) -> Response:
+_TEMPLATES.globals |= {"query": query}
+
+
+def page(request: Request, template: str, /, status: int = 200, **values: Any) -> Response:
     """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
 
     Within a page, `{{ text | visible }}` shows stored text.
     """
     accepts = request.headers.get("accept", "")
     if request.url.path.endswith(".json") or accepts.startswith("application/json"):
-        return JSON(values)
+        return JSON(values, status)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
-    return HTMLResponse(made, headers=HEADERS)
+    return HTMLResponse(made, status, HEADERS)
 
 
 HEADERS: Final = {

@@ -1,0 +1,238 @@
+"""Pages of memories: search with why and why not, what is in quarantine, forgetting all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import reduce
+from operator import add
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Form, Query
+from langchain_core.runnables import RunnableConfig
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from perdure.errors import ConfigurationError, UnknownMemory
+from perdure.memory import Collection, Quarantine, arecall
+from perdure.server.access import Forbidden, action
+from perdure.server.call import Call, Caller
+from perdure.server.pages import page, query
+
+routes = APIRouter(include_in_schema=False)
+Labels = Annotated[tuple[str, ...], Query()]
+FormLabels = Annotated[tuple[str, ...], Form()]
+Namespace = tuple[str, ...]
+KINDS: Final = ("fact", "turn", "episode", "profile")
+PARTS: Final = {
+    "text": "words in common",
+    "vector": "similar meaning",
+    "thread": "its conversation answers",
+    "neighbours": "messages around it answer",
+    "actor": "the query names the speaker",
+    "date": "said at the time in question",
+    "recency": "recent",
+    "question": "it is a short question",
+}
+"""What the parts of a score stand for."""
+PHRASE: Final = "forget everything"
+_PAGE: Final = 50
+_BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
+
+
+@routes.get("/ui/memories")
+@routes.get("/ui/memories.json")
+@action("store:search")
+async def memories(
+    request: Request,
+    call: Caller,
+    ns: Labels = (),
+    q: str = "",
+    kind: Annotated[tuple[str, ...], Query()] = (),
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    tokens: Annotated[int, Query(ge=0)] = 1_000,
+    as_of: str = "",
+    why: str = "",
+    start: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
+    """A user's memories: those that answer a query, as an agent is given them, or a list."""
+    namespace = await _own(call, ns, query=q or None)
+    when, kinds = moment(as_of), tuple(filter(None, kind))
+    values: dict[str, Any] = {"ns": namespace, "is_own": namespace == call.memories}
+    values |= {"q": q, "kind": kinds, "limit": limit, "tokens": tokens, "as_of": as_of}
+    values |= {
+        "newest": True,
+        "why": why,
+        "start": start,
+        "why_not": None,
+        "recalled": None,
+        "more": False,
+    }
+    if q.strip():
+        template, config = _template(namespace)
+        options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
+        options |= {"kinds": kinds or None, "limit": limit, "max_tokens": tokens or None}
+        recalled = await arecall(q, **options, as_of=when)
+        values |= {"found": recalled.memories}
+        values["recalled"] = {"tokens": recalled.tokens, "left_out": recalled.left_out}
+        if why:
+            values["why_not"] = await call.store.awhy_not(namespace, why, query=q, as_of=when)
+    else:
+        found, values["more"], values["newest"] = await _listed(call, namespace, kinds, when, start)
+        values["found"] = found
+    return page(
+        request, "memories.html", **values, parts=PARTS, kinds=(*KINDS, *set(kinds) - {*KINDS})
+    )
+
+
+async def _listed(
+    call: Call, namespace: Namespace, kinds: tuple[str, ...], when: datetime | None, start: int
+) -> tuple[list[dict[str, Any]], bool, bool]:
+    """A page of memories, whether there are more, and whether the newest come first.
+
+    A store lists the oldest first; from the end it can be read only if it is known how many match.
+    """
+    newest, count, offset = not kinds and when is None, _PAGE + 1, start
+    if newest:
+        [size] = await call.store.anamespace_sizes([namespace])
+        count = max(min(_PAGE + 1, size.items - start), 1)
+        offset = max(size.items - start - count, 0)
+    options: dict[str, Any] = {"as_of": when, "limit": count, "offset": offset}
+    filter = {"kind": {"$in": list(kinds)}} if kinds else None
+    items = await call.store.asearch(namespace, filter=filter, refresh_ttl=False, **options)
+    found = [record(item) for item in (reversed(items) if newest else items)]
+    return found[:_PAGE], len(found) > _PAGE, newest
+
+
+# -- quarantine
+
+
+@routes.get("/ui/quarantine")
+@routes.get("/ui/quarantine.json")
+@action("store:search")
+async def quarantine(request: Request, call: Caller, ns: Labels = (), key: str = "") -> Response:
+    """What the gate held back; secrets are redacted, but of the entry that is asked for."""
+    namespace = await _own(call, ns)
+    held, config = _quarantine(call, namespace)
+    entries = await held.alist(config)
+    shown = [
+        {n: v for n, v in asdict(e).items() if e.key == key or n not in ("text", "fields")}
+        for e in reversed(entries)
+    ]
+    return page(request, "quarantine.html", ns=namespace, key=key, entries=shown)
+
+
+@routes.post("/ui/quarantine/release")
+@action("store:put")
+async def release(call: Caller, key: Annotated[str, Form()], ns: FormLabels = ()) -> Response:
+    """Make an entry a memory."""
+    namespace = await _own(call, ns, key=key)
+    held, config = _quarantine(call, namespace)
+    outcome = await held.arelease(key, config)
+    return RedirectResponse(query("/ui/memory", ns=namespace, key=outcome.key), 303)
+
+
+@routes.post("/ui/quarantine/discard")
+@action("store:delete")
+async def discard(call: Caller, key: Annotated[str, Form()], ns: FormLabels = ()) -> Response:
+    """Erase an entry."""
+    namespace = await _own(call, ns, key=key)
+    held, config = _quarantine(call, namespace)
+    await held.adiscard(key, config)
+    return RedirectResponse(query("/ui/quarantine", ns=namespace), 303)
+
+
+def _quarantine(call: Call, namespace: Namespace) -> tuple[Quarantine, RunnableConfig]:
+    template, config = _template(namespace)
+    return Quarantine(call.store, template), config
+
+
+# -- forgetting all
+
+
+@routes.get("/ui/forget-all")
+@routes.get("/ui/forget-all.json")
+@action("store:delete")
+async def ask_forget_all(request: Request, call: Caller, ns: Labels = ()) -> Response:
+    """What would be erased of a user."""
+    receipt, namespace = None, await _own(call, ns)
+    for place in await _all_of(call, namespace):
+        found = await call.store.aforget(place, dry_run=True)
+        receipt = found if receipt is None else receipt + found
+    return page(request, "forget_all.html", ns=namespace, preview=receipt, phrase=PHRASE)
+
+
+@routes.post("/ui/forget-all")
+@action("store:delete")
+async def forget_all(
+    request: Request, call: Caller, ns: FormLabels = (), typed: Annotated[str, Form()] = ""
+) -> Response:
+    """Erase all memories of a user, once the phrase was typed."""
+    namespace = await _own(call, ns)
+    if typed.strip() != PHRASE:
+        raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {PHRASE!r}")
+    receipts = []
+    for place in await _all_of(call, namespace):
+        collection, config = collection_of(call, place)
+        receipts.append(await collection.aforget_all(config=config))
+    return page(request, "forgotten.html", ns=namespace, key=None, receipt=reduce(add, receipts))
+
+
+async def _all_of(call: Call, namespace: Namespace) -> list[Namespace]:
+    """The namespaces of what is known of a user."""
+    beside = [(label, *namespace[1:]) for label in _BESIDE if namespace[0] == call.memories[0]]
+    return [tuple((await call.permit({"namespace": n}))["namespace"]) for n in (namespace, *beside)]
+
+
+# -- what pages of memories and items share
+
+
+async def _own(call: Call, labels: tuple[str, ...], **about: Any) -> Namespace:
+    """The namespace of the user's memories, or for an admin another one."""
+    wanted = tuple(filter(None, labels)) or call.memories
+    if wanted != call.memories and not call.identity.is_admin:
+        raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
+    return tuple((await call.permit({"namespace": wanted, **about}))["namespace"])
+
+
+def _template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
+    """A template that is filled in to be a namespace, whatever its labels hold."""
+    names = [f"label_{number}" for number in range(len(namespace))]
+    filled: RunnableConfig = {"configurable": dict(zip(names, namespace, strict=True))}
+    return tuple(f"{{{name}}}" for name in names), filled
+
+
+def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
+    """The memories of a namespace, and the config to call its methods with."""
+    template, config = _template(namespace)
+    return Collection(call.store, template), config
+
+
+def moment(text: str) -> datetime | None:
+    """A moment as a form has it, in UTC if it does not say; None: now."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigurationError(
+            f"the moment is {text!r:.80}; expected one like 2026-01-31T12:00"
+        ) from exc
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def record(item: Any) -> dict[str, Any]:
+    """An item of the store by its fields, with the text and kind that a memory has."""
+    names = ("namespace", "key", "value", "version", "created_at", "valid_from", "valid_to")
+    fields = {name: getattr(item, name) for name in (*names, "expires_at", "provenance")}
+    text = item.value.get("text")
+    return {
+        **fields,
+        "text": text if isinstance(text, str) else None,
+        "kind": item.value.get("kind"),
+    }
+
+
+def unknown(namespace: Namespace, key: str) -> UnknownMemory:
+    """The error for a key that is not there."""
+    return UnknownMemory(f"there is no item {key!r:.80} in {namespace!r}")
