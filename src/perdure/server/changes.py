@@ -39,7 +39,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Each leaf of a value, as text, by its path; elements of a list by what they are."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not path):
         for name, part in value.items():
             yield from _leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, str):

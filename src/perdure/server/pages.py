@@ -43,6 +43,7 @@ def _visible(char: str) -> Markup:
     return Markup(f'<i class="ctl">U+{ord(char):04X}</i>') if hidden else escape(char)
 
 
+_JOINS: Final = "\n\t\u200c\u200d"
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -75,8 +76,8 @@ def size(count: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Text to be edited, without what `visible` would show by its number: controls, direction."""
-    return "".join(c for c in text if c in _PLAIN or (c not in _BIDI and ord(c) >= 32))
+    """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
+    return "".join(c for c in text if c in _JOINS or unicodedata.category(c) not in _HIDDEN)
 
 
 def brief(value: Any) -> str:

@@ -19,9 +19,9 @@ from perdure.server.call import Call, Caller
 from perdure.server.changes import changes
 from perdure.server.pages import page, query
 from perdure.server.pages_memories import (
-    FormLabels,
-    Labels,
+    Asked,
     Namespace,
+    Place,
     collection_of,
     moment,
     record,
@@ -44,9 +44,10 @@ _OWN: Final = ("perdure", "perdure.server")
 @routes.get("/ui/store.json")
 @action("store:list_namespaces")
 async def tree(
-    request: Request, call: Caller, ns: Labels = (), start: Annotated[int, Query(ge=0)] = 0
+    request: Request, call: Caller, place: Asked, start: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
     """The namespaces right under one, with what is in each."""
+    ns = place.ns
     asked = await call.permit({"namespace": ns, "limit": _NAMESPACES, "offset": start})
     prefix = tuple(asked["namespace"] or ())
     depth = len(ns) + 1 if prefix == ns else len(prefix)
@@ -57,10 +58,13 @@ async def tree(
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
     sizes = await call.store.anamespace_sizes(shown)
-    first = [ListNamespacesOp((MatchCondition("prefix", each),), None, 2) for each in shown]
+    first: list[Any] = [
+        ListNamespacesOp((MatchCondition("prefix", each),), None, 2) for each in shown
+    ]
+    tops: list[Any] = await call.store.abatch(first)
     rows = [
         {"size": size, "has_items": size.namespace in below, "has_more": below != [size.namespace]}
-        for size, below in zip(sizes, await call.store.abatch(first), strict=True)
+        for size, below in zip(sizes, tops, strict=True)
     ]
     more, own = len(found) > _NAMESPACES, ns in found
     return page(request, "store.html", ns=ns, rows=rows, own=own, start=start, more=more)
@@ -72,50 +76,29 @@ async def tree(
 async def items(
     request: Request,
     call: Caller,
-    ns: Labels = (),
+    place: Asked,
     q: str = "",
     filter: str = "",
     as_of: str = "",
     start: Annotated[int, Query(ge=0)] = 0,
 ) -> Response:
     """The items under a namespace."""
-    return await _items(request, call, ns, q=q, filter=filter, as_of=as_of, start=start)
-
-
-async def _items(
-    request: Request,
-    call: Call,
-    ns: Namespace,
-    *,
-    q: str = "",
-    filter: str = "",
-    as_of: str = "",
-    start: int = 0,
-) -> Response:
-    values: dict[str, Any] = {"ns": ns, "q": q, "filter": filter, "as_of": as_of, "start": start}
-    wanted, wrong, found = None, "", []
+    values: dict[str, Any] = {"q": q, "filter": filter, "as_of": as_of, "start": start}
+    about: dict[str, Any] = {"namespace": place.ns, "query": q.strip() or None, "filter": None}
+    found, wrong = [], ""
     try:
-        wanted = _json_object(filter, "the filter") if filter.strip() else None
-    except ConfigurationError as exc:
+        if filter.strip():
+            about["filter"] = _json_object(filter, "the filter")
+        asked = await call.permit(about)
+        options: dict[str, Any] = {"query": asked["query"], "filter": asked["filter"]}
+        options |= {"limit": _PAGE + 1, "offset": start, "as_of": moment(as_of)}
+        found = await call.store.asearch(tuple(asked["namespace"]), **options, refresh_ttl=False)
+    except (ConfigurationError, InvalidFilter) as exc:
         wrong = str(exc)
-    asked = await call.permit({"namespace": ns, "query": q or None, "filter": wanted})
-    namespace = tuple(asked["namespace"])
-    options: dict[str, Any] = {"query": q.strip() or None, "filter": asked["filter"]}
-    if not wrong:
-        try:
-            found = await call.store.asearch(
-                namespace,
-                **options,
-                as_of=moment(as_of),
-                limit=_PAGE + 1,
-                offset=start,
-                refresh_ttl=False,
-            )
-        except InvalidFilter as exc:
-            wrong = str(exc)
     rows = [{**record(item), "score": item.score} for item in found[:_PAGE]]
-    values |= {"ns": namespace, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
-    return page(request, "items.html", 422 if wrong else 200, **values, may_add=_may_change(ns))
+    values |= {"ns": place.ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
+    values["may_add"] = _may_change(place.ns)
+    return page(request, "items.html", 422 if wrong else 200, **values)
 
 
 # -- an item
@@ -127,14 +110,13 @@ async def _items(
 async def item(
     request: Request,
     call: Caller,
-    key: str,
-    ns: Labels = (),
+    place: Asked,
     as_of: str = "",
     start: Annotated[int, Query(ge=0)] = 0,
     done: str = "",
 ) -> Response:
     """An item with its versions and what changed between them."""
-    namespace = await _permitted(call, ns, key)
+    namespace, key = await _permitted(call, place)
     said = done if done in _DONE else ""
     return await _item(request, call, namespace, key, as_of=as_of, start=start, done=said)
 
@@ -196,14 +178,13 @@ def _without_past(item: Any) -> dict[str, Any]:
 async def correct(
     request: Request,
     call: Caller,
-    key: Text,
-    ns: FormLabels = (),
+    place: Asked,
     text: Text = "",
     how: Text = "update",
     version: Annotated[int, Form()] = 0,
 ) -> Response:
     """Correct a memory, or supersede it from now on."""
-    namespace, text = await _permitted(call, ns, key), text.replace("\r\n", "\n")
+    (namespace, key), text = await _permitted(call, place), text.replace("\r\n", "\n")
     _check_changeable(namespace)
     collection, config = collection_of(call, namespace)
     last = await collection.aget(key, config=config)
@@ -224,21 +205,21 @@ async def correct(
 async def put(
     request: Request,
     call: Caller,
-    key: Text,
+    place: Asked,
     value: Text,
-    ns: FormLabels = (),
+    new_key: Text = "",
     version: Annotated[int, Form()] = 0,
     searched: Text = "",
 ) -> Response:
     """Add an item (version 0), or replace the version that was shown."""
-    namespace = await _permitted(call, ns, key)
+    namespace, key = await _permitted(call, Place(place.ns, place.key or new_key))
     _check_changeable(namespace)
     present = await call.store.aget(namespace, key, refresh_ttl=False)
     try:
         options: dict[str, Any] = {"if_version": version, "provenance": _by_hand(call)}
         options |= _lifetime(present) if present is not None else {}
-        index = None if searched else False
-        await call.store.aput(namespace, key, _json_object(value, "the value"), index, **options)
+        options |= {} if searched else {"index": False}
+        await call.store.aput(namespace, key, _json_object(value, "the value"), **options)
     except PerdureError as exc:
         if present is None:
             raise
@@ -255,12 +236,11 @@ async def put(
 async def delete(
     request: Request,
     call: Caller,
-    key: Text,
-    ns: FormLabels = (),
+    place: Asked,
     version: Annotated[int, Form()] = 0,
 ) -> Response:
     """Delete an item; its versions stay."""
-    namespace = await _permitted(call, ns, key)
+    namespace, key = await _permitted(call, place)
     _check_changeable(namespace)
     present = await call.store.aget(namespace, key, refresh_ttl=False)
     if present is not None and present.version != version:
@@ -277,14 +257,19 @@ async def delete(
 @routes.get("/ui/forget")
 @routes.get("/ui/forget.json")
 @action("store:delete")
-async def ask_forget(request: Request, call: Caller, key: str, ns: Labels = ()) -> Response:
+async def ask_forget(request: Request, call: Caller, place: Asked) -> Response:
     """What would be erased with an item."""
-    namespace = await _permitted(call, ns, key)
+    namespace, key = await _permitted(call, place)
     history = await call.store.ahistory(namespace, key)
     if not history:
         raise unknown(namespace, key)
     preview = await call.store.aforget(namespace, key=key, dry_run=True)
-    values = {"ns": namespace, "key": key, "preview": preview, "last": record(history[-1])}
+    values: dict[str, Any] = {
+        "ns": namespace,
+        "key": key,
+        "preview": preview,
+        "last": record(history[-1]),
+    }
     is_memory = _is_memory(call, namespace, history[-1].value)
     is_admin = call.identity.is_admin
     return page(request, "forget.html", **values, is_memory=is_memory, is_admin=is_admin)
@@ -292,11 +277,9 @@ async def ask_forget(request: Request, call: Caller, key: str, ns: Labels = ()) 
 
 @routes.post("/ui/forget")
 @action("store:delete")
-async def forget(
-    request: Request, call: Caller, key: Text, ns: FormLabels = (), messages: Text = ""
-) -> Response:
+async def forget(request: Request, call: Caller, place: Asked, messages: Text = "") -> Response:
     """Erase an item with its versions; an admin also the messages that it comes from."""
-    namespace = await _permitted(call, ns, key)
+    namespace, key = await _permitted(call, place)
     _check_changeable(namespace)
     history = await call.store.ahistory(namespace, key)
     if not history:
@@ -310,9 +293,11 @@ async def forget(
     return page(request, "forgotten.html", ns=namespace, key=key, receipt=receipt)
 
 
-async def _permitted(call: Call, ns: Namespace, key: str) -> Namespace:
-    asked = await call.permit({"namespace": ns or call.memories, "key": key})
-    return tuple(asked["namespace"])
+async def _permitted(call: Call, place: Place) -> Place:
+    if not place.key:
+        raise ConfigurationError("no key is given; expected ns=…&key=…")
+    asked = await call.permit({"namespace": place.ns or call.memories, "key": place.key})
+    return Place(tuple(asked["namespace"]), asked["key"])
 
 
 def _to_item(namespace: Namespace, key: str, done: str) -> Response:

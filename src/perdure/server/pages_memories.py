@@ -6,9 +6,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Form, Query
+from fastapi import APIRouter, Depends, Form, Query
 from langchain_core.runnables import RunnableConfig
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,9 +21,24 @@ from perdure.server.call import Call, Caller
 from perdure.server.pages import page, query
 
 routes = APIRouter(include_in_schema=False)
-Labels = Annotated[tuple[str, ...], Query()]
-FormLabels = Annotated[tuple[str, ...], Form()]
 Namespace = tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """The place that a request is about: a namespace, and maybe a key in it."""
+
+    ns: Namespace
+    key: str
+
+
+def _place(ns: Annotated[tuple[str, ...], Query()] = (), key: str = "", within: str = "") -> Place:
+    """The place in a query; a form has it as `within`, percent-encoded once more."""
+    given = parse_qsl(within)
+    labels = ns or tuple(value for name, value in given if name == "ns")
+    return Place(tuple(filter(None, labels)), key or dict(given).get("key", ""))
+
+
+Asked = Annotated[Place, Depends(_place)]
 KINDS: Final = ("fact", "turn", "episode", "profile")
 PARTS: Final = {
     "text": "words in common",
@@ -46,7 +62,7 @@ _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known 
 async def memories(
     request: Request,
     call: Caller,
-    ns: Labels = (),
+    place: Asked,
     q: str = "",
     kind: Annotated[tuple[str, ...], Query()] = (),
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
@@ -56,7 +72,7 @@ async def memories(
     start: Annotated[int, Query(ge=0)] = 0,
 ) -> Response:
     """A user's memories: those that answer a query, as an agent is given them, or a list."""
-    namespace = await _own(call, ns, query=q or None)
+    namespace, why = await _own(call, place.ns, query=q or None), why or place.key
     when, kinds = moment(as_of), tuple(filter(None, kind))
     values: dict[str, Any] = {"ns": namespace, "is_own": namespace == call.memories}
     values |= {"q": q, "kind": kinds, "limit": limit, "tokens": tokens, "as_of": as_of}
@@ -110,9 +126,9 @@ async def _listed(
 @routes.get("/ui/quarantine")
 @routes.get("/ui/quarantine.json")
 @action("store:search")
-async def quarantine(request: Request, call: Caller, ns: Labels = (), key: str = "") -> Response:
+async def quarantine(request: Request, call: Caller, place: Asked) -> Response:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
-    namespace = await _own(call, ns)
+    namespace, key = await _own(call, place.ns), place.key
     held, config = _quarantine(call, namespace)
     entries = await held.alist(config)
     shown = [
@@ -124,21 +140,21 @@ async def quarantine(request: Request, call: Caller, ns: Labels = (), key: str =
 
 @routes.post("/ui/quarantine/release")
 @action("store:put")
-async def release(call: Caller, key: Annotated[str, Form()], ns: FormLabels = ()) -> Response:
+async def release(call: Caller, place: Asked) -> Response:
     """Make an entry a memory."""
-    namespace = await _own(call, ns, key=key)
+    namespace = await _own(call, place.ns, key=place.key)
     held, config = _quarantine(call, namespace)
-    outcome = await held.arelease(key, config)
+    outcome = await held.arelease(place.key, config)
     return RedirectResponse(query("/ui/memory", ns=namespace, key=outcome.key), 303)
 
 
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
-async def discard(call: Caller, key: Annotated[str, Form()], ns: FormLabels = ()) -> Response:
+async def discard(call: Caller, place: Asked) -> Response:
     """Erase an entry."""
-    namespace = await _own(call, ns, key=key)
+    namespace = await _own(call, place.ns, key=place.key)
     held, config = _quarantine(call, namespace)
-    await held.adiscard(key, config)
+    await held.adiscard(place.key, config)
     return RedirectResponse(query("/ui/quarantine", ns=namespace), 303)
 
 
@@ -153,11 +169,11 @@ def _quarantine(call: Call, namespace: Namespace) -> tuple[Quarantine, RunnableC
 @routes.get("/ui/forget-all")
 @routes.get("/ui/forget-all.json")
 @action("store:delete")
-async def ask_forget_all(request: Request, call: Caller, ns: Labels = ()) -> Response:
+async def ask_forget_all(request: Request, call: Caller, place: Asked) -> Response:
     """What would be erased of a user."""
-    receipt, namespace = None, await _own(call, ns)
-    for place in await _all_of(call, namespace):
-        found = await call.store.aforget(place, dry_run=True)
+    receipt, namespace = None, await _own(call, place.ns)
+    for each in await _all_of(call, namespace):
+        found = await call.store.aforget(each, dry_run=True)
         receipt = found if receipt is None else receipt + found
     return page(request, "forget_all.html", ns=namespace, preview=receipt, phrase=PHRASE)
 
@@ -165,15 +181,15 @@ async def ask_forget_all(request: Request, call: Caller, ns: Labels = ()) -> Res
 @routes.post("/ui/forget-all")
 @action("store:delete")
 async def forget_all(
-    request: Request, call: Caller, ns: FormLabels = (), typed: Annotated[str, Form()] = ""
+    request: Request, call: Caller, place: Asked, typed: Annotated[str, Form()] = ""
 ) -> Response:
     """Erase all memories of a user, once the phrase was typed."""
-    namespace = await _own(call, ns)
+    namespace = await _own(call, place.ns)
     if typed.strip() != PHRASE:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {PHRASE!r}")
     receipts = []
-    for place in await _all_of(call, namespace):
-        collection, config = collection_of(call, place)
+    for each in await _all_of(call, namespace):
+        collection, config = collection_of(call, each)
         receipts.append(await collection.aforget_all(config=config))
     return page(request, "forgotten.html", ns=namespace, key=None, receipt=reduce(add, receipts))
 
@@ -189,7 +205,7 @@ async def _all_of(call: Call, namespace: Namespace) -> list[Namespace]:
 
 async def _own(call: Call, labels: tuple[str, ...], **about: Any) -> Namespace:
     """The namespace of the user's memories, or for an admin another one."""
-    wanted = tuple(filter(None, labels)) or call.memories
+    wanted = labels or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
     return tuple((await call.permit({"namespace": wanted, **about}))["namespace"])

@@ -87,7 +87,7 @@ async def jobs(request: Request, call: Caller, queued: str = "") -> Response:
 
 @routes.post("/ui/jobs")
 @action("admin")
-async def retry(request: Request, call: Caller, thread: Annotated[str, Form()]) -> Response:
+async def retry(request: Request, call: Caller, thread: str) -> Response:
     """Have a thread extracted as soon as a worker is free."""
     await call.permit()
     await asyncio.to_thread(_with_queue, call, request.app.state.settings, thread)
