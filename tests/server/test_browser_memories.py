@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from langchain_core.messages import HumanMessage
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
@@ -29,14 +29,10 @@ from tests.server.running import running
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
 HOSTILE = [
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror=alert(2)> ' onfocus=alert(3) autofocus x='",
-    "javascript:alert(4)",
-    "{{ 7 * 7 }} ${alert(5)} &lt;b&gt;",
-    "pay \u202e0001\u202c \u2066to\u2069 \u200fann\u200b",
-    "\x1b[2J\x1b]0;owned\x07\x9b31m",
+    "<script>alert(1)</script>\"><img src=x onerror=alert(2)> ' onfocus=alert(3) autofocus x='",
+    "javascript:alert(4){{ 7 * 7 }} ${alert(5)} &lt;b&gt;../../a?b=1&c=2#d%00%2f",
+    "pay \u202e0001\u202c \u2066to\u2069 \u200fann\u200b\x1b[2J\x1b]0;owned\x07\x9b31m",
     '</textarea></title><svg onload=alert(6)><div hx-get="/ok" hx-trigger="load">',
-    "../../a?b=1&c=2#d%00%2f",
 ]
 
 
@@ -409,7 +405,7 @@ def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
     paths = ["/ui/store", "/ui/storage", "/ui/storage/retention", "/ui/jobs", "/ui/memories"]
     ann = Collection(store, ("memories", "{user_id}"))
     for number, text in enumerate(HOSTILE):
-        label = text[:60]
+        label = text[:90]
         said = Provenance(
             thread_id=label, checkpoint_id=label, message_ids=(label,), actor=label, trust=label
         )
@@ -435,8 +431,10 @@ def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
 
 
 def test_stored_text_does_nothing(tab: Page, client: httpx.Client, hostile: list[str]) -> None:
-    """No page runs it, no page has it as markup, and what is hidden is shown by its number."""
+    """No page runs it, or has it as markup; a phone is wide enough for what is long in it."""
+    kinds: dict[str, str] = {}
     for path in hostile:
+        kinds[path.partition("?")[0]] = path
         html = client.get(path)
         assert html.status_code == 200, (path, html.text[:300])
         assert not re.search(
@@ -444,23 +442,14 @@ def test_stored_text_does_nothing(tab: Page, client: httpx.Client, hostile: list
         ), path
         assert not re.search(r"<script>|<(img|svg|div)[^>]*\son\w+=", html.text), path
         assert not re.search(r'(href|src|action)="?\s*javascript:', html.text), path
-    for path in [*hostile[:5], *hostile[5::4]]:
+    tab.set_viewport_size({"width": 390, "height": 800})
+    for path in kinds.values():
         tab.goto(path)
         for summary in tab.locator("details > summary").all()[:8]:
             summary.click()
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key=HOSTILE[4])}")
+        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key=HOSTILE[2])}")
     expect(tab.locator(".text.large")).to_contain_text("U+202E0001U+202C")
-
-
-def test_pages_fit_a_phone(browser: Browser, url: str, hostile: list[str]) -> None:
-    """At a width of 390 nothing has to be scrolled sideways."""
-    context = browser.new_context(base_url=url, viewport={"width": 390, "height": 800})
-    page = context.new_page()
-    for path in [*hostile[:5], *hostile[5::3]]:
-        page.goto(path)
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0, path
-    context.close()
 
 
 @pytest.mark.usefixtures("ann")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Form, Query
@@ -13,7 +13,13 @@ from langgraph.store.base import ListNamespacesOp, MatchCondition
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from perdure.errors import ConfigurationError, InvalidFilter, PerdureError, VersionConflict
+from perdure.errors import (
+    ConfigurationError,
+    InvalidFilter,
+    PerdureError,
+    UnknownMemory,
+    VersionConflict,
+)
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.changes import changes
@@ -25,13 +31,13 @@ from perdure.server.pages_memories import (
     collection_of,
     moment,
     record,
-    unknown,
 )
 from perdure.server.reply import status_of
 from perdure.stores import Provenance
 
 routes = APIRouter(include_in_schema=False)
 Text = Annotated[str, Form()]
+Number = Annotated[int, Form()]
 _PAGE: Final = 50
 _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
@@ -95,7 +101,7 @@ async def items(
         found = await call.store.asearch(tuple(asked["namespace"]), **options, refresh_ttl=False)
     except (ConfigurationError, InvalidFilter) as exc:
         wrong = str(exc)
-    rows = [{**record(item), "score": item.score} for item in found[:_PAGE]]
+    rows = [record(item) for item in found[:_PAGE]]
     values |= {"ns": place.ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
     values["may_add"] = _may_change(place.ns)
     return page(request, "items.html", 422 if wrong else 200, **values)
@@ -116,58 +122,41 @@ async def item(
     done: str = "",
 ) -> Response:
     """An item with its versions and what changed between them."""
-    namespace, key = await _permitted(call, place)
-    said = done if done in _DONE else ""
-    return await _item(request, call, namespace, key, as_of=as_of, start=start, done=said)
+    place, said = await _permitted(call, place), done if done in _DONE else ""
+    return await _item(request, call, place, as_of=as_of, start=start, done=said)
 
 
 async def _item(
     request: Request,
     call: Call,
-    namespace: Namespace,
-    key: str,
+    place: Place,
+    status: int = 200,
     *,
     as_of: str = "",
     start: int = 0,
-    done: str = "",
-    wrong: str = "",
-    typed: str | None = None,
-    status: int = 200,
+    **told: Any,
 ) -> Response:
-    when, history = moment(as_of), await call.store.ahistory(namespace, key)
-    if not history:
-        raise unknown(namespace, key)
-    last = history[-1]
-    if when is not None:
-        shown = await call.store.aget(namespace, key, as_of=when, refresh_ttl=False)
-    else:
-        shown = last
-    versions = await asyncio.to_thread(_compared, history, start)
-    values: dict[str, Any] = {"ns": namespace, "key": key, "as_of": as_of, "start": start}
-    values |= {"item": shown and record(shown), "last": record(last), "versions": versions}
-    values |= {"is_memory": _is_memory(call, namespace, last.value), "count": len(history)}
-    values |= {"may_change": _may_change(namespace), "more": len(history) > start + _VERSIONS}
-    values |= {"done": done, "wrong": wrong, "typed": typed, "is_admin": call.identity.is_admin}
-    return page(request, "memory.html", status, **values, to_edit=_escaped(last.value))
+    """The page of an item; `told` says what was done or is wrong, and what was typed."""
+    history = await _history(call, place)
+    last = shown = history[-1]
+    if when := moment(as_of):
+        shown = await call.store.aget(*place, as_of=when, refresh_ttl=False)
+    versions = await asyncio.to_thread(_compared, history[::-1][start : start + _VERSIONS + 1])
+    values: dict[str, Any] = {**place._asdict(), "as_of": as_of, "start": start}
+    values |= {"item": shown and record(shown), "last": record(last), "count": len(history)}
+    values |= {"versions": versions[:_VERSIONS], "more": len(history) > start + _VERSIONS}
+    values |= {"is_memory": _is_memory(call, last), "may_change": _may_change(place.ns)}
+    values |= {"to_edit": _escaped(last.value), "done": "", "wrong": "", "typed": None, **told}
+    return page(request, "memory.html", status, **values)
 
 
-def _compared(history: list[Any], start: int) -> list[dict[str, Any]]:
-    """A page of versions, newest first, each with what it changed."""
-    end = len(history) - start
+def _compared(versions: list[Any]) -> list[dict[str, Any]]:
+    """Versions, newest first, each with what it changed; without the texts of earlier ones."""
+    values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
     return [
-        {
-            **record(history[number]),
-            "changes": changes(_without_past(history[number - 1]), _without_past(history[number]))
-            if number
-            else [],
-        }
-        for number in range(end - 1, max(end - 1 - _VERSIONS, -1), -1)
+        {**record(version), "changes": [] if before is None else changes(before, value)}
+        for version, value, before in zip(versions, values, [*values[1:], None], strict=True)
     ]
-
-
-def _without_past(item: Any) -> dict[str, Any]:
-    """The value without the earlier texts that a memory lists: the versions are those."""
-    return {name: value for name, value in item.value.items() if name != "formerly"}
 
 
 # -- changing it
@@ -181,23 +170,20 @@ async def correct(
     place: Asked,
     text: Text = "",
     how: Text = "update",
-    version: Annotated[int, Form()] = 0,
+    version: Number = 0,
 ) -> Response:
     """Correct a memory, or supersede it from now on."""
-    (namespace, key), text = await _permitted(call, place), text.replace("\r\n", "\n")
-    _check_changeable(namespace)
-    collection, config = collection_of(call, namespace)
-    last = await collection.aget(key, config=config)
+    place, text = await _to_change(call, place), text.replace("\r\n", "\n")
+    collection, config = collection_of(call, place.ns)
+    last = await collection.aget(place.key, config=config)
     if last is not None and last.version != version:
         wrong = f"version {last.version} came meanwhile; look at it before you replace it"
-        options: dict[str, Any] = {"wrong": wrong, "typed": text, "status": 409}
-        return await _item(request, call, namespace, key, **options)
+        return await _item(request, call, place, 409, wrong=wrong, typed=text)
     change = collection.asupersede if how == "supersede" else collection.aupdate
-    outcome = await change(key, text, provenance=_by_hand(call), config=config)
+    outcome = await change(place.key, text, provenance=_by_hand(call), config=config)
     if outcome.change in ("refused", "quarantined"):
-        options = {"wrong": str(outcome), "typed": text, "status": 422}
-        return await _item(request, call, namespace, key, **options)
-    return _to_item(namespace, key, outcome.change)
+        return await _item(request, call, place, 422, wrong=str(outcome), typed=text)
+    return _to_item(place, outcome.change)
 
 
 @routes.post("/ui/item")
@@ -208,50 +194,42 @@ async def put(
     place: Asked,
     value: Text,
     new_key: Text = "",
-    version: Annotated[int, Form()] = 0,
+    version: Number = 0,
     searched: Text = "",
 ) -> Response:
     """Add an item (version 0), or replace the version that was shown."""
-    namespace, key = await _permitted(call, Place(place.ns, place.key or new_key))
-    _check_changeable(namespace)
-    present = await call.store.aget(namespace, key, refresh_ttl=False)
+    place = await _to_change(call, Place(place.ns, place.key or new_key))
+    present = await call.store.aget(*place, refresh_ttl=False)
+    options: dict[str, Any] = {"if_version": version, "provenance": _by_hand(call)}
+    options |= {} if searched else {"index": False}
+    options |= {} if present is None else {"ttl": _minutes_left(present)}
     try:
-        options: dict[str, Any] = {"if_version": version, "provenance": _by_hand(call)}
-        options |= _lifetime(present) if present is not None else {}
-        options |= {} if searched else {"index": False}
-        await call.store.aput(namespace, key, _json_object(value, "the value"), **options)
+        await call.store.aput(*place, _json_object(value, "the value"), **options)
     except PerdureError as exc:
         if present is None:
             raise
-        wrong = str(exc)
+        wrong, status = str(exc), status_of(exc)
         if isinstance(exc, VersionConflict):
             wrong = f"version {present.version} came meanwhile; below is what you typed"
-        shown: dict[str, Any] = {"wrong": wrong, "typed": value, "status": status_of(exc)}
-        return await _item(request, call, namespace, key, **shown)
-    return _to_item(namespace, key, "saved")
+        return await _item(request, call, place, status, wrong=wrong, typed=value)
+    return _to_item(place, "saved")
 
 
 @routes.post("/ui/item/delete")
 @action("store:delete")
-async def delete(
-    request: Request,
-    call: Caller,
-    place: Asked,
-    version: Annotated[int, Form()] = 0,
-) -> Response:
+async def delete(request: Request, call: Caller, place: Asked, version: Number = 0) -> Response:
     """Delete an item; its versions stay."""
-    namespace, key = await _permitted(call, place)
-    _check_changeable(namespace)
-    present = await call.store.aget(namespace, key, refresh_ttl=False)
+    place = await _to_change(call, place)
+    present = await call.store.aget(*place, refresh_ttl=False)
     if present is not None and present.version != version:
         wrong = f"version {present.version} came meanwhile; look at it before you delete it"
-        return await _item(request, call, namespace, key, wrong=wrong, status=409)
-    if present is not None and _is_memory(call, namespace, present.value):
-        collection, config = collection_of(call, namespace)
-        await collection.adelete(key, config=config)
+        return await _item(request, call, place, 409, wrong=wrong)
+    if present is not None and _is_memory(call, present):
+        collection, config = collection_of(call, place.ns)
+        await collection.adelete(place.key, config=config)
     else:
-        await call.store.adelete(namespace, key, if_version=version)
-    return _to_item(namespace, key, "deleted")
+        await call.store.adelete(*place, if_version=version)
+    return _to_item(place, "deleted")
 
 
 @routes.get("/ui/forget")
@@ -259,38 +237,26 @@ async def delete(
 @action("store:delete")
 async def ask_forget(request: Request, call: Caller, place: Asked) -> Response:
     """What would be erased with an item."""
-    namespace, key = await _permitted(call, place)
-    history = await call.store.ahistory(namespace, key)
-    if not history:
-        raise unknown(namespace, key)
-    preview = await call.store.aforget(namespace, key=key, dry_run=True)
-    values: dict[str, Any] = {
-        "ns": namespace,
-        "key": key,
-        "preview": preview,
-        "last": record(history[-1]),
-    }
-    is_memory = _is_memory(call, namespace, history[-1].value)
-    is_admin = call.identity.is_admin
-    return page(request, "forget.html", **values, is_memory=is_memory, is_admin=is_admin)
+    place = await _permitted(call, place)
+    last = (await _history(call, place))[-1]
+    preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
+    values: dict[str, Any] = {**place._asdict(), "preview": preview, "last": record(last)}
+    values |= {"is_memory": _is_memory(call, last), "is_admin": call.identity.is_admin}
+    return page(request, "forget.html", **values)
 
 
 @routes.post("/ui/forget")
 @action("store:delete")
 async def forget(request: Request, call: Caller, place: Asked, messages: Text = "") -> Response:
     """Erase an item with its versions; an admin also the messages that it comes from."""
-    namespace, key = await _permitted(call, place)
-    _check_changeable(namespace)
-    history = await call.store.ahistory(namespace, key)
-    if not history:
-        raise unknown(namespace, key)
-    if _is_memory(call, namespace, history[-1].value):
-        collection, config = collection_of(call, namespace)
-        receipt = await collection.aforget(key, config=config)
+    place = await _to_change(call, place)
+    if _is_memory(call, (await _history(call, place))[-1]):
+        collection, config = collection_of(call, place.ns)
+        receipt = await collection.aforget(place.key, config=config)
     else:
         saver = call.saver if messages and call.identity.is_admin else None
-        receipt = await call.store.aforget(namespace, key=key, checkpointer=saver)
-    return page(request, "forgotten.html", ns=namespace, key=key, receipt=receipt)
+        receipt = await call.store.aforget(place.ns, key=place.key, checkpointer=saver)
+    return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
 
 
 async def _permitted(call: Call, place: Place) -> Place:
@@ -300,34 +266,46 @@ async def _permitted(call: Call, place: Place) -> Place:
     return Place(tuple(asked["namespace"]), asked["key"])
 
 
-def _to_item(namespace: Namespace, key: str, done: str) -> Response:
-    return RedirectResponse(query("/ui/memory", ns=namespace, key=key, done=done), 303)
+async def _to_change(call: Call, place: Place) -> Place:
+    place = await _permitted(call, place)
+    if not _may_change(place.ns):
+        raise ConfigurationError(
+            f"in {place.ns!r} perdure keeps its own notes, which these pages only show"
+        )
+    return place
 
 
-def _is_memory(call: Call, namespace: Namespace, value: Mapping[str, Any]) -> bool:
-    return namespace[:1] == call.memories[:1] and isinstance(value.get("text"), str)
+async def _history(call: Call, place: Place) -> list[Any]:
+    """The versions of an item, oldest first."""
+    history: list[Any] = await call.store.ahistory(*place)
+    if not history:
+        raise UnknownMemory(f"there is no item {place.key!r:.80} in {place.ns!r}")
+    return history
+
+
+def _to_item(place: Place, done: str) -> Response:
+    return RedirectResponse(query("/ui/memory", **place._asdict(), done=done), 303)
+
+
+def _is_memory(call: Call, item: Any) -> bool:
+    is_text = isinstance(item.value.get("text"), str)
+    return is_text and bool(item.namespace[:1] == call.memories[:1])
 
 
 def _may_change(namespace: Namespace) -> bool:
-    return namespace[:1] not in [(label,) for label in _OWN]
-
-
-def _check_changeable(namespace: Namespace) -> None:
-    if not _may_change(namespace):
-        raise ConfigurationError(
-            f"in {namespace!r} perdure keeps its own notes, which these pages only show"
-        )
+    return bool(namespace) and namespace[0] not in _OWN
 
 
 def _by_hand(call: Call) -> Provenance:
     return Provenance(actor=call.identity.user, trust="user", at=datetime.now(UTC))
 
 
-def _lifetime(item: Any) -> dict[str, Any]:
-    """The time that is left to an item, in minutes, as `ttl`; None: it does not expire."""
+def _minutes_left(item: Any) -> float | None:
+    """The time that is left to an item; None: it does not expire."""
     if item.expires_at is None:
-        return {"ttl": None}
-    return {"ttl": max((item.expires_at - datetime.now(UTC)).total_seconds() / 60, 0.01)}
+        return None
+    left: timedelta = item.expires_at - datetime.now(UTC)
+    return max(left.total_seconds() / 60, 0.01)
 
 
 def _json_object(text: str, what: str) -> dict[str, Any]:

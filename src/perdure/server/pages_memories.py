@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from perdure.errors import ConfigurationError, UnknownMemory
+from perdure.errors import ConfigurationError
 from perdure.memory import Collection, Quarantine, arecall
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller
@@ -76,48 +76,43 @@ async def memories(
     when, kinds = moment(as_of), tuple(filter(None, kind))
     values: dict[str, Any] = {"ns": namespace, "is_own": namespace == call.memories}
     values |= {"q": q, "kind": kinds, "limit": limit, "tokens": tokens, "as_of": as_of}
-    values |= {
-        "newest": True,
-        "why": why,
-        "start": start,
-        "why_not": None,
-        "recalled": None,
-        "more": False,
-    }
+    values |= {"why": why, "start": start, "why_not": None, "recalled": None, "more": False}
     if q.strip():
         template, config = _template(namespace)
         options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
         options |= {"kinds": kinds or None, "limit": limit, "max_tokens": tokens or None}
         recalled = await arecall(q, **options, as_of=when)
-        values |= {"found": recalled.memories}
-        values["recalled"] = {"tokens": recalled.tokens, "left_out": recalled.left_out}
+        counts = {"tokens": recalled.tokens, "left_out": recalled.left_out}
+        values |= {"found": recalled.memories, "recalled": counts}
         if why:
             values["why_not"] = await call.store.awhy_not(namespace, why, query=q, as_of=when)
     else:
-        found, values["more"], values["newest"] = await _listed(call, namespace, kinds, when, start)
-        values["found"] = found
-    return page(
-        request, "memories.html", **values, parts=PARTS, kinds=(*KINDS, *set(kinds) - {*KINDS})
-    )
+        values |= await _listed(call, namespace, kinds, when, start)
+    values |= {"parts": PARTS, "kinds": tuple(dict.fromkeys((*KINDS, *kinds)))}
+    return page(request, "memories.html", **values)
 
 
 async def _listed(
     call: Call, namespace: Namespace, kinds: tuple[str, ...], when: datetime | None, start: int
-) -> tuple[list[dict[str, Any]], bool, bool]:
-    """A page of memories, whether there are more, and whether the newest come first.
+) -> dict[str, Any]:
+    """A page of memories, the newest first if it is known how many match: a store lists the oldest.
 
-    A store lists the oldest first; from the end it can be read only if it is known how many match.
+    Expired ones that were not swept are counted and not listed: of too many of them there is none.
     """
-    newest, count, offset = not kinds and when is None, _PAGE + 1, start
-    if newest:
+    options: dict[str, Any] = {"as_of": when, "refresh_ttl": False}
+    options |= {"filter": {"kind": {"$in": list(kinds)}}} if kinds else {}
+    items: list[Any] = []
+    if not kinds and when is None:
         [size] = await call.store.anamespace_sizes([namespace])
-        count = max(min(_PAGE + 1, size.items - start), 1)
-        offset = max(size.items - start - count, 0)
-    options: dict[str, Any] = {"as_of": when, "limit": count, "offset": offset}
-    filter = {"kind": {"$in": list(kinds)}} if kinds else None
-    items = await call.store.asearch(namespace, filter=filter, refresh_ttl=False, **options)
-    found = [record(item) for item in (reversed(items) if newest else items)]
-    return found[:_PAGE], len(found) > _PAGE, newest
+        count = min(_PAGE, size.items - start)
+        offset = size.items - start - count
+        if count > 0:
+            items = await call.store.asearch(namespace, limit=count, offset=offset, **options)
+        if len(items) == max(count, 0):
+            return {"found": [*map(record, items[::-1])], "more": offset > 0, "newest": True}
+    items = await call.store.asearch(namespace, limit=_PAGE + 1, offset=start, **options)
+    found = [*map(record, items[:_PAGE])]
+    return {"found": found, "more": len(items) > _PAGE, "newest": False}
 
 
 # -- quarantine
@@ -247,8 +242,3 @@ def record(item: Any) -> dict[str, Any]:
         "text": text if isinstance(text, str) else None,
         "kind": item.value.get("kind"),
     }
-
-
-def unknown(namespace: Namespace, key: str) -> UnknownMemory:
-    """The error for a key that is not there."""
-    return UnknownMemory(f"there is no item {key!r:.80} in {namespace!r}")
