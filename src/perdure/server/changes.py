@@ -38,16 +38,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Each leaf of a value, as text, by its path; elements of a list by what they are."""
+    """Each leaf of a value, as text, by its path; a list is a leaf."""
     if isinstance(value, Mapping) and (value or not path):
         for name, part in value.items():
             yield from _leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, str):
         yield path, value
-    elif isinstance(value, list):
-        yield path, "\n".join(json.dumps(json.loads(encoded(v)), ensure_ascii=False) for v in value)
     else:
-        yield path, encoded(value).decode()
+        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
 
 
 def _parts(old: str | None, new: str | None) -> tuple[tuple[Kind, str], ...]:
