@@ -4,23 +4,27 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reports import (
+    ChannelDifference,
     CheckpointInfo,
     ErasureReport,
     HistoryItem,
     ImportReport,
     PruneReport,
     Retention,
+    StateDifference,
     ThreadHead,
     ThreadInfo,
     ThreadUsage,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.checkpointers.titles import aabout, about, atitle, title
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
     from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
+    "ChannelDifference",
     "CheckpointInfo",
     "ErasureReport",
     "HistoryItem",
@@ -29,10 +33,15 @@ __all__ = [
     "PruneReport",
     "Retention",
     "SQLiteCheckpointer",
+    "StateDifference",
     "ThreadHead",
     "ThreadInfo",
     "ThreadUsage",
+    "aabout",
+    "about",
+    "atitle",
     "open_checkpointer",
+    "title",
 ]
 
 

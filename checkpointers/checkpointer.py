@@ -53,6 +53,7 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.differences import Differences
 from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
@@ -66,6 +67,7 @@ from perdure.checkpointers.reports import (
     ImportReport,
     PruneReport,
     Retention,
+    StateDifference,
     ThreadHead,
     ThreadInfo,
     ThreadUsage,
@@ -119,6 +121,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
         self._writer = Writer(self._reader)
         self._threads = Threads(self._reader)
+        self._differences = Differences(self._reader)
         self._listing = Listing(self._reader, self.database)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
@@ -323,6 +326,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
+        before: int | None = None,
     ) -> _List[HistoryItem]:
         """All items of a channel up to a checkpoint, in order, including removed ones.
 
@@ -333,6 +337,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
             ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
                 only. None: all.
+            before: Only what stands before the item at this `position`: a page further up.
 
         Raises:
             ConfigurationError: `ends` is no pair of counts.
@@ -340,7 +345,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.history(at, channel, ends))()
+        return self._read(lambda: self._threads.history(at, channel, ends, before))()
 
     async def ahistory(
         self,
@@ -350,10 +355,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
+        before: int | None = None,
     ) -> _List[HistoryItem]:
         """See `history`."""
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        decoded = await self.database.aread(lambda: self._threads.history(at, channel, ends))
+        decoded = await self.database.aread(
+            lambda: self._threads.history(at, channel, ends, before)
+        )
         return await self.database.in_thread(decoded)
 
     def threads(
@@ -401,6 +409,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     aheads = awaited(heads)
 
+    def head(self, thread_id: str) -> ThreadHead:
+        """The head of one thread: cheaper than `thread`.
+
+        Raises:
+            UnknownThread: There is no such thread.
+        """
+        return self.database.read(lambda: self._threads.head(thread_id))
+
+    ahead = awaited(head)
+
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.
 
@@ -412,20 +430,52 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     athread = awaited(thread)
 
     def checkpoints(
-        self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
+        self,
+        thread_id: str,
+        *,
+        checkpoint_ns: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
     ) -> _List[CheckpointInfo]:
         """The checkpoints of a thread without their values, the last put first.
 
-        With a `checkpoint_ns`, those of this namespace; at most `limit` of each namespace.
+        With a `checkpoint_ns`, those of this namespace; at most `limit` of each namespace; only
+        those `before` one, named by its `order`: the next page.
 
         Raises:
             UnknownThread: There is no such thread.
         """
         return self.database.read(
-            lambda: self._threads.checkpoints(thread_id, checkpoint_ns, limit)
+            lambda: self._threads.checkpoints(thread_id, checkpoint_ns, limit, before)
         )
 
     acheckpoints = awaited(checkpoints)
+
+    def differences(
+        self,
+        thread_id: str,
+        pairs: Sequence[tuple[str | None, str]],
+        *,
+        checkpoint_ns: str = "",
+        most: int = 20,
+    ) -> _List[StateDifference]:
+        """What changed between checkpoints, pair by pair, without reading their whole values.
+
+        Args:
+            thread_id: The thread.
+            pairs: The ids of an earlier and a later checkpoint; an earlier one that is None, or is
+                not there any more, had no values.
+            checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
+            most: Of each list or dict, at most so many elements that came or went: the last ones.
+
+        Raises:
+            UnknownThread: There is no such thread or namespace.
+            UnknownCheckpoint: It has no such later checkpoint.
+        """
+        at = named(thread_id, checkpoint_ns, None)
+        return self._read(lambda: self._differences.of(at, pairs, most))
+
+    adifferences = awaited(differences)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
@@ -512,7 +562,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
         self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
 
-    acopy_thread = awaited(copy_thread)
+    async def acopy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
+    ) -> None:
+        """See `copy_thread`."""
+        await asyncio.to_thread(
+            self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
+        )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints of threads, or the threads; unknown ids are no error.

@@ -39,6 +39,7 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
+    VIEWS,
     log_spans,
     open_item,
     open_writes,
@@ -73,11 +74,15 @@ def erased(
         return ErasureReport()
     if message_ids is None:
         return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
-    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
+    eraser, views = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids))), 0
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
+    for namespace, ns, _ in (yield reader.sql("thread_namespaces", rows[0][0])):
+        if ns == VIEWS:  # memories and summaries in a view may quote the messages
+            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
+            yield reader.sql("pin", 0, namespace)
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
         channels = {*eraser.remover.channels}
@@ -90,7 +95,7 @@ def erased(
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
-    return ErasureReport(eraser.checkpoints, items, tuple(hashes), cancelled)
+    return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
 
 
 def _erased_thread(

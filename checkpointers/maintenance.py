@@ -166,20 +166,26 @@ class Maintenance:
         thread = rows[0][0]
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            for row in (yield self.sql("checkpoints_page", *span(namespace), ALL)):
-                try:
-                    metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
-                except CorruptRecord:  # it goes all the same
-                    yield self.sql("drop_tags", row[0])
-                else:
-                    yield self._untagged(row[0], metadata)
-            yield self.sql("drop_namespace_checkpoints", *span(namespace))
-            yield self.sql("drop_namespace_writes", namespace)
+            yield from self.empty_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
             yield self.sql("drop_items", *span(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
         return PruneReport(checkpoints, items, 1, size)
+
+    def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
+        """Remove the checkpoints of a namespace and their writes; returns how many there were."""
+        rows = yield self.sql("checkpoints_page", *span(namespace), ALL)
+        for row in rows:
+            try:
+                metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
+            except CorruptRecord:  # it goes all the same
+                yield self.sql("drop_tags", row[0])
+            else:
+                yield self._untagged(row[0], metadata)
+        yield self.sql("drop_namespace_checkpoints", *span(namespace))
+        yield self.sql("drop_namespace_writes", namespace)
+        return len(rows)
 
     def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
         return [self.sql("drop_tag", number, key) for number in tags_of(self.seal, metadata)]

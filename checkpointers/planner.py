@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write, log_at_hand
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
+    ALIASES,
     DICT,
     DICT_HERE,
     ITEM,
@@ -256,11 +259,11 @@ class Planner:
                 parts.append(item)
                 i += 1
                 continue
-            start, stop = position, position + 1
-            i += 1
-            while i < len(full) and log.get(stop) == full[i]:
-                i, stop = i + 1, stop + 1
-            parts.append((start, stop))
+            at = log.items.get if position < ALIASES else log.get
+            following = map(at, range(position + 1, position + len(full) - i))
+            run = 1 + sum(takewhile(bool, map(eq, following, full[i + 1 :])))
+            parts.append((position, position + run))
+            i += run
         return Split(kind, parts, kept)
 
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:

@@ -348,6 +348,14 @@ class Reader:
             log.origins.update(origins)
         return log
 
+    def origins(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[list[int]]:
+        """The first positions of the items of ranges."""
+        aliases = [each for each in ranges if each[0] >= ALIASES]
+        if not aliases:
+            return [*positions(ranges)]
+        log = yield from self.load(thread_id, thread, key, aliases)
+        return [*map(log.origin, positions(ranges))]
+
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
         """The stored forms of the items of ranges."""
         asked = [self.sql("items_between", *span(log.key, *each)) for each in ranges]

@@ -16,6 +16,7 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
+VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
 UNTAGGED: Final = frozenset({"step", "parents", "source"})

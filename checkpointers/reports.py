@@ -59,12 +59,14 @@ class ThreadHead:
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
         metadata: As put; langgraph copies what a run's `configurable` says to it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
+        created_at: When its first checkpoint or write came (UTC).
     """
 
     thread_id: str
     checkpoint_id: str | None
     metadata: Mapping[str, Any]
     updated_at: datetime
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class CheckpointInfo:
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
+        said: Likewise, how many items `history` has on the way to it.
     """
 
     checkpoint_id: str
@@ -89,6 +92,40 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
+    said: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDifference:
+    """What changed in the value of a channel.
+
+    Attributes:
+        added: Of a list or dict, what is in the later value only, by its position in `history`: the
+            last ones, and of a dict as `[key, value]`. Of a channel stored whole the later value.
+        removed: Likewise, what is in the earlier value only.
+        added_count: How many there are of the one.
+        removed_count: How many of the other. With none of both, the order changed.
+        whole: Whether the channel is stored whole.
+    """
+
+    added: Mapping[int, Any]
+    removed: Mapping[int, Any]
+    added_count: int
+    removed_count: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateDifference:
+    """What changed from one checkpoint to another.
+
+    Attributes:
+        ran: The nodes that ran meanwhile.
+        channels: The channels whose values differ.
+    """
+
+    ran: tuple[str, ...]
+    channels: Mapping[str, ChannelDifference]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
-    Ranges,
     count,
     joined,
     positions,
@@ -42,7 +41,7 @@ class Threads:
     # -- what was said
 
     def history(
-        self, at: Address, channel: str, ends: tuple[int, int] | None
+        self, at: Address, channel: str, ends: tuple[int, int] | None, before: int | None = None
     ) -> Flow[Callable[[], list[HistoryItem]]]:
         """Everything said on the way to a checkpoint; see `Checkpointer.history`.
 
@@ -58,6 +57,10 @@ class Threads:
         if at.checkpoint_id is None:
             branches = yield from self._on_branches(at, found, channel)
         places = _interleaved(positions(said), branches)
+        if before is not None:
+            ranges = [(place, place + 1) for place, _ in places]
+            first = yield from self.reader.origins(at.thread_id, found.thread, key, ranges)
+            places = places[: first.index(before)] if before in first else []
         if ends is not None and sum(ends) < len(places):
             places = places[: ends[0]] + places[len(places) - ends[1] :]
         if not places:
@@ -65,7 +68,7 @@ class Threads:
         if not key:
             ((key,),) = yield self.sql("log_of", found.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
-        seen = {*(yield from self._origins(at, found, *held))}
+        seen = {*(yield from self.reader.origins(at.thread_id, found.thread, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
         full = log.full(ranges)
@@ -87,13 +90,6 @@ class Threads:
 
         return decoded
 
-    def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
-        """The first positions of the items of ranges."""
-        if not ranges:
-            return []
-        log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
-        return [*map(log.origin, positions(ranges))]
-
     def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[list[int]]:
         """The items that are on branches only."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
@@ -105,10 +101,12 @@ class Threads:
             (row,) = yield self.sql("checkpoint_at", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
             said = snapshot.said.get(channel, (0, []))
-            out.update((yield from self._origins(at, found, *said)))
+            out.update((yield from self.reader.origins(at.thread_id, found.thread, *said)))
         if out:
             said = found.snapshot.said.get(channel, (0, []))
-            out.difference_update((yield from self._origins(at, found, *said)))
+            out.difference_update(
+                (yield from self.reader.origins(at.thread_id, found.thread, *said))
+            )
         return sorted(out)
 
     # -- threads
@@ -135,11 +133,19 @@ class Threads:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         out = []
         for row in (yield from self._rows(limit, after, prefix, active_since)):
-            _, thread_id, _, updated_at, _ = row
-            _, head = yield from self._head(row)
-            uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
-            out.append(ThreadHead(thread_id, uid, metadata, _time(thread_id, updated_at)))
+            out.append((yield from self._thread_head(row)))
         return out
+
+    def head(self, thread_id: str) -> Flow[ThreadHead]:
+        """The head of one thread; see `Checkpointer.head`."""
+        return (yield from self._thread_head((yield from self._row(thread_id))))
+
+    def _thread_head(self, row: Row) -> Flow[ThreadHead]:
+        _, thread_id, created_at, updated_at, _ = row
+        _, head = yield from self._head(row)
+        uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
+        times = [_time(thread_id, at) for at in (updated_at, created_at)]
+        return ThreadHead(thread_id, uid, metadata, *times)
 
     def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
         """The namespaces of a thread, and the head of its root."""
@@ -203,7 +209,11 @@ class Threads:
     # -- checkpoints
 
     def checkpoints(
-        self, thread_id: str, checkpoint_ns: str | None, limit: int | None
+        self,
+        thread_id: str,
+        checkpoint_ns: str | None,
+        limit: int | None,
+        before: int | None = None,
     ) -> Flow[list[CheckpointInfo]]:
         """Checkpoints without their values; see `Checkpointer.checkpoints`."""
         checkpoint_ns = optional_text("checkpoint_ns", checkpoint_ns)
@@ -216,7 +226,8 @@ class Threads:
             yield from self.reader.check_complete(len(keys), *span(namespace))
             trunk = {key for key, *_ in leading_to(keys, place(namespace, head))}
             most = ALL if limit is None else limit
-            for row in (yield self.sql("checkpoints_page", *span(namespace), most)):
+            part = span(namespace) if before is None else span(namespace, 0, before)
+            for row in (yield self.sql("checkpoints_page", *part, most)):
                 out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
         return sorted(out, key=lambda info: -info.order)
 
@@ -236,6 +247,7 @@ class Threads:
             self.reader.metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
+            {channel: count(ranges) for channel, (_, ranges) in snapshot.said.items()},
         )
 
 

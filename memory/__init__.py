@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from perdure.memory.update_instructions import update_instructions as update_instructions
     from perdure.memory.update_profile import update_profile as update_profile
     from perdure.memory.use_memories import use_memories as use_memories
+    from perdure.memory.views import ModelView as ModelView
+    from perdure.memory.views import aviews as aviews
+    from perdure.memory.views import record_views as record_views
+    from perdure.memory.views import views as views
 
 _MODULES = {
     "background": "Background",
@@ -70,6 +74,7 @@ _MODULES = {
     "trim": "trim",
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
+    "views": "ModelView aviews record_views views",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_PLACES)

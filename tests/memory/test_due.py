@@ -32,7 +32,7 @@ def after(seconds: float) -> datetime:
 
 
 def head(at: float, uid: str = "c1") -> ThreadHead:
-    return ThreadHead("t", uid, {}, after(at))
+    return ThreadHead("t", uid, {}, after(at), after(at))
 
 
 @pytest.fixture

@@ -308,14 +308,14 @@ def test_namespaces_are_a_tree(tab: Page, client: httpx.Client, store: SQLiteSto
     for labels in (("notes", "team", "a"), ("notes", "team", "b"), ("notes",), ("*", "x")):
         store.put(labels, "k", {"n": 1})
     tab.goto("/ui/store")
-    notes = tab.locator(".tree > li", has_text="notes")
+    notes = tab.locator(".spaces > li", has_text="notes")
     expect(notes).to_contain_text("3 items")
     notes.locator("summary").first.click()
-    team = notes.locator(".tree > li", has_text="team")
+    team = notes.locator(".spaces > li", has_text="team")
     expect(team).to_contain_text("2 items · 14 bytes · 2 namespaces")
 
     team.locator("summary").first.press("Enter")
-    expect(team.locator(".tree .name")).to_have_text(["a", "b"])
+    expect(team.locator(".spaces .name")).to_have_text(["a", "b"])
     rows = client.get(f"/ui/store.json?{place('memories')}").json()["rows"]
     assert [(row["size"]["namespace"], row["has_more"]) for row in rows] == [
         (["memories", "ann"], False)

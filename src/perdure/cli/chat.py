@@ -83,7 +83,7 @@ class _Talk:
     def __init__(self, file: Database, configurable: dict[str, str], keep_last: int | None) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import configured_model
-        from perdure.memory import remember_turns, trim, use_memories
+        from perdure.memory import record_views, remember_turns, trim, use_memories
 
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
         # before what is recalled, which is no earlier message
@@ -92,7 +92,7 @@ class _Talk:
             memory += [use_memories(file.store), remember_turns(file.store)]
         model = configured_model(file.settings)
         self.graph: Any = chat_graph(model, memory=memory, checkpointer=file.saver)
-        self.config: Any = {"configurable": configurable}
+        self.config: Any = {"configurable": configurable, "callbacks": [record_views(file.saver)]}
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""

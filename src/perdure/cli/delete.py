@@ -21,7 +21,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import as_json, counted, note, say, say_clean
 from perdure.cli.progress import at_work
-from perdure.cli.threads import about, title_of
+from perdure.cli.threads import title_of
 
 if TYPE_CHECKING:
     from perdure.stores import Receipt
@@ -71,6 +71,8 @@ def delete(
 
 
 def _named(file: Database, thread: str) -> str:
+    from perdure.checkpointers.titles import about
+
     title = title_of(file, {"thread_id": thread, **about(file.saver, thread)})
     return f"{thread!r} ({title})" if title else repr(thread)
 

@@ -10,7 +10,6 @@ import typer
 from perdure.cli.app import DB, Threads, app, opened, thread_id
 from perdure.cli.output import as_json
 from perdure.cli.progress import progress_bar
-from perdure.cli.threads import about
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ def export(
 
 def _exported(saver: Checkpointer, thread: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
+
+    from perdure.checkpointers.titles import about
 
     said = [item.value for item in saver.history(thread) if not item.branch]
     messages: Any = convert_to_openai_messages(said, include_id=True)

@@ -12,7 +12,7 @@ import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, note, paged, size
-from perdure.cli.threads import about, in_utc
+from perdure.cli.threads import in_utc
 
 if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
@@ -41,6 +41,8 @@ def history(
 
     The model sees messages marked ●; ○ is history only, ◌ is on a branch.
     """
+    from perdure.checkpointers.titles import about
+
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)

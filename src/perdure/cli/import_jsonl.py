@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
+from perdure.checkpointers.titles import ABOUT
 from perdure.cli.conversation import (
     Conversation,
     Odd,
@@ -19,7 +20,6 @@ from perdure.cli.conversation import (
     short,
     whole,
 )
-from perdure.cli.threads import ABOUT
 
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")

@@ -23,11 +23,11 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
 from perdure.checkpointers.reports import ImportReport
+from perdure.checkpointers.titles import TITLED
 from perdure.cli.app import Database
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
 from perdure.cli.progress import at_work, progress_bar
-from perdure.cli.threads import TITLED
 from perdure.errors import (
     InvalidMessages,
     InvalidNamespace,

@@ -10,7 +10,6 @@ import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, counted, line, paged, say
-from perdure.cli.threads import about
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,9 +28,12 @@ class _Node:
 @app.command()
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
+    from perdure.checkpointers.records import VIEWS
+    from perdure.checkpointers.titles import about
+
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
-        found = file.saver.checkpoints(chosen)
+        found = [each for each in file.saver.checkpoints(chosen) if each.checkpoint_ns != VIEWS]
         title = about(file.saver, chosen).get("title", "")
     if json:
         as_json(found)

@@ -11,10 +11,20 @@ from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
-from perdure.server import pages_items, pages_memories, pages_storage
+from perdure.server import (
+    api_memories,
+    api_store,
+    api_threads,
+    pages_checkpoints,
+    pages_items,
+    pages_memories,
+    pages_storage,
+    pages_threads,
+)
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
 from perdure.server.pages import ASSETS
+from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
 
 routes = APIRouter()
@@ -63,7 +73,15 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
     add_error_replies(app)
-    for each in (routes, pages_memories.routes, pages_items.routes, pages_storage.routes):
+    app.add_middleware(EncodedSlashes)
+    pages = (
+        pages_threads.routes,
+        pages_checkpoints.routes,
+        pages_memories.routes,
+        pages_items.routes,
+        pages_storage.routes,
+    )
+    for each in (routes, api_threads.routes, api_store.routes, api_memories.routes, *pages):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)

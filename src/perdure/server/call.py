@@ -85,6 +85,10 @@ class Call:
         self._parts = await self._databases.of(self.identity.tenant)
         return asked
 
+    def another(self, action: Action) -> Call:
+        """The same request for what it needs to be permitted as well, such as to read a source."""
+        return Call(self.identity, action, self._access, self._databases)
+
     @property
     def saver(self) -> Checkpointer:
         """The checkpointer; which threads may be seen, `threads` tells."""

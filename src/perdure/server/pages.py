@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -20,8 +21,6 @@ from perdure.settings import Rules
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
-_BIDI: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_PLAIN: Final = frozenset("\n\t")
 _BRIEF: Final = 300  # characters
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
@@ -32,25 +31,33 @@ def visible(text: Any) -> Markup:
     A character that moves or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">`
     (Unicode Technical Report 36, on spoofing by such characters).
     """
-    shown = str(text)
-    if shown.isprintable():
-        return escape(shown)
-    return Markup("").join(_visible(char) for char in shown)
+    return Markup(_SUSPECT.sub(_visible, str(escape(text))))
 
 
-def _visible(char: str) -> Markup:
-    hidden = char in _BIDI or (char not in _PLAIN and unicodedata.category(char) in _HIDDEN)
-    return Markup(f'<i class="ctl">U+{ord(char):04X}</i>') if hidden else escape(char)
+def _visible(found: re.Match[str]) -> str:
+    hidden = unicodedata.category(found[0]) in _HIDDEN or found[0] in _FILLERS
+    return f'<i class="ctl">U+{ord(found[0]):04X}</i>' if hidden else found[0]
 
 
 _JOINS: Final = "\n\t\u200c\u200d"
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+_SUSPECT: Final = re.compile(
+    r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
+)
+"""Characters that may be hidden ones; those in common use that are not are left out for speed."""
 
 
 def query(path: str, /, **values: Any) -> str:
     """A link with a query; a value that is a list is repeated, and one that is None left out."""
     given = {name: value for name, value in values.items() if value is not None}
     return f"{path}?{urlencode(given, doseq=True, errors='surrogatepass')}"
+
+
+async def form(request: Request) -> dict[str, str]:
+    """The fields of a form, the last of each name."""
+    body = (await request.body()).decode(errors="replace")
+    return dict(parse_qsl(body, keep_blank_values=True))
 
 
 def ago(moment: datetime | str | None) -> str:
@@ -106,8 +113,6 @@ _TEMPLATES: Final = Environment(
 )
 _TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": as_json_text}
 _TEMPLATES.filters |= {"plain": plain, "brief": brief, "rules_given": rules_given}
-
-
 _TEMPLATES.globals |= {"query": query}
 
 
@@ -121,6 +126,13 @@ def page(request: Request, template: str, /, status: int = 200, **values: Any) -
         return JSON(values, status)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
     return HTMLResponse(made, status, HEADERS)
+
+
+def error_page(request: Request, status: int, sentence: str) -> Response:
+    """A page that says what went wrong."""
+    values = {"request": request, "status": status, "sentence": sentence}
+    made = _TEMPLATES.get_template("error.html").render(**values)
+    return HTMLResponse(made, status, headers=HEADERS)
 
 
 HEADERS: Final = {

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -90,4 +91,26 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return JSONResponse({"detail": str(error)}, status_of(error))
+        return _error(request, status_of(error), str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _error(request, 422, "; ".join(map(_sentence, error.errors())))
+
+
+def _error(request: Request, status: int, sentence: str) -> Response:
+    path = request.url.path
+    if path.startswith("/ui/") and not path.endswith(".json"):
+        from perdure.server.pages import error_page  # pages need replies
+
+        return error_page(request, status, sentence)
+    return JSON({"detail": sentence}, status)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """What of a request is wrong: where, the value, and what was expected."""
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}"
+    where = ".".join(map(str, error["loc"]))
+    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"

@@ -1,0 +1,75 @@
+"""What is known of a conversation beside its messages: its title, its model, its times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.errors import UnknownThread
+
+ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
+"""The metadata that an import leaves in each checkpoint of a conversation."""
+TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
+_BEGINNING: Final = 2  # messages among which the first of a human is looked for
+
+
+def about(
+    saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The title, model and times that an import left in a thread, those that it has.
+
+    They are in the metadata of its newest checkpoint, unless the thread went on in a program of
+    its own; then they are found by a tag.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread.
+        newest: The metadata of its newest checkpoint, if that was read already.
+
+    Raises:
+        UnknownThread: There is no such thread.
+    """
+    where: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    if newest is None:
+        found = saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
+        newest = found[0].metadata if found else {}
+    if "title" not in newest:
+        tagged = next(saver.list(where, filter={TITLED: True}, limit=1), None)
+        newest = newest if tagged is None else {**tagged.metadata}
+    known = {name: newest[name] for name in ABOUT if name in newest}
+    return {**known, "title": str(known["title"])} if "title" in known else known
+
+
+async def aabout(
+    saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """See `about`."""
+    return await asyncio.to_thread(about, saver, thread_id, newest)
+
+
+def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
+    """The title of a thread; without one, what a human said first; else nothing.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread.
+        known: The result of `about`, if there is one already.
+    """
+    with suppress(UnknownThread):  # another process deletes it
+        known = about(saver, thread_id) if known is None else known
+        if known.get("title"):
+            return str(known["title"])
+        for item in saver.history(thread_id, ends=(_BEGINNING, 0)):
+            if getattr(item.value, "type", None) == "human":
+                return str(item.value.text)
+    return ""
+
+
+async def atitle(
+    saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None
+) -> str:
+    """See `title`."""
+    return await asyncio.to_thread(title, saver, thread_id, known)

@@ -1,0 +1,256 @@
+"""Views: what a model was shown in each call, recorded beside the thread, and its tokens by part.
+
+A view is a checkpoint in a namespace of its own, so a checkpointer of perdure stores a message that
+the thread has as a reference, and copies, prunes and encrypts views as it does checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
+
+from perdure.checkpointers.records import VIEWS
+from perdure.errors import UnknownModel
+from perdure.memory.conversation import role
+from perdure.memory.options import instance
+from perdure.memory.options import text as checked_text
+from perdure.memory.summary import HEADING
+from perdure.memory.tokens import TokenCounter, token_counter
+
+_DATA: Final = {"base64", "data", "file_data", "image_url", "url"}  # keys of content blocks
+_LONGEST: Final = 1_000  # characters of their values; longer ones are left out
+_SECTION: Final = re.compile(
+    rf"^<(memories|summary|profile|examples)>\n.*?^</\1>$|^{re.escape(HEADING)}:\n"
+    r".*?(?=\n\n<(?:memories|profile|examples)>\n|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class RecordViews(BaseCallbackHandler):
+    """A callback that records what chat models are shown in a graph: `record_views(saver)`.
+
+    `graph.invoke(question, {**config, "callbacks": [record_views(saver)]})`, or for each run
+    `graph.with_config(callbacks=[record_views(saver)])`. A call of a model then costs one put more.
+    The data of images and files is left out. If a view cannot be stored, langchain logs it, and the
+    run goes on. Outside of a run with a thread and a checkpointer nothing is recorded.
+
+    Args:
+        saver: The graph's checkpointer. Only one of perdure stores each message once.
+        messages_key: The channel of the state that holds the messages.
+    """
+
+    ignore_llm = ignore_chain = ignore_agent = ignore_retriever = True
+    ignore_retry = ignore_custom_event = True
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], *, messages_key: str = "messages") -> None:
+        self._saver = _checked(saver)
+        self._key = checked_text("messages_key", messages_key)
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store what the model is shown now."""
+        place = _place()
+        if place is None:
+            return
+        thread_id, ns, checkpoint_id = place
+        about, params = metadata or {}, kwargs.get("invocation_params") or {}
+        model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
+        tools = params.get("tools")
+        known: Any = {
+            "source": "loop",
+            "parents": {ns: checkpoint_id},
+            "graph_ns": ns,  # at the top, by which it is found
+            "view": {
+                "node": about.get("langgraph_node"),
+                "model": model,
+                "tools": _counter(model).tools(tools) if tools else 0,
+                "run_id": str(run_id),
+                "key": self._key,
+            },
+        }
+        if "run_id" in about:  # of the graph's run: they are deleted together
+            known["run_id"] = about["run_id"]
+        checkpoint = empty_checkpoint()
+        versions: Any = {self._key: checkpoint["id"]}
+        checkpoint["channel_values"] = {self._key: [_without_data(each) for each in messages[0]]}
+        checkpoint["channel_versions"] = versions
+        self._saver.put(_config(thread_id), checkpoint, known, versions)
+
+
+record_views = RecordViews
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What a model was shown in one call.
+
+    Attributes:
+        id: Of the view.
+        checkpoint_id: The checkpoint from which the step of the call ran.
+        checkpoint_ns: The namespace of the graph; `""` is the root graph.
+        run_id: The id of the call.
+        at: When it was made (UTC).
+        node: The node that made it.
+        model: The name of the model, if it is known.
+        messages: What it was shown.
+        tools: Tokens of the schemas of its tools.
+    """
+
+    id: str
+    checkpoint_id: str
+    checkpoint_ns: str
+    run_id: str
+    at: datetime
+    node: str | None
+    model: str | None
+    messages: Sequence[BaseMessage]
+    tools: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Tokens by part, counted anew at each call: parts without tokens are left out.
+
+        Of system messages `"summary"`, `"memories"`, `"profile"`, `"examples"`, and the rest of
+        them, `"instructions"`; `"messages"`, `"tool results"` and `"tools"`.
+        """
+        found: dict[str, int] = {}
+        counter = _counter(self.model).fitted(self.messages)
+        for part, tokens in (*_parts(self.messages, counter), ("tools", self.tools)):
+            found[part] = found.get(part, 0) + tokens
+        return {part: tokens for part, tokens in found.items() if tokens}
+
+
+def views(
+    saver: BaseCheckpointSaver[Any],
+    thread_id: str,
+    *,
+    checkpoint_ns: str | None = "",
+    limit: int = 20,
+    before: str | None = None,
+) -> list[ModelView]:
+    """What models were shown on a thread, as far as `record_views` recorded it, the newest last.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread.
+        checkpoint_ns: The namespace of the graph; `""` is the root graph, None means all.
+        limit: At most so many, the newest.
+        before: The id of a view: only older ones.
+    """
+    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
+    return [_view(found) for found in _checked(saver).list(asked[0], **asked[1])][::-1]
+
+
+async def aviews(
+    saver: BaseCheckpointSaver[Any],
+    thread_id: str,
+    *,
+    checkpoint_ns: str | None = "",
+    limit: int = 20,
+    before: str | None = None,
+) -> list[ModelView]:
+    """See `views`."""
+    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
+    return [_view(found) async for found in _checked(saver).alist(asked[0], **asked[1])][::-1]
+
+
+def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
+    expected = "a checkpointer, like SQLiteCheckpointer.open('agent.db')"
+    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
+
+
+def _config(thread_id: str, **more: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS, **more}}
+
+
+def _options(ns: str | None, limit: int, before: str | None, thread_id: str) -> dict[str, Any]:
+    return {
+        "filter": None if ns is None else {"graph_ns": ns},
+        "limit": limit,
+        "before": None if before is None else _config(thread_id, checkpoint_id=before),
+    }
+
+
+def _view(found: CheckpointTuple) -> ModelView:
+    checkpoint, metadata = found.checkpoint, found.metadata
+    about: Any = metadata["view"]  # type: ignore[typeddict-item]
+    [(ns, checkpoint_id)] = metadata["parents"].items()
+    return ModelView(
+        checkpoint["id"],
+        checkpoint_id,
+        ns,
+        about["run_id"],
+        datetime.fromisoformat(checkpoint["ts"]),
+        about["node"],
+        about["model"],
+        checkpoint["channel_values"].get(about["key"], []),
+        about["tools"],
+    )
+
+
+def _place() -> tuple[str, str, str] | None:
+    """Thread, namespace and checkpoint from which a node runs; None: none that are saved."""
+    configurable = ensure_config()["configurable"]
+    if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
+        return None
+    from langgraph.runtime import get_runtime
+
+    info = getattr(get_runtime(), "execution_info", None)
+    if info is None or info.thread_id is None:
+        return None
+    return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id
+
+
+def _without_data(message: BaseMessage) -> BaseMessage:
+    """A message without the data of its images and files."""
+    if isinstance(message.content, str):
+        return message
+    light = _light(message.content)
+    return message if light == message.content else message.model_copy(update={"content": light})
+
+
+def _light(value: Any, key: Any = None) -> Any:
+    if isinstance(value, dict):
+        return {name: _light(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_light(part) for part in value]
+    long = isinstance(value, str) and len(value) > _LONGEST and key in _DATA
+    return f"[{len(value):,} characters left out]" if long else value
+
+
+def _counter(model: str | None) -> TokenCounter:
+    try:
+        return token_counter(model)
+    except UnknownModel:
+        return token_counter()
+
+
+def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[tuple[str, int]]:
+    for message in messages:
+        tokens, kind = counter.message(message), role(message)
+        if kind != "system":
+            yield "tool results" if kind == "tool" else "messages", tokens
+            continue
+        blocks = message.content if isinstance(message.content, list) else [message.content]
+        texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
+        for found in (each for text in texts for each in _SECTION.finditer(text)):
+            section = counter.text(found[0])
+            tokens -= section
+            yield found[1] or "summary", section
+        yield "instructions", tokens

@@ -1,0 +1,127 @@
+"""Memories of the user by REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, BaseModel, Field
+
+from perdure.memory import Collection, arecall
+from perdure.server.access import action
+from perdure.server.call import Call, Caller
+from perdure.server.paths import Id
+from perdure.settings import LIST_LIMIT
+
+routes = APIRouter(tags=["memories"])
+Json = dict[str, Any]
+
+
+class Question(BaseModel):
+    """The body of `POST /memories/search`."""
+
+    query: str
+    kinds: list[str] | None = None
+    limit: int = Field(20, ge=1, le=1000)
+    max_tokens: int | None = Field(None, ge=1)
+    as_of: AwareDatetime | None = None
+
+
+class NewMemory(BaseModel):
+    """The body of `POST /memories`: a text, or an object with `text` and other fields."""
+
+    memory: str | Json
+    key: str | None = None
+    kind: str = "fact"
+
+
+class MemoryChange(BaseModel):
+    """The body of `PATCH /memories/{key}`."""
+
+    memory: str | Json
+    supersede: bool = False
+    at: AwareDatetime | None = None
+
+
+@routes.get("/memories")
+@action("store:search")
+async def list_(
+    call: Caller,
+    kind: str | None = None,
+    as_of: AwareDatetime | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> Any:
+    """The memories, oldest first, of one kind or all; now, or as they were at a moment."""
+    asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
+    memories = await _permitted(call, asked)
+    return await memories.alist(kind=kind, limit=limit, offset=offset, as_of=as_of)
+
+
+@routes.post("/memories/search")
+@action("store:search")
+async def search(call: Caller, body: Question) -> Any:
+    """The memories that answer a question, best first, with the parts of their scores.
+
+    These are what an agent is shown with the same options; `text` is what its model would read.
+    """
+    asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
+    memories = await _permitted(call, asked)
+    options: Json = {"kinds": body.kinds, "limit": body.limit, "max_tokens": body.max_tokens}
+    found = await arecall(
+        body.query,
+        store=call.store,
+        namespace=memories.namespace.labels,
+        as_of=body.as_of,
+        config=_config(call),
+        **options,
+    )
+    shown = {"tokens": found.tokens, "left_out": found.left_out, "text": str(found)}
+    return {"memories": found.memories, **shown}
+
+
+@routes.post("/memories")
+@action("store:put")
+async def add(call: Caller, body: NewMemory) -> Any:
+    """Add a memory through the gate; the outcome says whether it was added, and why if not."""
+    asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
+    memories = await _permitted(call, asked, kind=body.kind)
+    return await memories.ainsert(body.memory, key=body.key, config=_config(call))
+
+
+@routes.patch("/memories/{key}")
+@action("store:put")
+async def change(call: Caller, key: Id, body: MemoryChange) -> Any:
+    """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
+    memories = await _permitted(call, {"key": key, "value": {"memory": body.memory}, "index": None})
+    if body.supersede:
+        return await memories.asupersede(key, body.memory, at=body.at, config=_config(call))
+    return await memories.aupdate(key, body.memory, config=_config(call))
+
+
+@routes.delete("/memories/{key}")
+@action("store:delete")
+async def forget(call: Caller, key: Id) -> Any:
+    """Erase a memory with all its versions; the receipt says what is gone."""
+    memories = await _permitted(call, {"key": key})
+    return await memories.aforget(key, config=_config(call))
+
+
+@routes.get("/memories/{key}/history")
+@action("store:get")
+async def history(call: Caller, key: Id) -> Any:
+    """The versions of a memory, oldest first."""
+    memories = await _permitted(call, {"key": key})
+    return await memories.ahistory(key, config=_config(call))
+
+
+async def _permitted(call: Call, asked: Json, *, kind: str = "fact") -> Collection:
+    """The user's memories, where the access says they are."""
+    given = await call.permit({"namespace": call.memories, **asked})
+    labels = tuple(given["namespace"])
+    template = ("memories", "{user_id}") if labels == call.memories else labels
+    return Collection(call.store, template, kind=kind)
+
+
+def _config(call: Call) -> Any:
+    return {"configurable": {"user_id": call.identity.user}}

@@ -1,0 +1,128 @@
+"""The store by REST: the paths and shapes of langgraph's server, for its SDK's `StoreClient`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from langgraph.store.base import NOT_PROVIDED
+from pydantic import BaseModel, Field
+
+from perdure.errors import InvalidValue
+from perdure.server.access import Forbidden, action
+from perdure.server.call import Call, Caller
+from perdure.server.threads import RESERVED
+
+routes = APIRouter(tags=["store"])
+Json = dict[str, Any]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Offset = Annotated[int, Field(ge=0)]
+
+
+class Place(BaseModel):
+    """The body of `DELETE /store/items`."""
+
+    namespace: list[str]
+    key: str
+
+
+class NewItem(Place):
+    """The body of `PUT /store/items`."""
+
+    value: Json
+    index: Literal[False] | list[str] | None = None
+    ttl: float | None = Field(None, gt=0)
+
+
+class ItemSearch(BaseModel):
+    """The body of `POST /store/items/search`."""
+
+    namespace_prefix: list[str] = []
+    filter: Json | None = None
+    limit: Limit = 10
+    offset: Offset = 0
+    query: str | None = None
+    refresh_ttl: bool | None = None
+
+
+class Namespaces(BaseModel):
+    """The body of `POST /store/namespaces`."""
+
+    prefix: list[str] | None = None
+    suffix: list[str] | None = None
+    max_depth: int | None = Field(None, ge=1)
+    limit: Limit = 100
+    offset: Offset = 0
+
+
+@routes.put("/store/items", status_code=204)
+@action("store:put")
+async def put(call: Caller, body: NewItem) -> None:
+    """Store an item, or the next version of one."""
+    names = {"key", "value", "index"}
+    given = await _permitted(call, body.namespace, body.model_dump(include=names))
+    if given["value"] is None:
+        raise InvalidValue("the value is None; expected an object: to remove an item, delete it")
+    ttl = NOT_PROVIDED if body.ttl is None else body.ttl
+    place = given["namespace"], given["key"]
+    await call.store.aput(*place, given["value"], given["index"], ttl=ttl)
+
+
+@routes.get("/store/items")
+@action("store:get")
+async def get(
+    call: Caller,
+    namespace: Annotated[list[str], Query()],
+    key: str,
+    refresh_ttl: bool | None = None,
+) -> Any:
+    """An item; null: there is none.
+
+    Labels of the namespace are joined by dots, or given one by one if they have dots themselves.
+    """
+    labels = namespace[0].split(".") if len(namespace) == 1 else namespace
+    given = await _permitted(call, labels, {"key": key})
+    item = await call.store.aget(given["namespace"], given["key"], refresh_ttl=refresh_ttl)
+    return None if item is None else item.dict()
+
+
+@routes.delete("/store/items", status_code=204)
+@action("store:delete")
+async def delete(call: Caller, body: Place) -> None:
+    """Delete an item; its versions stay in its history."""
+    given = await _permitted(call, body.namespace, {"key": body.key})
+    await call.store.adelete(given["namespace"], given["key"])
+
+
+@routes.post("/store/items/search")
+@action("store:search")
+async def search(call: Caller, body: ItemSearch) -> Any:
+    """Items under a prefix that match a filter; with a query, the best answers."""
+    names = {"filter", "limit", "offset", "query"}
+    given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
+    options = {name: given[name] for name in names}
+    prefix, refresh = given["namespace"], body.refresh_ttl
+    found = await call.store.asearch(prefix, refresh_ttl=refresh, **options)
+    return {"items": [item.dict() for item in found]}
+
+
+@routes.post("/store/namespaces")
+@action("store:list_namespaces")
+async def namespaces(call: Caller, body: Namespaces) -> Any:
+    """Namespaces that hold something."""
+    asked = body.model_dump(exclude={"prefix", "suffix"})
+    asked["suffix"] = None if body.suffix is None else tuple(body.suffix)
+    given = await _permitted(call, body.prefix, asked)
+    found = await call.store.alist_namespaces(prefix=given.pop("namespace"), **given)
+    return {"namespaces": found}
+
+
+async def _permitted(call: Call, namespace: list[str] | None, asked: Json) -> Json:
+    """What is asked for, as it is permitted; the server's own records are for admins only."""
+    labels = None if namespace is None else tuple(namespace)
+    given = await call.permit({"namespace": labels, **asked})
+    if given["namespace"] is not None:
+        given["namespace"] = tuple(given["namespace"])
+    if RESERVED in (given["namespace"] or ())[:1] and not call.identity.is_admin:
+        raise Forbidden(f"the namespace {given['namespace']!r} is the server's own")
+    return given

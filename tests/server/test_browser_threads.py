@@ -1,0 +1,408 @@
+"""Pages of threads in a browser: read, compare, go on from, fork, prune; hostile text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from playwright.sync_api import Page, expect
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import PerdureError
+from perdure.graphs.chat import chat_graph
+from perdure.memory import record_views, trim
+from perdure.settings import Settings
+from tests.contracts.puts import at, put, uid_of
+from tests.exports import EXPORT, run
+from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
+
+
+@pytest.fixture
+def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
+    """The database of the server, from beside it."""
+    with SQLiteCheckpointer.open(settings.db) as made:
+        yield made
+
+
+@pytest.fixture
+def garden(saver: SQLiteCheckpointer) -> str:
+    """A thread of two turns with their views."""
+    return talk(saver, "garden", "What grows on a balcony?", "Is it warm enough for lettuce?")
+
+
+def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
+    model = GenericFakeChatModel(messages=iter([AIMessage(f"Answer: {each}") for each in said]))
+    graph = chat_graph(model, memory=[trim(max_tokens=500)], checkpointer=saver)
+    config: Any = {**at(thread), "callbacks": [record_views(saver)]}
+    config["configurable"]["user_id"] = "ann"
+    for each in said:
+        graph.invoke({"messages": [("user", each)]}, config)
+    return thread
+
+
+def link(path: str, **values: Any) -> str:
+    return f"{path}?{urlencode(values, doseq=True, errors='surrogatepass')}"
+
+
+# -- the list
+
+
+def test_the_list_is_searched(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+    talk(saver, "bread", "Why is my bread moist?")
+    tab.goto("/ui/threads")
+    rows = tab.locator("tbody tr")
+    assert [row.split("\t")[1:3] for row in rows.all_inner_texts()] == [["ann", "2"], ["ann", "4"]]
+    tab.get_by_label("Text in title or id").fill("GARD")
+    tab.get_by_role("button", name="Search").click()
+    expect(rows).to_have_count(1)
+    tab.get_by_role("link", name="What grows on a balcony?").click()
+    expect(tab.locator("h1")).to_have_text("What grows on a balcony?")
+
+
+def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckpointer) -> None:
+    for number in range(52):
+        named = {"metadata": {"topic": "a" if number % 2 else "b"}}
+        put(saver, {"messages": []}, thread=f"t{number}", **named)
+
+    def listed(**values: Any) -> list[str]:
+        answer = client.get(link("/ui/threads.json", **values))
+        assert answer.status_code == 200, answer.text
+        return [each["thread_id"] for each in answer.json()["threads"]]
+
+    assert listed() == [f"t{number}" for number in range(51, 1, -1)]
+    assert listed(skip=50) == ["t1", "t0"]
+    assert listed(meta="topic=a") == [f"t{number}" for number in range(51, 0, -2)]
+    assert listed(since="2999-01-01") == listed(until="1999-01-01") == []
+    for wrong in ({"meta": "topic"}, {"since": "soon"}, {"skip": -1}):
+        answer = client.get(link("/ui/threads", **wrong))
+        assert answer.status_code == 422
+        assert "That did not work" in answer.text
+
+
+# -- a thread
+
+
+def test_three_columns(tab: Page, garden: str) -> None:
+    tab.goto(link("/ui/thread", id=garden))
+    turns = tab.locator("section.turn")
+    expect(turns).to_have_count(2)
+    said, seen, changed = turns.last.locator(".column").all()
+    expect(said.locator(".said")).to_have_count(2)
+    expect(said).to_contain_text("Answer: Is it warm enough for lettuce?")
+    expect(seen.locator(".bar rect")).to_have_count(1)
+    expect(seen).to_contain_text("3 messages")
+    expect(changed.locator(".step")).to_have_count(3)
+    expect(changed).to_contain_text("head")
+    seen.get_by_role("link", name="3 messages").click()
+    expect(tab.locator(".said")).to_have_count(3)
+    tab.go_back()
+    changed.get_by_role("link", name="step 3").click()
+    expect(tab.locator("h1")).to_have_text("Step 3")
+
+
+def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpointer) -> None:
+    talk(saver, "long", *(f"Question {number}?" for number in range(70)))
+    tab.goto(link("/ui/thread", id="long"))
+    turns = tab.locator("section.turn")
+    expect(turns).to_have_count(30)
+    expect(turns.first.locator(".step")).to_have_count(3)
+    tab.get_by_role("link", name="Earlier turns").click()
+    expect(turns).to_have_count(60)
+    tab.get_by_role("link", name="Earlier turns").click()
+    expect(turns).to_have_count(70)
+    expect(tab.get_by_role("link", name="Earlier turns")).to_have_count(0)
+    for turn in turns.all()[::9]:
+        expect(turn.locator(".step")).to_have_count(3)
+        expect(turn.locator(".view")).to_have_count(1)
+    wanted = saver.history("long")[20]
+    tab.goto(link("/ui/thread", id="long", message=wanted.value.id))
+    expect(tab.locator("article:target")).to_contain_text("Question 10?")
+
+
+def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckpointer) -> None:
+    call = {"name": "look_up", "args": {"word": "moss"}, "id": "c1"}
+    answer: Any = [
+        {"type": "reasoning", "reasoning": "It is about plants."},
+        {"type": "text", "text": "Let me see."},
+        {"type": "image", "base64": "AAAA", "mime_type": "image/png"},
+        {"type": "tool_call", **call},
+    ]
+    first = [HumanMessage("moss?", id="h"), AIMessage(answer, tool_calls=[call], id="a")]
+    second = ToolMessage("a plant " * 100, tool_call_id="c1", name="look_up", id="r")
+    config = put(saver, {"messages": first, "n": 1}, thread="t")
+    config = put(saver, {"messages": [*first, second], "n": 1}, config)
+    put(saver, {"messages": [second], "n": 2}, config)
+
+    tab.goto(link("/ui/thread", id="t"))
+    user, assistant, tool = tab.locator(".said").all()
+    expect(user).to_contain_text("history only")
+    expect(assistant).to_contain_text("[image]")
+    expect(assistant.locator("details")).to_have_count(2)
+    assistant.locator(".call summary").click()
+    expect(assistant.locator(".call pre")).to_have_text('{"word":"moss"}')
+    expect(tool.locator("details")).to_have_count(1)
+    expect(tab.locator(".column").nth(1)).to_contain_text("Not recorded")
+    changed = tab.locator(".step").last
+    expect(changed).to_contain_text("messages \u22122")
+    expect(changed.locator(".line.minus .what").last).to_have_text("1")
+
+
+def test_imported_conversations(tab: Page, url: str, settings: Settings) -> None:
+    assert run(Path(settings.db), "import", str(EXPORT)).exit_code == 0
+    tab.goto("/ui/threads")
+    titles = tab.locator("tbody td:first-child a").all_inner_texts()
+    assert len(titles) > 1
+    for title in titles:
+        tab.goto("/ui/threads")
+        tab.get_by_role("link", name=title, exact=True).first.click()
+        expect(tab.locator(".said").first).to_be_visible()
+
+
+# -- checkpoints
+
+
+def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
+    root = put(saver, {"messages": ["a"], "n": 1}, thread="t")
+    put(saver, {"messages": ["a", "b"], "n": 1}, root)
+    put(saver, {"messages": ["a", "c"], "n": 2}, root, metadata={"source": "fork"})
+
+    tab.goto(link("/ui/checkpoints", id="t"))
+    rows = tab.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(2).locator("path")).to_have_count(2)  # two lanes join
+    expect(tab.locator("tr.head")).to_have_count(1)
+    expect(tab.locator("tr.branch")).to_have_count(1)
+    tab.get_by_label("A: 2").check()
+    tab.get_by_role("button", name="Compare").click()
+    expect(tab.locator(".card").first).to_contain_text("+1 \u22121")
+    expect(tab.locator(".card").last).to_contain_text("n changed")
+    tab.get_by_role("link", name="whole value").first.click()
+    expect(tab.locator("pre")).to_have_text(re.compile(r'\[\s*"a",\s*"c"\s*\]'))
+
+
+def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+    tab.goto(link("/ui/checkpoints", id=garden))
+    tab.get_by_role("link", name="step 1", exact=True).click()
+    tab.get_by_role("button", name="Go on from here").click()
+    expect(tab.locator("tr.head")).to_contain_text("step 1")
+    assert len(saver.get_tuple(at(garden)).checkpoint["channel_values"]["messages"]) == 2  # type: ignore[union-attr]
+    tab.get_by_role("link", name="step 1", exact=True).click()
+    tab.get_by_label("Id of the new thread").fill("a copy / of it")
+    tab.get_by_role("button", name="Fork").click()
+    expect(tab.locator(".said")).to_have_count(2)
+    tab.get_by_role("link", name="Delete").click()
+    tab.get_by_role("button", name="Delete the thread").click()
+    expect(tab.locator("tbody tr")).to_have_count(1)
+    assert [each.thread_id for each in saver.threads()] == [garden]
+
+
+def test_prune_with_a_preview(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+    tab.goto(link("/ui/prune", id=garden))
+    tab.get_by_label("The newest").fill("1")
+    tab.get_by_role("button", name="Preview").click()
+    expect(tab.locator(".card")).to_contain_text("checkpoints")
+    assert len(saver.checkpoints(garden, checkpoint_ns="")) == 6
+    tab.get_by_role("button", name="Prune").click()
+    expect(tab.locator("tbody tr")).to_have_count(1)
+    assert len(saver.history(garden)) == 4
+
+
+def test_nothing_is_changed_while_a_run_holds_the_thread(
+    client: httpx.Client, saver: SQLiteCheckpointer, garden: str
+) -> None:
+    (first, *_) = saver.checkpoints(garden, checkpoint_ns="")[::-1]
+    with saver.lock(garden):
+        for path in (
+            link("/ui/rewind", id=garden, checkpoint=first.checkpoint_id),
+            link("/ui/delete", id=garden),
+            link("/ui/prune", id=garden),
+        ):
+            answer = client.post(path, data={"last": "1"})
+            assert (answer.status_code, "under way" in answer.text) == (409, True), path
+    assert len(saver.checkpoints(garden, checkpoint_ns="")) == 6
+
+
+def test_looking_at_a_checkpoint_makes_no_run_go_on_from_it(
+    client: httpx.Client, saver: SQLiteCheckpointer
+) -> None:
+    first = put(saver, {"n": 1}, thread="t")
+    second = put(saver, {"n": 2}, first)
+    assert client.get(link("/ui/checkpoint", id="t", checkpoint=uid_of(first))).status_code == 200
+    assert saver.checkpoints("t")[0].checkpoint_id == uid_of(second)
+    assert saver.checkpoints("t")[0].is_head
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/thread?id=no",
+        "/ui/checkpoints?id=no",
+        "/ui/checkpoint?id=garden&checkpoint=no",
+        "/ui/checkpoint?id=garden&checkpoint=no&channel=x",
+        "/ui/compare?id=garden&a=no&b=no",
+        "/ui/thread?id=garden&message=no",
+        "/ui/seen?id=garden&view=no",
+        "/ui/message?id=garden&position=99",
+        "/ui/prune?id=no",
+        "/ui/delete?id=no",
+    ],
+)
+def test_what_is_not_there(client: httpx.Client, garden: str, path: str) -> None:
+    page, twin = client.get(path), client.get(path.replace("?", ".json?", 1))
+    assert page.status_code == 404
+    assert "Not there" in page.text
+    assert twin.status_code == 404
+    assert "/ui/delete" in path or "detail" in twin.json()
+
+
+def test_twins(client: httpx.Client, saver: SQLiteCheckpointer, garden: str) -> None:
+    """Each page has the same as JSON."""
+    thread = client.get(link("/ui/thread.json", id=garden)).json()
+    (view,) = thread["turns"][-1]["views"]
+    assert view["parts"][0]["tokens"] > 0
+    steps = thread["turns"][-1]["steps"]
+    assert [each["ran"] for each in steps][-1] == ["respond"]
+    a, b = (each["checkpoint_id"] for each in steps[:2])
+    for path in (
+        link("/ui/threads.json"),
+        link("/ui/seen.json", id=garden, view=view["id"]),
+        link("/ui/message.json", id=garden, position=0),
+        link("/ui/checkpoints.json", id=garden),
+        link("/ui/checkpoint.json", id=garden, checkpoint=a),
+        link("/ui/checkpoint.json", id=garden, checkpoint=a, channel="messages"),
+        link("/ui/compare.json", id=garden, a=a, b=b),
+        link("/ui/prune.json", id=garden, last=1),
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-type"] == "application/json"
+        page = client.get(path.replace(".json", "", 1))
+        assert page.status_code == 200
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+
+
+# -- as it is used
+
+
+def test_by_keyboard_alone(tab: Page, garden: str) -> None:
+    """Tab reaches what a mouse does, one sees where it is, and Enter follows."""
+    tab.goto(link("/ui/thread", id=garden))
+    reached = set()
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        found = tab.evaluate(
+            "() => { const at = document.activeElement; const how = getComputedStyle(at);"
+            " return at === document.body ? null :"
+            " [at.innerText, at.matches(':focus-visible') ? how.outlineStyle : 'none'] }"
+        )
+        if found is None:
+            break
+        assert found[1] == "solid", found
+        reached.add(found[0])
+    assert {"Checkpoints", "Prune", "Delete", "step 3"} <= reached
+    assert any(each.startswith("3 messages") for each in reached)
+    tab.get_by_role("link", name="Checkpoints").focus()
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("button", name="Compare")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone(tab: Page, saver: SQLiteCheckpointer, garden: str, scheme: Any) -> None:
+    """Nothing is wider than the screen, and the text has contrast in both schemes."""
+    talk(saver, "w" * 300, "w" * 900)
+    step = saver.checkpoints(garden, checkpoint_ns="")[0]
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.emulate_media(color_scheme=scheme)
+    for path in (
+        "/ui/threads",
+        link("/ui/thread", id=garden),
+        link("/ui/thread", id="w" * 300),
+        link("/ui/checkpoints", id=garden),
+        link("/ui/checkpoint", id=garden, checkpoint=step.checkpoint_id),
+        link("/ui/compare", id=garden, a=step.parent_id, b=step.checkpoint_id),
+        link("/ui/prune", id=garden, last=1),
+        link("/ui/delete", id=garden),
+    ):
+        tab.goto(path)
+        of = "document.documentElement"
+        assert tab.evaluate(f"{of}.scrollWidth <= {of}.clientWidth"), path
+    ground, ink = tab.evaluate(
+        "() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color] }"
+    )
+    assert (light(ground) > light(ink)) == (scheme == "light")
+
+
+def light(color: str) -> int:
+    return sum(map(int, re.findall(r"\d+", color)[:3]))
+
+
+# -- hostile text
+
+
+def test_hostile_text_is_shown_as_text(
+    tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
+) -> None:
+    """In every place of a thread that holds text."""
+    text = TOGETHER
+    call = {"name": text, "args": {text: [text]}, "id": text}
+    said = [
+        SystemMessage(text, id=f"s{text}"),
+        HumanMessage(text, id=text, name=text),
+        AIMessage([{"type": text, text: text}, {"type": "text", "text": text}], tool_calls=[call]),
+        ToolMessage(text, tool_call_id=text, name=text, status="error"),
+        *(HumanMessage(each) for each in TEXTS.values()),
+    ]
+    known: Any = {"title": text, "user_id": text, "titled": True, text: text, "step": text}
+    values = {"messages": said[:2], text: text, "mapping": {text: text}}
+    first = put(saver, values, thread=text, uid=f"c{text}", metadata=known)
+    values = {"messages": said, text: [text], "mapping": {}, "branch:to:" + text: None}
+    second = put(saver, values, first, uid=text, metadata=known)
+    saver.put_writes(second, [(text, text)], text)
+    put(saver, values, thread=text, ns=text, uid=text, metadata=known)
+
+    for path in (
+        "/ui/threads",
+        link("/ui/threads", q=TEXTS["attribute"], meta=f"x={TEXTS['closing']}"),
+        link("/ui/thread", id=text),
+        link("/ui/thread", id=text, ns=text),
+        link("/ui/message", id=text, position=0),
+        link("/ui/checkpoints", id=text),
+        link("/ui/checkpoints", id=text, ns=text),
+        link("/ui/checkpoint", id=text, checkpoint=text),
+        link("/ui/checkpoint", id=text, checkpoint=text, channel=text),
+        link("/ui/compare", id=text, a=f"c{text}", b=text),
+        link("/ui/prune", id=text, last=1),
+        link("/ui/delete", id=text),
+    ):
+        shown_harmless(tab, client, path)
+    assert client.get(link("/ui/thread", id=f"no {text}")).status_code == 404
+    harmless(client.get(link("/ui/thread", id=f"no {text}")).text)
+    tab.goto(link("/ui/checkpoint", id=text, checkpoint=text))
+    tab.get_by_role("button", name="Go on from here").click()
+    tab.get_by_role("button", name="Compare").click()
+    expect(tab.locator("h1")).to_have_text("Two checkpoints")
+
+
+def test_long_lines_and_halves_of_pairs(
+    tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
+) -> None:
+    said = [HumanMessage(LONG_LINE, id="h"), AIMessage(SURROGATE, id="a")]
+    try:
+        config = put(saver, {"messages": said, "n": SURROGATE}, thread="t")
+    except PerdureError:
+        config = put(saver, {"messages": said[:1]}, thread="t")
+    shown_harmless(tab, client, link("/ui/thread", id="t"))
+    assert len(client.get(link("/ui/thread", id="t")).text) < 50_000
+    for path in (
+        link("/ui/message", id="t", position=0),
+        link("/ui/checkpoint", id="t", checkpoint=uid_of(config)),
+        link("/ui/checkpoint", id="t", checkpoint=uid_of(config), channel="messages"),
+    ):
+        harmless(client.get(path).text)
