@@ -39,6 +39,7 @@ class ThreadInfo:
         namespaces: Its checkpoint namespaces; `""` is the root graph.
         active_at: When its conversation was last active (UTC): the `ts` of its head, which for an
             imported thread is the conversation's own time.
+        messages: How many messages were said on the way to its head; `history` has them.
     """
 
     thread_id: str
@@ -49,6 +50,7 @@ class ThreadInfo:
     updated_at: datetime
     namespaces: tuple[str, ...]
     active_at: datetime
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,6 @@ class CheckpointInfo:
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
-        said: Likewise, how many items `history` has on the way to it.
     """
 
     checkpoint_id: str
@@ -92,7 +93,6 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
-    said: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

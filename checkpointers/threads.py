@@ -196,9 +196,12 @@ class Threads:
         active_at = self.reader.active_at(head, updated_at) if head else updated_at
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         times = [_time(thread_id, at) for at in (created_at, updated_at, active_at)]
-        return ThreadInfo(
-            thread_id, checkpoints, items, size, times[0], times[1], namespaces, times[2]
-        )
+        found = None
+        if head is not None:
+            found = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
+        said = found.snapshot.said.get("messages", (0, [])) if found else (0, [])
+        sizes = thread_id, checkpoints, items, size
+        return ThreadInfo(*sizes, times[0], times[1], namespaces, times[2], count(said[1]))
 
     def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """A thread whose conversation did not go on since a moment; None: it did, or is unknown."""
@@ -247,7 +250,6 @@ class Threads:
             self.reader.metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
-            {channel: count(ranges) for channel, (_, ranges) in snapshot.said.items()},
         )
 
 

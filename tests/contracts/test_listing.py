@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers import SQLiteCheckpointer, about, title
 from perdure.errors import ConfigurationError, UnknownThread
 from tests.contracts.puts import at, listed, put, uid_of, values_at
 
@@ -325,6 +326,10 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
     assert saver.heads(active_since=later) == []
     assert saver.threads(active_since=later) == []
     assert len(saver.heads(active_since=heads[-1].updated_at)) == 5
+    assert [saver.head(head.thread_id) for head in heads] == heads
+    assert all(head.created_at <= head.updated_at for head in heads)
+    with pytest.raises(UnknownThread, match="'no'"):
+        saver.head("no")
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.heads(active_since=later.replace(tzinfo=None))
 
@@ -339,3 +344,25 @@ def test_usage_lists_the_largest_threads(saver: SQLiteCheckpointer) -> None:
 
     assert usage.largest == (saver.thread("large"), saver.thread("medium"))
     assert usage.by_month == {f"{saver.thread('large').created_at:%Y-%m}": 3}
+
+
+def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
+    """An import's title stays known when another program goes on with the thread."""
+    asked = [HumanMessage(["What is a pond?", {"type": "text", "text": ""}], id="1")]
+    given = {"title": 5, "titled": True, "model": "m", "other": 1}
+    put(saver, {"messages": asked}, metadata=given, thread="imported")
+    put(saver, {"messages": asked}, metadata={}, thread="imported", uid="later")
+    put(saver, {"messages": asked}, metadata={}, thread="plain")
+    put(saver, {"notes": ["x"]}, metadata={}, thread="silent")
+
+    assert about(saver, "imported") == {"title": "5", "model": "m"}
+    assert about(saver, "plain") == {}
+    assert about(saver, "plain", {"title": "given"}) == {"title": "given"}
+    assert [title(saver, each) for each in ("imported", "plain", "silent", "no")] == [
+        "5",
+        "What is a pond?",
+        "",
+        "",
+    ]
+    with pytest.raises(UnknownThread):
+        about(saver, "no")

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, Field
+from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
+from perdure.server.reply import reply
 from perdure.settings import LIST_LIMIT
 
 routes = APIRouter(tags=["memories"])
@@ -51,16 +53,17 @@ async def list_(
     as_of: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
-) -> Any:
+) -> Response:
     """The memories, oldest first, of one kind or all; now, or as they were at a moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
     memories = await _permitted(call, asked)
-    return await memories.alist(kind=kind, limit=limit, offset=offset, as_of=as_of)
+    options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
+    return await reply(await memories.alist(**options, config=_config(call)))
 
 
 @routes.post("/memories/search")
 @action("store:search")
-async def search(call: Caller, body: Question) -> Any:
+async def search(call: Caller, body: Question) -> Response:
     """The memories that answer a question, best first, with the parts of their scores.
 
     These are what an agent is shown with the same options; `text` is what its model would read.
@@ -77,42 +80,44 @@ async def search(call: Caller, body: Question) -> Any:
         **options,
     )
     shown = {"tokens": found.tokens, "left_out": found.left_out, "text": str(found)}
-    return {"memories": found.memories, **shown}
+    return await reply({"memories": found.memories, **shown})
 
 
 @routes.post("/memories")
 @action("store:put")
-async def add(call: Caller, body: NewMemory) -> Any:
+async def add(call: Caller, body: NewMemory) -> Response:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
     asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
     memories = await _permitted(call, asked, kind=body.kind)
-    return await memories.ainsert(body.memory, key=body.key, config=_config(call))
+    return await reply(await memories.ainsert(body.memory, key=body.key, config=_config(call)))
 
 
 @routes.patch("/memories/{key}")
 @action("store:put")
-async def change(call: Caller, key: Id, body: MemoryChange) -> Any:
+async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
     """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
     memories = await _permitted(call, {"key": key, "value": {"memory": body.memory}, "index": None})
     if body.supersede:
-        return await memories.asupersede(key, body.memory, at=body.at, config=_config(call))
-    return await memories.aupdate(key, body.memory, config=_config(call))
+        return await reply(
+            await memories.asupersede(key, body.memory, at=body.at, config=_config(call))
+        )
+    return await reply(await memories.aupdate(key, body.memory, config=_config(call)))
 
 
 @routes.delete("/memories/{key}")
 @action("store:delete")
-async def forget(call: Caller, key: Id) -> Any:
+async def forget(call: Caller, key: Id) -> Response:
     """Erase a memory with all its versions; the receipt says what is gone."""
     memories = await _permitted(call, {"key": key})
-    return await memories.aforget(key, config=_config(call))
+    return await reply(await memories.aforget(key, config=_config(call)))
 
 
 @routes.get("/memories/{key}/history")
 @action("store:get")
-async def history(call: Caller, key: Id) -> Any:
+async def history(call: Caller, key: Id) -> Response:
     """The versions of a memory, oldest first."""
     memories = await _permitted(call, {"key": key})
-    return await memories.ahistory(key, config=_config(call))
+    return await reply(await memories.ahistory(key, config=_config(call)))
 
 
 async def _permitted(call: Call, asked: Json, *, kind: str = "fact") -> Collection:

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from langgraph.store.base import NOT_PROVIDED
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from perdure.errors import InvalidValue
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller
+from perdure.server.reply import reply
 from perdure.server.threads import RESERVED
 
 routes = APIRouter(tags=["store"])
@@ -75,7 +77,7 @@ async def get(
     namespace: Annotated[list[str], Query()],
     key: str,
     refresh_ttl: bool | None = None,
-) -> Any:
+) -> Response:
     """An item; null: there is none.
 
     Labels of the namespace are joined by dots, or given one by one if they have dots themselves.
@@ -83,7 +85,7 @@ async def get(
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
     given = await _permitted(call, labels, {"key": key})
     item = await call.store.aget(given["namespace"], given["key"], refresh_ttl=refresh_ttl)
-    return None if item is None else item.dict()
+    return await reply(None if item is None else item.dict())
 
 
 @routes.delete("/store/items", status_code=204)
@@ -96,25 +98,25 @@ async def delete(call: Caller, body: Place) -> None:
 
 @routes.post("/store/items/search")
 @action("store:search")
-async def search(call: Caller, body: ItemSearch) -> Any:
+async def search(call: Caller, body: ItemSearch) -> Response:
     """Items under a prefix that match a filter; with a query, the best answers."""
     names = {"filter", "limit", "offset", "query"}
     given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
     options = {name: given[name] for name in names}
     prefix, refresh = given["namespace"], body.refresh_ttl
     found = await call.store.asearch(prefix, refresh_ttl=refresh, **options)
-    return {"items": [item.dict() for item in found]}
+    return await reply({"items": [item.dict() for item in found]})
 
 
 @routes.post("/store/namespaces")
 @action("store:list_namespaces")
-async def namespaces(call: Caller, body: Namespaces) -> Any:
+async def namespaces(call: Caller, body: Namespaces) -> Response:
     """Namespaces that hold something."""
     asked = body.model_dump(exclude={"prefix", "suffix"})
     asked["suffix"] = None if body.suffix is None else tuple(body.suffix)
     given = await _permitted(call, body.prefix, asked)
     found = await call.store.alist_namespaces(prefix=given.pop("namespace"), **given)
-    return {"namespaces": found}
+    return await reply({"namespaces": found})
 
 
 async def _permitted(call: Call, namespace: list[str] | None, asked: Json) -> Json:

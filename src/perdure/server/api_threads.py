@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
-from langgraph.errors import InvalidUpdateError
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateUpdate
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure.errors import ConfigurationError, InvalidUpdate, UnknownThread, VersionConflict
+from perdure.errors import (
+    ConfigurationError,
+    InvalidUpdate,
+    PerdureError,
+    UnknownThread,
+    VersionConflict,
+)
 from perdure.server import states
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
-from perdure.server.reply import encoded
+from perdure.server.reply import encoded, reply
 from perdure.server.threads import SortBy, Status, Thread, values_of
 
 routes = APIRouter(tags=["threads"])
@@ -120,7 +126,7 @@ class History(BaseModel):
 
 @routes.post("/threads")
 @action("threads:create")
-async def create(call: Caller, request: Request, body: NewThread) -> Any:
+async def create(call: Caller, request: Request, body: NewThread) -> Response:
     """Create a thread, with the given states if there are any."""
     _check_untimed(body.ttl)
     asked = body.model_dump(include={"thread_id", "if_exists"}) | {"metadata": body.metadata or {}}
@@ -131,39 +137,43 @@ async def create(call: Caller, request: Request, body: NewThread) -> Any:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
         found = await _reading(call, body.thread_id)
-        return await _whole(found, await found.threads.get(body.thread_id))
+        return await _shown(found, await found.threads.get(body.thread_id))
     if body.supersteps:
         async with states.graph_of(request, call, made) as graph:
-            config = states.config_of(made["thread_id"]) | _carried(call, made)
+            config = _carrying(call, made, states.config_of(made["thread_id"]))
             steps = [
                 [StateUpdate(each.values, each.as_node) for each in step.updates]
                 for step in body.supersteps
             ]
-            await states.served(graph, made).abulk_update_state(config, steps)
-    return await _whole(call, made)
+            changing = states.served(graph, made)
+            with _refusing():
+                await changing.abulk_update_state(config, steps)
+    return await _shown(call, made)
 
 
 @routes.post("/threads/search")
 @action("threads:search")
-async def search(call: Caller, body: Search) -> Any:
+async def search(call: Caller, body: Search) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
     given = await call.permit(body.model_dump(exclude={"select", "extract"}))
     found = await call.threads.search(**given)
     fields = {*body.select} if body.select else None
     shows = fields is None or fields & {"values", "interrupts"} or body.extract
     threads = [await _whole(call, each) if shows else each for each in found]
-    return [
+    rows = [
         {name: value for name, value in thread.items() if fields is None or name in fields}
         | ({"extracted": _extracted(thread, body.extract)} if body.extract else {})
         for thread in threads
     ]
+    return await reply(rows)
 
 
 @routes.post("/threads/count")
 @action("threads:search")
-async def count(call: Caller, body: Wanted) -> Any:
+async def count(call: Caller, body: Wanted) -> int:
     """How many threads match."""
-    return await call.threads.count(**await call.permit(body.model_dump()))
+    given = await call.permit(body.model_dump())
+    return await call.threads.count(**given)
 
 
 @routes.post("/threads/prune")
@@ -182,22 +192,22 @@ async def prune(call: Caller, body: Prune) -> dict[str, int]:
 
 @routes.get("/threads/{thread_id}")
 @action("threads:read")
-async def get(call: Caller, thread_id: Id) -> Any:
+async def get(call: Caller, thread_id: Id) -> Response:
     """A thread."""
     await call.permit({"thread_id": thread_id})
-    return await _whole(call, await call.threads.get(thread_id))
+    return await _shown(call, await call.threads.get(thread_id))
 
 
 @routes.patch("/threads/{thread_id}")
 @action("threads:update")
-async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Any:
+async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Response:
     """Add metadata to a thread."""
     _check_untimed(body.ttl)
     given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}})
     changed = await call.threads.update(thread_id, given["metadata"])
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
-    return await _whole(call, changed)
+    return await _shown(call, changed)
 
 
 @routes.delete("/threads/{thread_id}", status_code=204)
@@ -210,13 +220,13 @@ async def delete(call: Caller, thread_id: Id) -> None:
 
 @routes.post("/threads/{thread_id}/copy")
 @action("threads:create")
-async def copy(call: Caller, thread_id: Id) -> Any:
+async def copy(call: Caller, thread_id: Id) -> Response:
     """Copy a thread under a new id."""
     reading = await _reading(call, thread_id)
     source = await reading.threads.get(thread_id)
     given = await call.permit({"metadata": {}})
     made = await call.threads.copy(source["thread_id"], metadata=given["metadata"])
-    return await _whole(call, made)
+    return await _shown(call, made)
 
 
 # -- states
@@ -226,7 +236,7 @@ async def copy(call: Caller, thread_id: Id) -> Any:
 @action("threads:read")
 async def state(
     call: Caller, request: Request, thread_id: Id, subgraphs: bool = False, select: Select = None
-) -> Any:
+) -> Response:
     """The newest state of a thread."""
     return await _state(call, request, thread_id, None, subgraphs, select)
 
@@ -240,7 +250,7 @@ async def state_of(
     checkpoint_id: Id,
     subgraphs: bool = False,
     select: Select = None,
-) -> Any:
+) -> Response:
     """The state at a checkpoint."""
     at = {"checkpoint_id": checkpoint_id}
     return await _state(call, request, thread_id, at, subgraphs, select)
@@ -248,14 +258,14 @@ async def state_of(
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
 @action("threads:read")
-async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Any:
+async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
     """The state at a checkpoint, also of a subgraph."""
     return await _state(call, request, thread_id, body.checkpoint, body.subgraphs, body.select)
 
 
 @routes.post("/threads/{thread_id}/state")
 @action("threads:update")
-async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Any:
+async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
     """Update the state as if a node had returned the values.
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
@@ -266,15 +276,9 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     config = states.config_of(thread_id, at)
     async with states.graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
         await states.state(None, call, config, subgraphs=False)  # whether there is the checkpoint
-        carried = _carried(call, thread)
-        config["configurable"] |= carried["configurable"]
-        config["metadata"] = carried["metadata"]
-        try:
-            new = await states.served(graph, thread).aupdate_state(
-                config, body.values, as_node=body.as_node
-            )
-        except InvalidUpdateError as exc:
-            raise InvalidUpdate(f"the update cannot be applied: {exc}") from exc
+        changing, config = states.served(graph, thread), _carrying(call, thread, config)
+        with _refusing():
+            new = await changing.aupdate_state(config, body.values, as_node=body.as_node)
     made = states.checkpoint_of(new)
     return {
         "checkpoint": made,
@@ -291,14 +295,14 @@ async def history(
     thread_id: Id,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     before: str | None = None,
-) -> Any:
+) -> Response:
     """The states of a thread, the newest first."""
     return await _history(call, request, thread_id, History(limit=limit, before=before))
 
 
 @routes.post("/threads/{thread_id}/history")
 @action("threads:read")
-async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Any:
+async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
     """The states of a thread, the newest first."""
     return await _history(call, request, thread_id, body)
 
@@ -311,6 +315,10 @@ async def _reading(call: Call, thread_id: str) -> Call:
     reading = call.another("threads:read")
     await reading.permit({"thread_id": thread_id})
     return reading
+
+
+async def _shown(call: Call, thread: Thread) -> Response:
+    return await reply(await _whole(call, thread))
 
 
 async def _whole(call: Call, thread: Thread) -> Thread:
@@ -328,16 +336,16 @@ async def _state(
     checkpoint: Json | None,
     subgraphs: bool,
     select: list[str] | None,
-) -> Any:
+) -> Response:
     await call.permit({"thread_id": thread_id})
     thread = await call.threads.get(thread_id)
     config = states.config_of(thread_id, checkpoint)
     async with states.graph_of(request, call, thread) as graph:
         found = await states.state(graph, call, config, subgraphs=subgraphs)
-    return states.selected(found, select)
+    return await reply(states.selected(found, select))
 
 
-async def _history(call: Call, request: Request, thread_id: str, body: History) -> Any:
+async def _history(call: Call, request: Request, thread_id: str, body: History) -> Response:
     await call.permit({"thread_id": thread_id})
     thread = await call.threads.get(thread_id)
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
@@ -349,14 +357,27 @@ async def _history(call: Call, request: Request, thread_id: str, body: History) 
     config = states.config_of(thread_id, body.checkpoint)
     async with states.graph_of(request, call, thread) as graph:
         found = await states.history(graph, call, config, **page)
-    return [states.selected(each, body.select) for each in found]
+    return await reply([states.selected(each, body.select) for each in found])
 
 
-def _carried(call: Call, thread: Thread) -> Any:
-    """What a new checkpoint says of its thread: whose it is, and the metadata."""
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Make an error of the graph that of the update: its channels take other values."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc!s:.300}"
+        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
+
+
+def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
     known = dict(thread["metadata"])
     owner = known.pop("owner", call.identity.user)
-    return {"configurable": {"user_id": known.pop("user_id", owner)}, "metadata": known}
+    user = known.pop("user_id", owner)
+    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 
 def _check_untimed(ttl: Any) -> None:

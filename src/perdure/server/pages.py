@@ -116,16 +116,16 @@ _TEMPLATES.filters |= {"plain": plain, "brief": brief, "rules_given": rules_give
 _TEMPLATES.globals |= {"query": query}
 
 
-def page(request: Request, template: str, /, status: int = 200, **values: Any) -> Response:
+def page(request: Request, template: str, /, **values: Any) -> Response:
     """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
 
     Within a page, `{{ text | visible }}` shows stored text.
     """
     accepts = request.headers.get("accept", "")
     if request.url.path.endswith(".json") or accepts.startswith("application/json"):
-        return JSON(values, status)
+        return JSON(values)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
-    return HTMLResponse(made, status, HEADERS)
+    return HTMLResponse(made, headers=HEADERS)
 
 
 def error_page(request: Request, status: int, sentence: str) -> Response:

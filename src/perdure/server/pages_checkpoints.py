@@ -18,7 +18,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.messages import SHORT, as_text, cut, short
 from perdure.server.pages import form, page, query
-from perdure.server.pages_threads import about, namespaces_of
+from perdure.server.pages_threads import about
 from perdure.server.turns import changes
 
 routes = APIRouter(include_in_schema=False)
@@ -50,7 +50,6 @@ async def checkpoints(
         "checkpoints.html",
         thread=await about(call, found),
         ns=ns,
-        namespaces=await namespaces_of(call, id),
         checkpoints=rows,
         older=infos[-1].order if more else None,
     )
@@ -154,15 +153,18 @@ def _channel(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, list | tuple | dict):
         text, more = cut(as_text(value), _VALUE)
         return {"name": name, "kind": type(value).__name__, "text": text, "cut": more > 0}
-    elements = [*(value.items() if isinstance(value, dict) else value)]
-    last = elements[-_ELEMENTS:]
-    lines = [{"type": getattr(each, "type", None), "text": short(each)} for each in last]
+    if isinstance(value, dict):
+        last = [*value.items()][-_ELEMENTS:]
+        lines = [{"type": None, "text": f"{key}: {short(each)}"} for key, each in last]
+    else:
+        last = value[-_ELEMENTS:]
+        lines = [{"type": getattr(each, "type", None), "text": short(each)} for each in last]
     return {
         "name": name,
         "kind": type(value).__name__,
-        "count": len(elements),
+        "count": len(value),
         "lines": lines,
-        "cut": len(elements) > _ELEMENTS or any(len(str(each["text"])) >= SHORT for each in lines),
+        "cut": len(value) > _ELEMENTS or any(len(str(each["text"])) >= SHORT for each in lines),
     }
 
 

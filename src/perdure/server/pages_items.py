@@ -104,7 +104,9 @@ async def items(
     rows = [record(item) for item in found[:_PAGE]]
     values |= {"ns": place.ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
     values["may_add"] = _may_change(place.ns)
-    return page(request, "items.html", 422 if wrong else 200, **values)
+    made = page(request, "items.html", **values)
+    made.status_code = 422 if wrong else 200
+    return made
 
 
 # -- an item
@@ -147,7 +149,9 @@ async def _item(
     values |= {"versions": versions[:_VERSIONS], "more": len(history) > start + _VERSIONS}
     values |= {"is_memory": _is_memory(call, last), "may_change": _may_change(place.ns)}
     values |= {"to_edit": _escaped(last.value), "done": "", "wrong": "", "typed": None, **told}
-    return page(request, "memory.html", status, **values)
+    made = page(request, "memory.html", **values)
+    made.status_code = status
+    return made
 
 
 def _compared(versions: list[Any]) -> list[dict[str, Any]]:

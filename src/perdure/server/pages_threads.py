@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from perdure.checkpointers.titles import atitle
+from perdure.checkpointers.titles import aabout, atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import aviews
 from perdure.server.access import action
@@ -70,18 +70,20 @@ async def _row(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
     metadata, thread_id = thread["metadata"], thread["thread_id"]
     row = {
         "thread_id": thread_id,
-        "title": cut(await atitle(call.saver, thread_id), 120)[0],
+        "title": "",
         "owner": metadata.get("owner"),
         "status": thread.get("status"),
         "messages": 0,
+        "namespaces": [],
         "size": 0,
         "active_at": thread["updated_at"],
     }
     with suppress(UnknownThread):  # it had no turn
         info = await call.saver.athread(thread_id)
-        row |= {"size": info.size_bytes, "active_at": info.active_at}
-        for head in await call.saver.acheckpoints(thread_id, checkpoint_ns="", limit=1):
-            row["messages"] = head.said.get("messages", 0)
+        row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
+        row["namespaces"] = sorted(ns for ns in info.namespaces if not ns.startswith(_OWN))
+        known = await aabout(call.saver, thread_id, metadata)
+        row["title"] = cut(await atitle(call.saver, thread_id, known), 120)[0]
     return row
 
 
@@ -127,7 +129,7 @@ async def thread(
         return await _to_message(call, id, ns, message)
     known = await about(call, found)
     made: dict[str, Any] = {"turns": [], "before": None, "order": None, "newer": None}
-    if ns in await namespaces_of(call, id):
+    if ns in known["namespaces"]:
         made = await turns_of(call.saver, id, ns, before, order, newer)
     return page(request, "thread.html", thread=known, ns=ns, latest=before is None, **made)
 
@@ -135,15 +137,6 @@ async def thread(
 async def about(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
     """A thread's row in the list, with its metadata."""
     return {**await _row(call, thread), "metadata": thread["metadata"]}
-
-
-async def namespaces_of(call: Call, thread_id: str) -> list[str]:
-    """The namespaces of a thread's graphs, the root's first; none, if it had no turn."""
-    try:
-        found = (await call.saver.athread(thread_id)).namespaces
-    except UnknownThread:
-        return []
-    return sorted(ns for ns in found if not ns.startswith(_OWN))
 
 
 async def _to_message(call: Call, thread_id: str, ns: str, message: str) -> Response:

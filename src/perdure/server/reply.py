@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -78,6 +79,14 @@ class JSON(Response):
     def render(self, content: Any) -> bytes:
         """The body."""
         return encoded(content)
+
+
+async def reply(content: Any) -> Response:
+    """A reply with stored values: encoded in a thread, as those of a long conversation take long.
+
+    What an endpoint returns otherwise passes through pydantic, which refuses some of them.
+    """
+    return await asyncio.to_thread(JSON, content)
 
 
 def status_of(error: PerdureError) -> int:

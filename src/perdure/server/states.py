@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -15,7 +15,6 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server.call import Call
 from perdure.server.threads import Thread, values_of
 
-Opened = Callable[..., AbstractAsyncContextManager[Any]]
 _INTERRUPT: Final = "__interrupt__"
 
 
@@ -23,12 +22,14 @@ _INTERRUPT: Final = "__interrupt__"
 async def graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
     known, graphs = thread["metadata"], getattr(request.app.state, "graphs", None)
-    name = known.get("graph_id") or known.get("assistant_id")
+    name = known.get("graph_id")
     config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
     async with AsyncExitStack() as stack:
         graph = None
-        if graphs is not None and name is not None and graphs.serves(name):
-            opened = graphs.opened(name, call.saver, call.store, config)
+        if graphs is not None and name in [*graphs]:
+            parts = (name, call.saver, call.store, config)
+            what = "threads.update" if call.action == "threads:update" else "threads.read"
+            opened = graphs.opened(*parts, access=what, user=call.identity.raw)
             graph = await stack.enter_async_context(opened)
         yield graph
 

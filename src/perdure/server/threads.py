@@ -6,6 +6,7 @@ keeps: metadata, and that a thread without a turn exists. Its status is written 
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
@@ -24,6 +25,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.server.access import Filter, Forbidden, meets
+from perdure.server.reply import encoded
 from perdure.stores import VersionRetention
 from perdure.stores.base import PutItem, StoredItem
 from perdure.stores.whole_store import WholeStore
@@ -43,7 +45,7 @@ _OWN: Final = ("source", "step", "parents", "writes", "thread_id", "run_id", "im
 _OTHERS: Final = ("langgraph_", "checkpoint_", "__", "run_attempt")
 _PAGE: Final = 1000  # threads read at once by a search that goes on
 _ALL: Final = 1 << 31
-_SOON: Final = timedelta(seconds=0.2)  # times of heads are exact to a tenth of a second
+_SOON: Final = timedelta(seconds=0.2)  # times of heads are exact to a tenth: a later head is first
 _TRIES: Final = 8  # of a change of a record that others change as well
 _VERSIONS: Final = 100  # of a record; then the closed ones of all records are dropped
 
@@ -79,15 +81,17 @@ class Threads:
         Raises:
             VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead,
                 if it may be reached.
+            Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         given = dict(metadata or {})
-        self._check(given)
-        record = {"metadata": given, "status": "idle"}
-        found = await self._find(thread_id)
-        if found is None:
+        if await self._find(thread_id) is None:
+            self._check(given)
+            record = {"metadata": given, "status": "idle"}
+            left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
+            version = left.version if left else 0
             puts = [
-                PutItem(RECORDS, thread_id, record, False, if_version=0),
+                PutItem(RECORDS, thread_id, record, False, if_version=version),
                 PutItem(UNSTARTED, thread_id, {}, False),
             ]
             with suppress(VersionConflict):  # another request was first
@@ -101,7 +105,12 @@ class Threads:
         )
 
     async def update(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
-        """Add metadata to a thread; what has the same name is replaced."""
+        """Add metadata to a thread; what has the same name is replaced.
+
+        Raises:
+            UnknownThread: See `get`.
+            Forbidden: It could not be reached any more.
+        """
         found = await self.get(thread_id)
         self._check({**found["metadata"], **metadata})
         await self._record(thread_id, {"metadata": metadata})
@@ -112,15 +121,15 @@ class Threads:
         with suppress(InvalidNamespace):  # an id that the store cannot hold has no record
             version = await self._record(thread_id, {"status": status})
             if version and version % _VERSIONS == 0:
-                await self._store.aretain(VersionRetention(last=0), prefix=RECORDS)
+                await self._forget_versions()
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay."""
         await self.get(thread_id)
         await self._saver.adelete_thread(thread_id)
         with suppress(InvalidNamespace):
-            await self._store.abatch([PutItem(UNSTARTED, thread_id, None)])
-            await self._store.aforget(RECORDS, key=thread_id)
+            await self._store.abatch([PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)])
+            await self._forget_versions()
 
     async def prune(self, thread_id: str) -> None:
         """Delete the checkpoints of a thread but for its head; what was said stays readable."""
@@ -173,10 +182,14 @@ class Threads:
         record = None
         with suppress(InvalidNamespace):
             record = await self._store.aget(RECORDS, thread_id, refresh_ttl=False)
-        try:
+        with suppress(UnknownThread):
             return _thread(thread_id, await self._saver.ahead(thread_id), record)
-        except UnknownThread:
-            return None if record is None else _thread(thread_id, None, record)
+        if record is None or await self._store.aget(UNSTARTED, thread_id) is None:
+            return None  # a record alone is what a deletion by another program left
+        return _thread(thread_id, None, record)
+
+    async def _forget_versions(self) -> None:
+        await self._store.aretain(VersionRetention(last=0), prefix=RECORDS)
 
     async def _record(self, thread_id: str, change: Mapping[str, Any]) -> int | None:
         """Change a record, or begin one; returns its version, None if it was so already."""
@@ -215,7 +228,7 @@ class Threads:
         """A page of threads, the latest activity first.
 
         A page of the newest reads no more than it needs. Filters read on until the page is full, in
-        another order all threads are read: some 60 ms for each thousand, off the event loop.
+        another order all threads are read: some 70 ms for each thousand, off the event loop.
 
         Args:
             metadata: What the metadata must contain; dicts may have more than is given.
@@ -266,12 +279,12 @@ class Threads:
             return False
         if status not in (None, thread["status"]) or (until and thread["updated_at"] > until):
             return False
-        return not values or contains(await self.values(thread_id), values)
+        return not values or contains(await self._values(thread_id), values)
 
-    async def values(self, thread_id: str) -> dict[str, Any]:
-        """The values of the newest checkpoint of a thread, of which it may have none."""
+    async def _values(self, thread_id: str) -> Any:
+        """The values of the newest checkpoint of a thread, in JSON's types."""
         found = await self._saver.aget_tuple({"configurable": {"thread_id": thread_id}})
-        return {} if found is None else values_of(found.checkpoint["channel_values"])
+        return json.loads(encoded(values_of(found.checkpoint["channel_values"]))) if found else {}
 
     async def _named(self, ids: Sequence[str]) -> AsyncIterator[list[Thread]]:
         found = [await self._find(thread_id) for thread_id in dict.fromkeys(ids)]
@@ -283,7 +296,7 @@ class Threads:
         """All threads, the latest activity first; those without a turn are where they began."""
         unstarted = await self._store.asearch(UNSTARTED, limit=_ALL, refresh_ttl=False)
         waiting = [
-            (item.created_at, item.key)
+            (item.created_at - _SOON, item.key)
             for item in unstarted
             if item.key.startswith(prefix) and not (since and item.created_at < since)
         ]
@@ -297,7 +310,7 @@ class Threads:
             new = [head for head in heads if head.thread_id not in seen]
             rows: list[Row] = [(head.updated_at, head.thread_id, head) for head in new]
             seen.update(row[1] for row in rows)
-            while waiting and (not more or waiting[-1][0] > heads[-1].updated_at + _SOON):
+            while waiting and (not more or waiting[-1][0] > heads[-1].updated_at):
                 at, thread_id = waiting.pop()
                 if thread_id in seen:  # it had a turn meanwhile
                     await self._store.adelete(UNSTARTED, thread_id)

@@ -14,7 +14,7 @@ from perdure.server.messages import short, shown
 
 TURNS: Final = 30
 _ITEMS: Final = 240  # messages of a page, at most
-_STEPS: Final = 100  # checkpoints read at once
+_STEPS: Final = 200  # checkpoints read at once
 _MOST_STEPS: Final = 400  # of a page
 _SHOWN: Final = 2_000  # messages of views that a page reads; of others it says nothing
 

@@ -1,0 +1,56 @@
+"""Graphs that are served in tests, and what was said in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, TypedDict
+
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+
+from perdure.checkpointers import open_checkpointer
+from perdure.graphs import chat_graph
+from perdure.settings import Settings
+
+
+class Chats:
+    """The graphs `chat` and `asks`, as the application has graphs."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["chat", "asks"])
+
+    @asynccontextmanager
+    async def opened(
+        self, name: str, saver: Any, store: Any, *_: Any, **__: Any
+    ) -> AsyncIterator[Any]:
+        """The graph."""
+        made = chat_graph if name == "chat" else asking_graph
+        yield made(checkpointer=saver, store=store)
+
+
+class _State(TypedDict, total=False):
+    said: str
+
+
+def asking_graph(**parts: Any) -> Any:
+    """A graph whose subgraph asks and waits for an answer."""
+    inner: Any = StateGraph(_State)
+    inner.add_node("ask", lambda state: {"said": interrupt("Sure?")})
+    inner.add_edge(START, "ask")
+    outer: Any = StateGraph(_State)
+    outer.add_node("part", inner.compile())
+    outer.add_edge(START, "part")
+    return outer.compile(**parts)
+
+
+def say(settings: Settings, thread_id: str, *texts: str, **about: Any) -> None:
+    """Say something in a chat that is no server's, a turn each."""
+    with open_checkpointer(settings.db) as saver:
+        graph = chat_graph(checkpointer=saver)
+        configurable = {"thread_id": thread_id, "user_id": settings.user}
+        for text in texts:
+            graph.invoke(
+                {"messages": [{"role": "user", "content": text}]},
+                {"configurable": configurable, "metadata": about},
+            )

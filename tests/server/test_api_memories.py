@@ -1,0 +1,84 @@
+"""Memories by REST, against a real server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import httpx
+
+from perdure import SQLiteStore
+from perdure.settings import Settings
+
+
+def texts(client: httpx.Client, **asked: str) -> list[str]:
+    answer = client.get("/memories", params=asked).raise_for_status()
+    return [memory["text"] for memory in answer.json()]
+
+
+def add(client: httpx.Client, text: str, **more: str) -> str:
+    answer = client.post("/memories", json={"memory": text, **more}).raise_for_status().json()
+    assert answer["change"] == "added", answer
+    return str(answer["key"])
+
+
+def test_a_memory_is_added_and_found_with_why(client: httpx.Client, settings: Settings) -> None:
+    key = add(client, "I am allergic to peanuts.")
+    add(client, "I live in Lyon.")
+    add(client, "Likes green.", kind="taste")
+
+    asked = {"query": "Which food is dangerous for me, peanuts?", "max_tokens": 500}
+    found = client.post("/memories/search", json=asked).json()
+
+    assert (found["memories"][0]["key"], found["left_out"]) == (key, 0)
+    assert found["memories"][0]["namespace"] == ["memories", settings.user]
+    assert found["memories"][0]["score"]
+    assert found["memories"][0]["parts"]
+    assert "peanuts" in found["text"]
+    assert found["tokens"] > 0
+    assert texts(client, kind="taste") == ["Likes green."]
+    assert texts(client, limit="1", offset="1") == ["I live in Lyon."]
+    with SQLiteStore.open(settings.db) as store:
+        assert len(store.search(("memories", "ann"))) == 3
+
+
+def test_what_the_gate_rejects_is_told(client: httpx.Client) -> None:
+    key = add(client, "I live in Lyon.")
+
+    again = client.post("/memories", json={"memory": "i live in  Lyon"}).json()
+    secret = client.post("/memories", json={"memory": "My card is 4111 1111 1111 1111."}).json()
+
+    assert (again["change"], again["key"]) == ("unchanged", key)
+    assert secret["change"] in ("quarantined", "refused")
+    assert secret["reason"]
+    assert texts(client) == ["I live in Lyon."]
+
+
+def test_a_memory_is_changed_and_forgotten(client: httpx.Client) -> None:
+    add(client, "I live in Lyon.", key="home")
+    past = datetime.now(UTC)
+
+    corrected = client.patch("/memories/home", json={"memory": "I live in Lyons."}).json()
+    replaced = {"memory": "I live in Rome.", "supersede": True}
+    moved = client.patch("/memories/home", json=replaced).json()
+    versions = client.get("/memories/home/history").json()
+
+    assert (corrected["change"], moved["change"]) == ("updated", "superseded")
+    assert [each["text"][10:] for each in versions] == ["Lyon.", "Lyons.", "Rome."]
+    assert texts(client, as_of=past.isoformat()) == ["I live in Lyon."]
+    assert texts(client, as_of=(past - timedelta(days=1)).isoformat()) == []
+
+    receipt = client.delete("/memories/home").json()
+
+    assert (receipt["items"], receipt["versions"], receipt["clean"]) == (1, 2, True)
+    assert texts(client) == []
+    assert client.get("/memories/home/history").json() == []
+
+
+def test_a_key_may_be_any_text(client: httpx.Client) -> None:
+    for number, key in enumerate(["a/b", "..", "ü 💬", "a?b#c", "history"]):
+        path = "/memories/" + quote(key, safe="").replace(".", "%2E")
+        add(client, f"My friend number {number} is called {key!r}.", key=key)
+
+        assert len(client.get(f"{path}/history").raise_for_status().json()) == 1
+        assert client.delete(path).raise_for_status().json()["items"] == 1

@@ -1,0 +1,56 @@
+"""The same paths over Postgres."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from langgraph_sdk import get_sync_client
+
+from perdure.server import create_app
+from perdure.settings import Settings
+from tests import postgres_server
+from tests.server.graphs import Chats, say
+from tests.server.running import running
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    """Settings of a database of the test's own."""
+    ours, name = postgres_server.dsn(), f"server_{uuid.uuid4().hex}"
+    database = ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
+    with psycopg.connect(ours, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {name}")
+        yield Settings(db=database, user="ann")
+        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_threads_and_items_on_postgres(settings: Settings) -> None:
+    say(settings, "a/b", "one", "two", title="Numbers", graph_id="chat")
+    app = create_app(settings)
+    app.state.graphs = Chats()
+    with running(app) as url, get_sync_client(url=url, api_key=None) as client:
+        sdk: Any = client
+        sdk.threads.create(thread_id="new", metadata={"x": {"y": [1]}})
+        sdk.threads.update("a/b", metadata={"x": {"y": [1, 2]}})
+
+        found = sdk.threads.search(metadata={"x": {"y": [1]}})
+        assert [each["thread_id"] for each in found] == ["new", "a/b"]
+        assert sdk.threads.search(limit=1, offset=1)[0]["metadata"]["title"] == "Numbers"
+        first = sdk.threads.get_history("a/b", limit=9)[-1]["checkpoint"]
+        sdk.threads.update_state("a/b", {"messages": []}, checkpoint=first, as_node="__start__")
+        assert sdk.threads.get_state("a/b")["values"]["messages"] == []
+        copied = sdk.threads.copy("a/b")
+        assert sdk.threads.count() == 3
+        for each in ("a/b", "new", copied["thread_id"]):
+            sdk.threads.delete(each)
+        assert sdk.threads.count() == 0
+
+        sdk.store.put_item(["notes"], "k", {"text": "green pears"})
+        assert sdk.store.search_items([], query="pears")["items"][0]["key"] == "k"
+        assert sdk.store.list_namespaces()["namespaces"] == [["notes"]]
+        sdk.store.delete_item(["notes"], "k")
+        assert sdk.store.get_item(["notes"], "k") is None

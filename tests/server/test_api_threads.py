@@ -1,0 +1,520 @@
+"""Threads by langgraph's SDK, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from langgraph_sdk import get_client, get_sync_client
+from langgraph_sdk.errors import (
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnprocessableEntityError,
+)
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.server import create_app
+from perdure.server.access import Access, Filter, Identity
+from perdure.settings import Settings
+from tests.contracts.puts import put
+from tests.server.graphs import Chats, asking_graph, say
+from tests.server.running import running
+
+Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
+Standing = tuple[Sdk, httpx.Client]
+ODD = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b", "a%00b"]
+
+
+@pytest.fixture
+def url(settings: Settings) -> Iterator[str]:
+    """A server with a graph."""
+    app = create_app(settings)
+    app.state.graphs = Chats()
+    with running(app) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """A server with a graph and a thread, for tests that leave it as it is, and clients of it."""
+    settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
+    say(settings, "t", "one", graph_id="chat")
+    app = create_app(settings)
+    app.state.graphs = Chats()
+    with (
+        running(app) as address,
+        get_sync_client(url=address, api_key=None) as sdk,
+        httpx.Client(base_url=address) as client,
+    ):
+        yield sdk, client
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[Sdk]:
+    """The SDK's client of it."""
+    with get_sync_client(url=url, api_key=None) as made:
+        yield made
+
+
+def texts(state: Any) -> list[str]:
+    return [message["content"] for message in state["values"].get("messages", ())]
+
+
+def ids(threads: Any) -> list[str]:
+    return [thread["thread_id"] for thread in threads]
+
+
+# -- threads
+
+
+def test_a_thread_is_created_and_found_and_deleted(sdk: Sdk) -> None:
+    made = sdk.threads.create(metadata={"label": "one"}, graph_id="chat")
+    found = sdk.threads.get(made["thread_id"])
+
+    assert found == made
+    assert found["metadata"] == {"label": "one", "graph_id": "chat"}
+    assert (found["status"], found["values"], found["interrupts"]) == ("idle", None, {})
+    assert found["created_at"] <= found["updated_at"]
+
+    sdk.threads.delete(made["thread_id"])
+
+    with pytest.raises(NotFoundError, match="no thread"):
+        sdk.threads.get(made["thread_id"])
+    assert sdk.threads.search() == []
+
+
+def test_an_id_is_taken_once(sdk: Sdk) -> None:
+    sdk.threads.create(thread_id="mine", metadata={"n": 1})
+
+    again = sdk.threads.create(thread_id="mine", metadata={"n": 2}, if_exists="do_nothing")
+
+    assert again["metadata"] == {"n": 1}
+    with pytest.raises(ConflictError):
+        sdk.threads.create(thread_id="mine")
+
+
+async def created(url: str, times: int) -> list[Any]:
+    async with get_client(url=url, api_key=None) as client:
+        making = [client.threads.create(thread_id="t", metadata={"n": n}) for n in range(times)]
+        return list(await asyncio.gather(*making, return_exceptions=True))
+
+
+def test_of_several_at_once_one_creates_a_thread(url: str) -> None:
+    found = asyncio.run(created(url, 12))
+
+    assert sum(not isinstance(each, Exception) for each in found) == 1
+    assert {type(each) for each in found if isinstance(each, Exception)} == {ConflictError}
+
+
+def test_metadata_is_merged(sdk: Sdk) -> None:
+    sdk.threads.create(thread_id="t", metadata={"a": 1, "b": {"c": 2}})
+
+    changed = sdk.threads.update("t", metadata={"b": 3, "d": [4]})
+
+    assert changed["metadata"] == {"a": 1, "b": 3, "d": [4]}
+    assert sdk.threads.update("t", metadata={"a": 5}, return_minimal=True) is None
+    assert sdk.threads.get("t")["metadata"]["a"] == 5
+
+
+async def updated(url: str, times: int) -> None:
+    async with get_client(url=url, api_key=None) as client:
+        await client.threads.create(thread_id="t")
+        changes = [client.threads.update("t", metadata={f"k{n}": n}) for n in range(times)]
+        await asyncio.gather(*changes)
+
+
+def test_changes_at_once_are_all_kept(url: str, sdk: Sdk) -> None:
+    asyncio.run(updated(url, 6))
+
+    assert sdk.threads.get("t")["metadata"] == {f"k{n}": n for n in range(6)}
+
+
+@pytest.mark.parametrize("thread_id", ODD)
+def test_an_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
+    threads = standing[0].threads
+    threads.create(thread_id=thread_id, metadata={"x": 1}, graph_id="chat")
+    threads.update_state(thread_id, {"messages": [{"role": "user", "content": "hi"}]})
+
+    assert threads.get(thread_id)["thread_id"] == thread_id
+    assert texts(threads.get_state(thread_id)) == ["hi"]
+    assert len(threads.get_history(thread_id)) == 1
+    assert ids(threads.search(metadata={"x": 1})) == [thread_id]
+    threads.delete(thread_id)
+    assert ids(threads.search()) == ["t"]
+
+
+@pytest.mark.parametrize("thread_id", ["a\0b", "\ud800", "x" * 5000])
+def test_an_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: str) -> None:
+    body, headers = json.dumps({"thread_id": thread_id}), {"content-type": "application/json"}
+
+    answer = standing[1].post("/threads", content=body.encode(), headers=headers)
+
+    assert answer.status_code == 422, answer.text
+    assert "key" in answer.json()["detail"] or "thread_id" in answer.json()["detail"]
+
+
+# -- threads that another program made
+
+
+def test_a_thread_of_another_program_is_one_too(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "chat-1", "hello", title="Greetings", graph_id="chat")
+
+    thread = sdk.threads.get("chat-1")
+
+    known = {"owner": "ann", "user_id": "ann", "title": "Greetings", "graph_id": "chat"}
+    assert thread["metadata"] == known
+    assert texts(thread)[0] == "hello"
+    assert [each["thread_id"] for each in sdk.threads.search(metadata={"owner": "ann"})] == [
+        "chat-1"
+    ]
+    assert sdk.threads.update("chat-1", metadata={"x": 1})["metadata"] == {**known, "x": 1}
+    sdk.threads.delete("chat-1")
+    assert sdk.threads.count() == 0
+
+
+def test_a_thread_without_a_graph_has_a_state(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "chat-1", "one", "two")
+
+    state, states = sdk.threads.get_state("chat-1"), sdk.threads.get_history("chat-1", limit=3)
+
+    assert texts(state)[::2] == ["one", "two"]
+    assert state["checkpoint"]["thread_id"] == "chat-1"
+    assert state["checkpoint"] == states[0]["checkpoint"]
+    assert state["parent_checkpoint"] == states[1]["checkpoint"]
+    assert state["next"] == []
+    with pytest.raises(UnprocessableEntityError, match="not served"):
+        sdk.threads.update_state("chat-1", {"messages": []})
+
+
+# -- many
+
+
+def test_threads_are_searched(settings: Settings, sdk: Sdk) -> None:
+    for number in range(5):
+        sdk.threads.create(
+            thread_id=f"t{number}", metadata={"n": number, "even": not number % 2, "in": {"a": 1}}
+        )
+    say(settings, "t1", "hello")
+
+    assert ids(sdk.threads.search(limit=2)) == ["t1", "t4"]
+    assert ids(sdk.threads.search(limit=3, offset=2)) == ["t3", "t2", "t0"]
+    assert ids(sdk.threads.search(metadata={"even": True})) == ["t4", "t2", "t0"]
+    assert ids(sdk.threads.search(metadata={"even": True}, limit=1, offset=1)) == ["t2"]
+    assert ids(sdk.threads.search(metadata={"in": {"a": 1}, "n": 3})) == ["t3"]
+    assert ids(sdk.threads.search(ids=["t2", "no", "t0"])) == ["t2", "t0"]
+    assert ids(sdk.threads.search(sort_by="thread_id", sort_order="asc", limit=2)) == ["t0", "t1"]
+    assert ids(sdk.threads.search(status="busy")) == []
+    assert sdk.threads.count() == 5
+    assert sdk.threads.count(metadata={"even": True}) == 3
+
+
+def test_a_search_returns_what_is_selected(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t1", "hello", "you")
+    paths = {
+        "last": "values.messages[-2].content",
+        "no": "values.messages[99].x",
+        "id": "thread_id",
+    }
+
+    [plain] = sdk.threads.search(select=["thread_id", "status"])
+    [extracted] = sdk.threads.search(select=["thread_id"], extract=paths)
+    [whole] = sdk.threads.search(values={"messages": [{"content": "hello"}]}) or [None]
+
+    assert plain == {"thread_id": "t1", "status": "idle"}
+    assert extracted["extracted"] == {"last": "you", "no": None, "id": "t1"}
+    assert whole is not None
+    assert texts(whole)[0] == "hello"
+
+
+def test_pages_of_a_search_have_each_thread_once(settings: Settings, sdk: Sdk) -> None:
+    for number in range(30):
+        if number % 3:
+            sdk.threads.create(thread_id=f"t{number:02}")
+        if number % 2:
+            say(settings, f"t{number:02}", "hello")
+
+    pages = [ids(sdk.threads.search(limit=7, offset=start)) for start in range(0, 42, 7)]
+
+    found = [each for page in pages for each in page]
+    assert sorted(found) == [f"t{n:02}" for n in range(30) if n % 3 or n % 2]
+    assert len(found) == sdk.threads.count()
+
+
+def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "chat-1", "hello", graph_id="chat")
+    sdk.threads.update("chat-1", metadata={"x": 1})
+
+    copied: Any = sdk.threads.copy("chat-1")
+
+    assert copied["thread_id"] != "chat-1"
+    assert copied["metadata"] == sdk.threads.get("chat-1")["metadata"]
+    assert copied["values"] == sdk.threads.get("chat-1")["values"]
+    assert len(sdk.threads.get_history(copied["thread_id"])) == len(
+        sdk.threads.get_history("chat-1")
+    )
+
+
+def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "kept", "one", "two")
+    say(settings, "gone", "one")
+
+    assert sdk.threads.prune(["gone", "unknown"]) == {"pruned_count": 1}
+    assert sdk.threads.prune(["kept"], strategy="keep_latest") == {"pruned_count": 1}
+
+    assert ids(sdk.threads.search()) == ["kept"]
+    assert len(sdk.threads.get_history("kept")) == 1
+    assert texts(sdk.threads.get_state("kept"))[::2] == ["one", "two"]
+
+
+# -- states
+
+
+def test_a_state_is_updated_and_goes_on_from_an_older_one(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", "two", title="Numbers", graph_id="chat")
+    older = sdk.threads.get_history("t", limit=20)[-1]["checkpoint"]
+    new = {"messages": [{"role": "user", "content": "three"}]}
+
+    made = sdk.threads.update_state("t", new, as_node="respond")
+    assert texts(sdk.threads.get_state("t"))[-1] == "three"
+    assert sdk.threads.get_state("t")["checkpoint"] == made["checkpoint"]
+
+    fork = sdk.threads.update_state("t", new, checkpoint=older, as_node="__start__")
+    state = sdk.threads.get_state("t")
+
+    assert texts(state) == ["three"]
+    assert state["checkpoint"] == fork["checkpoint"]
+    assert state["next"] == ["respond"]
+    assert state["parent_checkpoint"]["checkpoint_id"] == older["checkpoint_id"]
+    assert len(texts(sdk.threads.get_state("t", checkpoint=made["checkpoint"]))) == 5
+    by_id = sdk.threads.get_state("t", checkpoint_id=older["checkpoint_id"])
+    assert by_id["checkpoint"] == older
+    known = sdk.threads.get("t")["metadata"]
+    assert (known["title"], known["graph_id"], known["owner"]) == ("Numbers", "chat", "ann")
+
+
+def test_a_history_is_paged(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", "two", "three", graph_id="chat")
+
+    whole = sdk.threads.get_history("t", limit=100)
+    first = sdk.threads.get_history("t", limit=2)
+    second = sdk.threads.get_history("t", limit=2, before=first[-1]["checkpoint"])
+    by_id = sdk.threads.get_history("t", limit=2, before=first[-1]["checkpoint"]["checkpoint_id"])
+    inputs = sdk.threads.get_history("t", metadata={"source": "input"})
+
+    assert [*first, *second] == whole[:4]
+    assert by_id == second
+    assert [each["metadata"]["source"] for each in inputs] == ["input"] * 3
+    assert sdk.threads.get_history("t", limit=1, select=["next"]) == [{"next": []}]
+
+
+def test_one_value_of_a_state_is_selected(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one")
+
+    state = sdk.threads.get_state("t", select=["values.messages", "next"])
+
+    assert sorted(state) == ["next", "values"]
+    assert list(state["values"]) == ["messages"]
+
+
+def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", graph_id="chat")
+
+    with (
+        SQLiteCheckpointer.open(settings.db) as saver,
+        saver.lock("t"),
+        pytest.raises(ConflictError, match="under way"),
+    ):
+        sdk.threads.update_state("t", {"messages": []})
+
+
+def test_supersteps_are_given_to_a_new_thread(sdk: Sdk) -> None:
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    steps: Any = [{"updates": [{"values": said, "as_node": "__start__"}]}]
+
+    sdk.threads.create(thread_id="t", graph_id="chat", supersteps=steps)
+
+    assert texts(sdk.threads.get_state("t")) == ["hi"]
+    assert sdk.threads.get_state("t")["next"] == ["respond"]
+
+
+def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", graph_id="chat")
+
+    for node, values in (("nobody", {"messages": []}), (None, {"messages": [{"role": "?"}]})):
+        with pytest.raises(UnprocessableEntityError, match="cannot be applied"):
+            sdk.threads.update_state("t", values, as_node=node)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, served: bool) -> None:
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        config: Any = {"configurable": {"thread_id": "t"}, "metadata": {}}
+        config["metadata"] |= {"graph_id": "asks"} if served else {}
+        asking_graph(checkpointer=saver).invoke({"said": "hello"}, config)
+
+    thread, state = sdk.threads.get("t"), sdk.threads.get_state("t", subgraphs=True)
+
+    [waiting] = [each for some in thread["interrupts"].values() for each in some]
+    assert waiting["value"] == "Sure?"
+    assert state["interrupts"] == [waiting]
+    assert state["values"] == thread["values"] == {"said": "hello"}
+    if served:
+        [task] = state["tasks"]
+        assert (state["next"], task["name"], task["interrupts"]) == (["part"], "part", [waiting])
+        inner: Any = task["state"]
+        assert inner["next"] == ["ask"]
+        at = inner["checkpoint"]
+        assert sdk.threads.get_state("t", checkpoint=at)["values"] == {"said": "hello"}
+        assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
+
+
+def test_values_that_json_has_no_form_for_are_shown_as_text(settings: Settings, sdk: Sdk) -> None:
+    odd: dict[str, Any] = {
+        "bytes": b"\xff\x00",
+        "set": {1},
+        "nan": float("nan"),
+        "day": date(2026, 1, 2),
+        "keys": {1: "one", None: "none"},
+        "path": Path("a/b"),
+    }
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        put(saver, odd)
+
+    values = sdk.threads.get("t")["values"]
+
+    assert values["bytes"] == "ff00"
+    assert (values["set"], values["nan"], values["day"]) == ([1], None, "2026-01-02")
+    assert sdk.threads.get_state("t")["values"] == values
+    assert sdk.threads.get_history("t")[0]["values"] == values
+    assert sdk.threads.search(values={"day": "2026-01-02"})[0]["values"] == values
+
+
+# -- bad input
+
+BAD: list[tuple[str, str, Any]] = [
+    ("GET", "/threads/unknown", None),
+    ("GET", "/threads/unknown/state", None),
+    ("GET", "/threads/t/state/unknown", None),
+    ("GET", "/threads/unknown/history", None),
+    ("GET", "/threads/t/history?limit=0", None),
+    ("GET", "/threads/t/history?limit=x", None),
+    ("GET", "/threads/t/history?limit=100000", None),
+    ("GET", "/threads/a%00b/state", None),
+    ("GET", "/threads/%FF%FE", None),
+    ("PATCH", "/threads/unknown", {"metadata": {}}),
+    ("PATCH", "/threads/t", {"metadata": []}),
+    ("PATCH", "/threads/t", {"metadata": {}, "ttl": 5}),
+    ("DELETE", "/threads/unknown", None),
+    ("POST", "/threads", b"{"),
+    ("POST", "/threads", b"[]"),
+    ("POST", "/threads", b'"\xff"'),
+    ("POST", "/threads", b"[" * 100_000),
+    ("POST", "/threads", {"metadata": {"a": float("nan")}}),
+    ("POST", "/threads", b'{"metadata": {"a": "\\ud800"}}'),
+    ("POST", "/threads", {"thread_id": 5}),
+    ("POST", "/threads", {"thread_id": ""}),
+    ("POST", "/threads", {"if_exists": "perhaps"}),
+    ("POST", "/threads", {"ttl": 5}),
+    ("POST", "/threads", {"supersteps": [{}]}),
+    ("POST", "/threads", {"supersteps": [{"updates": [{"values": {}}]}]}),
+    ("POST", "/threads/search", {"limit": -1}),
+    ("POST", "/threads/search", {"limit": 10**30}),
+    ("POST", "/threads/search", {"status": "asleep"}),
+    ("POST", "/threads/search", {"sort_by": "colour"}),
+    ("POST", "/threads/search", {"ids": ["\ud800"]}),
+    ("POST", "/threads/search", {"extract": dict.fromkeys(map(str, range(11)), "a")}),
+    ("POST", "/threads/count", {"metadata": 5}),
+    ("POST", "/threads/prune", {}),
+    ("POST", "/threads/prune", {"thread_ids": ["t"], "strategy": "some"}),
+    ("POST", "/threads/unknown/copy", None),
+    ("POST", "/threads/t/state", {"values": 5}),
+    ("POST", "/threads/t/state", {"values": {}, "checkpoint_id": "unknown"}),
+    ("POST", "/threads/t/state", {"values": {}, "checkpoint": {"checkpoint_id": 7}}),
+    ("POST", "/threads/t/state", {"values": {}, "as_node": "nobody"}),
+    ("POST", "/threads/t/state/checkpoint", {"checkpoint": {"checkpoint_id": "unknown"}}),
+    ("POST", "/threads/t/state/checkpoint", {"checkpoint": {"checkpoint_ns": 5}}),
+    ("POST", "/threads/t/history", {"before": 5}),
+    ("POST", "/threads/t/history", {"limit": "many"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), BAD)
+def test_bad_input_is_answered_with_a_sentence(
+    standing: Standing, method: str, path: str, body: Any
+) -> None:
+    sent = json.dumps(body).encode() if isinstance(body, dict) else body
+    headers = {"content-type": "application/json"}
+
+    answer = standing[1].request(method, path, headers=headers, content=sent)
+
+    assert 400 <= answer.status_code < 500, answer.text
+    assert isinstance(answer.json()["detail"], str), answer.text
+    assert standing[1].get("/threads/t").status_code == 200
+
+
+# -- who may
+
+
+class Owners(Access):
+    """Everybody reaches their own threads, and says who they are by a header."""
+
+    async def identify(self, connection: Any) -> Identity:
+        """Whoever is named."""
+        return Identity(connection.headers.get("x-user", "nobody"))
+
+    async def permit(self, identity: Identity, action: str, value: dict[str, Any]) -> Filter:
+        """Their own, which are marked as theirs when they are created."""
+        if action == "threads:create":
+            value["metadata"] = {**value.get("metadata", {}), "owner": identity.user}
+            return {}
+        return {"owner": identity.user}
+
+
+def test_a_thread_is_its_owners(settings: Settings) -> None:
+    say(settings, "of-ann", "secret", graph_id="chat")
+    with (
+        running(create_app(settings, access=Owners())) as url,
+        get_sync_client(url=url, api_key=None, headers={"x-user": "ann"}) as of_ann,
+        get_sync_client(url=url, api_key=None, headers={"x-user": "bob"}) as of_bob,
+    ):
+        ann, bob = cast(Any, of_ann).threads, of_bob.threads
+        mine = bob.create(thread_id="of-bob")
+
+        assert mine["metadata"] == {"owner": "bob"}
+        assert (ids(ann.search()), ids(bob.search())) == (["of-ann"], ["of-bob"])
+        assert (ann.count(), bob.count()) == (1, 1)
+        assert bob.search(ids=["of-ann"]) == []
+        assert bob.prune(["of-ann"]) == {"pruned_count": 0}
+        denied: list[Any] = [
+            lambda: bob.get("of-ann"),
+            lambda: bob.get_state("of-ann"),
+            lambda: bob.get_history("of-ann"),
+            lambda: bob.update("of-ann", metadata={"owner": "bob"}),
+            lambda: bob.update_state("of-ann", {}),
+            lambda: bob.copy("of-ann"),
+            lambda: bob.delete("of-ann"),
+            lambda: bob.create(thread_id="of-ann", if_exists="do_nothing"),
+        ]
+        for each in denied:
+            with pytest.raises(NotFoundError):
+                each()
+        with pytest.raises(PermissionDeniedError, match="not yours"):
+            ann.update("of-ann", metadata={"owner": "bob"})
+        assert ann.copy("of-ann")["metadata"]["owner"] == "ann"
+        assert texts(ann.get("of-ann"))[0] == "secret"
+
+
+def test_the_api_describes_itself(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+
+    assert {"/threads", "/threads/{thread_id}/state", "/store/items", "/memories"} <= {
+        *described["paths"]
+    }
+    assert "thread_ids" in described["components"]["schemas"]["Prune"]["properties"]

@@ -1,0 +1,194 @@
+"""Threads as pages and runs use them, beside what the SDK's paths show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.errors import AlreadyLocked, UnknownThread, VersionConflict
+from perdure.server.access import Filter, Forbidden
+from perdure.server.threads import RECORDS, UNSTARTED, Threads, contains
+from perdure.settings import Settings
+from tests.server.graphs import say
+
+Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def opened(settings: Settings, filter: Filter) -> AsyncIterator[tuple[Threads, SQLiteStore]]:
+    async with SQLiteCheckpointer(settings.db) as saver, SQLiteStore(settings.db) as store:
+        yield Threads(saver, store, filter), store
+
+
+def run(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
+    async def used() -> Any:
+        async with opened(settings, filter or {}) as parts:
+            return await use(*parts)
+
+    return asyncio.run(used())
+
+
+def ids(found: list[dict[str, Any]]) -> list[str]:
+    return [thread["thread_id"] for thread in found]
+
+
+def test_a_search_by_text_and_time(settings: Settings) -> None:
+    say(settings, "one", "hi", title="The Garden")
+    say(settings, "two", "hi")
+    between = datetime.now(UTC) + timedelta(seconds=0.15)  # a head's time is exact to a tenth
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await asyncio.sleep(0.4)
+        await threads.create("three", {"title": "gardens"})
+
+        assert ids(await threads.search(text="GARDEN")) == ["three", "one"]
+        assert ids(await threads.search(text="tw")) == ["two"]
+        assert ids(await threads.search(prefix="t")) == ["three", "two"]
+        assert ids(await threads.search(active_since=between)) == ["three"]
+        assert ids(await threads.search(active_until=between)) == ["two", "one"]
+        assert await threads.count(text="garden") == 2
+
+    run(settings, use)
+
+
+def test_a_status_is_written_when_it_changes(settings: Settings) -> None:
+    say(settings, "t", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        for _ in range(3):
+            await threads.set_status("t", "busy")
+        item = await store.aget(RECORDS, "t")
+
+        assert item is not None
+        assert (item.version, item.value["status"]) == (1, "busy")
+        assert ids(await threads.search(status="busy")) == ["t"]
+        for _ in range(60):
+            await threads.set_status("t", "idle")
+            await threads.set_status("t", "busy")
+        assert len(await store.ahistory(RECORDS, "t")) < 40
+        await threads.set_status("an id that\0 has no record", "busy")
+
+    run(settings, use)
+
+
+def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("t", {"secret": 1})
+        await threads.delete("t")
+
+        assert await store.ahistory(RECORDS, "t") == []
+        assert await store.asearch(RECORDS[:1]) == []
+
+    run(settings, use)
+
+
+def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> None:
+    async def begin(threads: Threads, store: SQLiteStore) -> None:
+        await threads.update("t", {"old": 1})
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        assert await threads.search() == []
+        with pytest.raises(UnknownThread):
+            await threads.get("t")
+        assert (await threads.create("t", {"new": 1}))["metadata"] == {"new": 1}
+
+    say(settings, "t", "hi")
+    run(settings, begin)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        saver.delete_thread("t")
+    run(settings, use)
+
+
+def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
+    async def begin(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("t", {"a": 1})
+        await threads.create("u")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        assert ids(await threads.search()) == ["t", "u"]
+        assert [item.key for item in await store.asearch(UNSTARTED)] == ["u"]
+        await store.aput(UNSTARTED, "nothing", {}, False)
+        assert ids(await threads.search()) == ["t", "u"]
+
+    run(settings, begin)
+    say(settings, "t", "hi")
+    run(settings, use)
+
+
+def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.server.threads._PAGE", 2)
+    for number in range(6):
+        say(settings, f"t{number}", "hi", n=number)
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        deleted = False
+
+        async def wanted(thread: Any, *asked: Any) -> bool:
+            nonlocal deleted
+            if thread["thread_id"] == "t4" and not deleted:
+                deleted = True
+                await threads.delete("t4")
+            return True
+
+        monkeypatch.setattr(threads, "_is_wanted", wanted)
+        assert ids(await threads.search()) == ["t5", "t4", "t3", "t2", "t1", "t0"]
+        assert ids(await threads.search()) == ["t5", "t3", "t2", "t1", "t0"]
+
+    run(settings, use)
+
+
+def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
+    say(settings, "of-ann", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await store.aput(RECORDS, "x", {"metadata": {"owner": "eve"}}, False)
+        await store.aput(UNSTARTED, "x", {}, False)
+
+        assert ids(await threads.search(ids=["of-ann", "x"])) == ["of-ann"]
+        assert ids(await threads.search(limit=1)) == ["of-ann"]
+        with pytest.raises(UnknownThread):
+            await threads.get("x")
+        with pytest.raises(VersionConflict):
+            await threads.create("x", {"owner": "ann"}, if_exists="do_nothing")
+        with pytest.raises(Forbidden, match="not yours"):
+            await threads.create("y", {"owner": "eve"})
+        with pytest.raises(Forbidden, match="not yours"):
+            await threads.update("of-ann", {"owner": "eve"})
+
+    run(settings, use, {"owner": "ann"})
+
+
+def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> None:
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        async with threads.turn("t"), opened(settings, {}) as (others, _):
+            with pytest.raises(AlreadyLocked):
+                async with others.turn("t"):
+                    pass
+        async with threads.turn("t"):
+            pass
+
+    run(settings, use)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, True),
+        ({"a": [1, {"b": 2, "c": 3}]}, {"a": [{"b": 2}]}, True),
+        ({"a": [1]}, {"a": [2]}, False),
+        ({"a": 1}, {"b": None}, False),
+        ({"a": "x"}, {"a": {"x": 1}}, False),
+        ({}, {}, True),
+    ],
+)
+def test_what_a_value_contains(value: Any, wanted: Any, *, expected: bool) -> None:
+    assert contains(value, wanted) is expected
