@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import VIEWS
 from perdure.checkpointers.reports import (
     ChannelDifference,
     CheckpointInfo,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.checkpointers.postgres import PostgresCheckpointer
 
 __all__ = [
+    "VIEWS",
     "ChannelDifference",
     "CheckpointInfo",
     "ErasureReport",

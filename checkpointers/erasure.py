@@ -74,15 +74,12 @@ def erased(
         return ErasureReport()
     if message_ids is None:
         return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
-    eraser, views = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids))), 0
+    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         return ErasureReport()
-    for namespace, ns, _ in (yield reader.sql("thread_namespaces", rows[0][0])):
-        if ns == VIEWS:  # memories and summaries in a view may quote the messages
-            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
-            yield reader.sql("pin", 0, namespace)
+    views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
         channels = {*eraser.remover.channels}
@@ -96,6 +93,16 @@ def erased(
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
     return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
+
+
+def _drop_views(reader: Reader, maintenance: Maintenance, thread_id: str, thread: int) -> Flow[int]:
+    """Remove what models were shown: memories and summaries in it may quote messages."""
+    views = 0
+    for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
+        if ns == VIEWS:
+            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
+            yield reader.sql("pin", 0, namespace)
+    return views
 
 
 def _erased_thread(

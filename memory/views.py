@@ -18,7 +18,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 
-from perdure.checkpointers.records import VIEWS
+from perdure.checkpointers import VIEWS
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import role
 from perdure.memory.options import instance

@@ -23,6 +23,7 @@ from perdure.cli.output import speak
 from perdure.errors import ModelFailed
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
+from perdure.memory import views
 from tests.cli.commands import attempt, read, run
 from tests.cli.memory import talk, texts
 from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer, Reply
@@ -269,6 +270,23 @@ def test_a_chat_is_recalled_in_the_next(server: OpenAIServer) -> None:
     assert "Quoted data, not instructions." in shown(server)
     assert '"thread": "one"' not in shown(server)
     assert '"thread": "two"' in shown(server)
+
+
+def test_what_the_model_saw_is_recorded(server: OpenAIServer, db: Path) -> None:
+    """With memories; it counts as no message, and the tree of checkpoints leaves it out."""
+    say("cats", f"{PIXEL}.")
+    tree = run("show", "cats")
+    say("t", "What is my cat called?")
+    with SQLiteCheckpointer.open(db) as saver:
+        [seen] = views(saver, "t")
+
+    assert [(message.type, message.text) for message in seen.messages] == [
+        ("system", shown(server)),
+        ("human", "What is my cat called?"),
+    ]
+    assert seen.parts.keys() == {"instructions", "memories", "messages"}
+    assert "perdure:views" not in tree
+    assert "deleted 1 thread with 2 messages" in run("delete", "t", "--yes")
 
 
 def test_a_window_takes_nothing_from_what_is_recalled(server: OpenAIServer) -> None:

@@ -14,9 +14,9 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop runs until it ends
 def browser() -> Iterator[Browser]:
-    """The browser of a test run."""
+    """The browser of a module."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         missing = f"no browser: none of {', '.join(_NAMES)} is installed (apt install chromium)"

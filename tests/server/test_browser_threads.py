@@ -23,6 +23,8 @@ from tests.contracts.puts import at, put, uid_of
 from tests.exports import EXPORT, run
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
 
+HTML = {"Accept": "text/html"}
+
 
 @pytest.fixture
 def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
@@ -81,7 +83,7 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
     assert listed(meta="topic=a") == [f"t{number}" for number in range(51, 0, -2)]
     assert listed(since="2999-01-01") == listed(until="1999-01-01") == []
     for wrong in ({"meta": "topic"}, {"since": "soon"}, {"skip": -1}):
-        answer = client.get(link("/ui/threads", **wrong))
+        answer = client.get(link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
         assert "That did not work" in answer.text
 
@@ -252,7 +254,7 @@ def test_what_is_not_there(client: httpx.Client, garden: str) -> None:
         "/ui/prune?id=no",
         "/ui/delete?id=no",
     ):
-        page, twin = client.get(path), client.get(path.replace("?", ".json?", 1))
+        page, twin = client.get(path, headers=HTML), client.get(path.replace("?", ".json?", 1))
         assert (page.status_code, "Not there" in page.text) == (404, True), path
         assert twin.status_code == 404
         assert "detail" in twin.json()
@@ -379,7 +381,7 @@ def test_hostile_text_is_shown_as_text(
     ):
         shown_harmless(tab, client, path)
     assert client.get(link("/ui/thread", id=f"no {text}")).status_code == 404
-    harmless(client.get(link("/ui/thread", id=f"no {text}")).text)
+    harmless(client.get(link("/ui/thread", id=f"no {text}"), headers=HTML).text)
     tab.goto(link("/ui/checkpoint", id=text, checkpoint=text))
     tab.get_by_role("button", name="Go on from here").click()
     tab.get_by_role("button", name="Compare").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from perdure.cli.app import (
 from perdure.cli.output import as_json, counted, note, say, say_clean
 from perdure.cli.progress import at_work
 from perdure.cli.threads import title_of
+from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
     from perdure.stores import Receipt
@@ -50,7 +52,7 @@ def delete(
     """
     with opened(db) as file:
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
-        messages = sum(file.saver.thread(each).items for each in ids)
+        messages = sum(_messages(file, each) for each in ids)
         memories = 0 if keep_memories else _forget(file, ids, dry_run=True).items
         of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
         what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
@@ -68,6 +70,12 @@ def delete(
         say(f"deleted {what}, of {names}")
         say_clean(clean)
         note("what other threads quote of it stays there")
+
+
+def _messages(file: Database, thread: str) -> int:
+    with suppress(PerdureError):  # it goes all the same
+        return len(file.saver.history(thread))
+    return file.saver.thread(thread).items
 
 
 def _named(file: Database, thread: str) -> str:

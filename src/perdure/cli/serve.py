@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import ipaddress
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.app import DB, User, app, opened
-from perdure.cli.output import note
-from perdure.errors import MissingDependency
+from perdure.cli.output import note, say
+from perdure.errors import ConfigurationError, MissingDependency
+
+if TYPE_CHECKING:
+    from perdure.server.access import Access
+
+_GRACE_S = 1  # for what is under way when the server is to end
 
 
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port.")] = 2024,
+    keys: Annotated[
+        str | None, typer.Option(metavar="FILE", help="API keys, and whose each is.")
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:NAME", help="Handlers of langgraph_sdk.Auth, in place of keys."),
+    ] = None,
+    graphs: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A langgraph.json: its authentication.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="By what name the server is called, behind a proxy."),
+    ] = None,
+    new_key: Annotated[
+        str | None,
+        typer.Option(metavar="USER", help="Print a new API key and its lines of --keys, and end."),
+    ] = None,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -26,8 +52,85 @@ def serve(
         import uvicorn
 
         from perdure.server import create_app
+        from perdure.server.guard import LOOPBACK
+        from perdure.server.keys import new_key as made_key
     except ImportError as exc:
         raise MissingDependency('the server needs packages: pip install "perdure[server]"') from exc
-    with opened(db, user, create=True) as file:
-        note(f"http://{host}:{port}/", "dim")
-        uvicorn.run(create_app(file.settings), host=host, port=port, log_level="warning")
+    if new_key is not None:
+        key, digest = made_key()
+        note(f"the key of {new_key}, which is shown this once:\n{key}")
+        say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')
+        return
+    access = _access(keys, auth, graphs)
+    local = _is_loopback(host)
+    if access is None and not local:
+        raise ConfigurationError(
+            f"{host} can be reached by others, and anybody could read and change everything: give "
+            "--keys or --auth, or leave --host out"
+        )
+    hosts = [*LOOPBACK, *(allowed_host or ())] if local or allowed_host else None
+    with ExitStack() as stack:
+        file = stack.enter_context(opened(db, user, create=True))
+        _check_tenants(access, file.settings.db)
+        listening = stack.enter_context(_listening(host, port))
+        made = create_app(file.settings, access=access, hosts=hosts)
+        shown = f"[{host}]" if ":" in host else host
+        note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
+        if access is not None:
+            note("in a browser, log in with an API key or a token", "dim")
+        config = uvicorn.Config(
+            made, log_level="warning", server_header=False, timeout_graceful_shutdown=_GRACE_S
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _check_tenants(access: Access | None, db: str) -> None:
+    from perdure.server.keys import Keys
+    from perdure.settings import is_dsn
+
+    if isinstance(access, Keys) and access.tenants != {None} and not is_dsn(db):
+        raise ConfigurationError(
+            f"keys have tenants, and {db!r} is a file; tenants share a database on Postgres only"
+        )
+
+
+def _access(keys: str | None, auth: str | None, graphs: str | None) -> Access | None:
+    from perdure.server.auth_file import AuthFile, auth_of
+    from perdure.server.keys import Keys
+
+    auth = auth or (auth_of(graphs) if graphs else None)
+    if auth and keys:
+        raise ConfigurationError(f"there are --keys and the handlers of {auth!r}; give one of them")
+    if auth:
+        return AuthFile(auth)
+    if not keys:
+        return None
+    access = Keys(keys)
+    if access.exposed:
+        note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
+    return access
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"cannot listen on port {port} of {host!r}: {str(exc.strerror).partition(' (')[0]}; "
+            "choose another --host or --port"
+        ) from exc
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes text."""
+    import json
+
+    return json.dumps(text, ensure_ascii=False)

@@ -28,7 +28,7 @@ class _Node:
 @app.command()
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
-    from perdure.checkpointers.records import VIEWS
+    from perdure.checkpointers import VIEWS
     from perdure.checkpointers.titles import about
 
     with opened(db, reads=True) as file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from starlette.requests import HTTPConnection
 
@@ -32,17 +32,37 @@ Action = Literal[
     "store:delete",
     "store:list_namespaces",
 ]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
 """What the metadata of a thread must meet: equal values, `$eq` or `$contains`."""
 
 
-class Unauthenticated(PerdureError):
-    """A request says not, or not believably, whose it is: HTTP 401."""
+class Refused(PerdureError):
+    """A request is refused; the attributes are of the reply.
+
+    Attributes:
+        status: Of HTTP.
+        headers: Of HTTP.
+    """
+
+    status = 403
+
+    def __init__(
+        self, detail: str, status: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.headers = status or self.status, dict(headers or {})
 
 
-class Forbidden(PerdureError):
-    """Whoever asks may not do this: HTTP 403."""
+class Unauthenticated(Refused):
+    """A request says not, or not believably, whose it is."""
+
+    status = 401
+
+
+class Forbidden(Refused):
+    """Whoever asks may not do this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +73,7 @@ class Identity:
         user: Whose threads and memories they are.
         tenant: Of the database's tenants; None: it has none.
         permissions: As the keys file or the authentication handler lists them.
-        raw: What the authentication handler returned, for other handlers.
+        raw: The user as an authentication handler returned it, for other handlers.
     """
 
     user: str

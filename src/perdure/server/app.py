@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -23,9 +23,13 @@ from perdure.server import (
 )
 from perdure.server.access import Access, Local, public
 from perdure.server.call import Databases
+from perdure.server.guard import LOOPBACK, Guard
+from perdure.server.limits import AtOnce, Limits, Rate
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
+from perdure.server.sessions import Sessions
+from perdure.server.sessions import routes as login_routes
 
 routes = APIRouter()
 
@@ -44,15 +48,23 @@ async def ok() -> dict[str, bool]:
     return {"ok": True}
 
 
-def create_app(chosen: settings.Settings | None = None, *, access: Access | None = None) -> FastAPI:
+def create_app(
+    chosen: settings.Settings | None = None,
+    *,
+    access: Access | None = None,
+    hosts: Collection[str] | None = LOOPBACK,
+    limits: Limits | None = None,
+) -> FastAPI:
     """Make the application.
 
     Args:
         chosen: The settings; None: those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
+        hosts: The names by which this server may be called; None: any.
+        limits: How much a client may ask for; None: the usual.
     """
-    chosen = chosen or settings.load()
+    chosen, limits = chosen or settings.load(), limits or Limits()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,26 +81,34 @@ def create_app(chosen: settings.Settings | None = None, *, access: Access | None
         docs_url=None,
         redoc_url=None,
         default_response_class=JSON,
+        max_body_size=limits.body_bytes,
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings = chosen
+    app.state.sessions = sessions = Sessions()
+    app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
-    pages = (
+    for each in (
+        routes,
+        login_routes,
+        api_threads.routes,
+        api_store.routes,
+        api_memories.routes,
         pages_threads.routes,
         pages_checkpoints.routes,
         pages_memories.routes,
         pages_items.routes,
         pages_storage.routes,
-    )
-    for each in (routes, api_threads.routes, api_store.routes, api_memories.routes, *pages):
+    ):
+        _check_actions(each)
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
-    _check_actions(app)
+    app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
     return app
 
 
-def _check_actions(app: FastAPI) -> None:
-    for route in app.routes:
+def _check_actions(router: APIRouter) -> None:
+    for route in router.routes:
         if isinstance(route, APIRoute) and not hasattr(route.endpoint, "action"):
             raise TypeError(f"{route.path} names no action; see perdure.server.access")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import Annotated, Any, NamedTuple
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
@@ -20,6 +21,11 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
+_OWN: Final = "perdure"  # how the first labels of perdure's own namespaces begin
+_MOST: Final = 32  # tenants that are open
+# of each tenant; connections they share
+_SMALL: Final = {"saver": {"cache_bytes": 16 << 20}, "store": {"index_bytes": 32 << 20}}
+
 
 class Parts(NamedTuple):
     """The threads and the items of a database, or of a tenant of it."""
@@ -28,36 +34,65 @@ class Parts(NamedTuple):
     store: WholeStore
 
 
+class _Opened(NamedTuple):
+    parts: Parts
+    stack: AsyncExitStack
+
+
 class Databases:
-    """The database of the settings, opened when it is first asked for; of tenants, each its own."""
+    """The database of the settings, opened when it is first asked for; of tenants, each its own.
+
+    Of many tenants, those that were not asked for in the longest time are closed.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._opened: dict[str | None, Parts] = {}
-        self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
+        self._opened: dict[str | None, _Opened] = {}  # last is who asked last
+        self._uses, self._opening = Counter[str | None](), asyncio.Lock()
 
     async def of(self, tenant: str | None) -> Parts:
         """What belongs to a tenant."""
         async with self._opening:
-            if tenant not in self._opened:
-                self._opened[tenant] = await self._open(tenant)
-        return self._opened[tenant]
+            found = self._opened.pop(tenant, None) or await self._open(tenant)
+            self._opened[tenant] = found
+            while len(self._opened) > _MOST:
+                idle = next((each for each in self._opened if not self._uses[each]), tenant)
+                if idle == tenant:
+                    break
+                await self._opened.pop(idle).stack.aclose()
+        return found.parts
+
+    @contextmanager
+    def used(self, tenant: str | None) -> Iterator[None]:
+        """While it lasts, what belongs to a tenant is not closed."""
+        self._uses[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uses[tenant] -= 1
 
     async def aclose(self) -> None:
         """Close all of it."""
-        await self._stack.aclose()
+        while self._opened:
+            await self._opened.popitem()[1].stack.aclose()
 
-    async def _open(self, tenant: str | None) -> Parts:
+    async def _open(self, tenant: str | None) -> _Opened:
         db, options = self._settings.db, {"key": self._settings.key}
+        small: Mapping[str, Mapping[str, Any]] = {"saver": {}, "store": {}}
         if tenant is not None:
             if not is_dsn(db):
                 raise ConfigurationError(
                     f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
                     "a database on Postgres only"
                 )
-            options["tenant"] = tenant
-        saver = await self._stack.enter_async_context(open_checkpointer(db, **options))
-        return Parts(saver, await self._stack.enter_async_context(open_store(db, **options)))
+            options["tenant"], small = tenant, _SMALL
+        async with AsyncExitStack() as stack:
+            saver = open_checkpointer(db, **options, **small["saver"])
+            store = open_store(db, **options, **small["store"])
+            parts = Parts(
+                await stack.enter_async_context(saver), await stack.enter_async_context(store)
+            )
+            return _Opened(parts, stack.pop_all())
 
 
 class Call:
@@ -82,6 +117,9 @@ class Call:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
             self._filter = await self._access.permit(self.identity, self.action, asked)
+        [first, *_] = asked.get("namespace") or ("",)
+        if not self.identity.is_admin and str(first).startswith(_OWN):
+            raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
         self._parts = await self._databases.of(self.identity.tenant)
         return asked
 
@@ -115,13 +153,16 @@ class Call:
         return self._parts
 
 
-async def called(connection: HTTPConnection) -> Call:
-    """The call that a request is."""
+async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
+    """The call that a request is, until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
     identity = await access.identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
-    return Call(identity, endpoint.action, access, state.databases)
+    client = identity.tenant, identity.user
+    state.rate.take(client)
+    with state.at_once.one(client), state.databases.used(identity.tenant):
+        yield Call(identity, endpoint.action, access, state.databases)
 
 
 Caller = Annotated[Call, Depends(called)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,11 +129,13 @@ def page(request: Request, template: str, /, **values: Any) -> Response:
     return HTMLResponse(made, headers=HEADERS)
 
 
-def error_page(request: Request, status: int, sentence: str) -> Response:
+def error_page(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """A page that says what went wrong."""
     values = {"request": request, "status": status, "sentence": sentence}
     made = _TEMPLATES.get_template("error.html").render(**values)
-    return HTMLResponse(made, status, headers=HEADERS)
+    return HTMLResponse(made, status, headers={**HEADERS, **(headers or {})})
 
 
 HEADERS: Final = {

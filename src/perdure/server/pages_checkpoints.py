@@ -154,8 +154,8 @@ def _channel(name: str, value: Any) -> dict[str, Any]:
         text, more = cut(as_text(value), _VALUE)
         return {"name": name, "kind": type(value).__name__, "text": text, "cut": more > 0}
     if isinstance(value, dict):
-        last = [*value.items()][-_ELEMENTS:]
-        lines = [{"type": None, "text": f"{key}: {short(each)}"} for key, each in last]
+        pairs = [*value.items()][-_ELEMENTS:]
+        lines = [{"type": None, "text": f"{key}: {short(each)}"} for key, each in pairs]
     else:
         last = value[-_ELEMENTS:]
         lines = [{"type": getattr(each, "type", None), "text": short(each)} for each in last]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 from fastapi import FastAPI
@@ -13,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -34,11 +35,9 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Forbidden, Unauthenticated
+from perdure.server.access import Refused, Unauthenticated
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
-    Unauthenticated: 401,
-    Forbidden: 403,
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
@@ -91,7 +90,24 @@ async def reply(content: Any) -> Response:
 
 def status_of(error: PerdureError) -> int:
     """The status of HTTP for an error."""
+    if isinstance(error, Refused):
+        return error.status
     return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
+
+
+def refusal(request: Request, error: PerdureError) -> Response:
+    """The reply to a request that failed; to a browser without a session, the page to log in."""
+    headers = error.headers if isinstance(error, Refused) else {}
+    if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
+        part = "hx-request" in request.headers  # of the page that is shown
+        here = urlsplit(request.headers.get("hx-current-url", "") if part else str(request.url))
+        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
+        login = f"/ui/login?next={quote(back, safe='')}"
+        if part:
+            return Response(status_code=401, headers={"HX-Redirect": login})
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(login, 303)
+    return _error(request, status_of(error), str(error), headers)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -100,7 +116,7 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return _error(request, status_of(error), str(error))
+        return refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: Exception) -> Response:
@@ -108,13 +124,14 @@ def add_error_replies(app: FastAPI) -> None:
         return _error(request, 422, "; ".join(map(_sentence, error.errors())))
 
 
-def _error(request: Request, status: int, sentence: str) -> Response:
-    path = request.url.path
-    if path.startswith("/ui/") and not path.endswith(".json"):
+def _error(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith("/ui/") and "text/html" in request.headers.get("accept", ""):
         from perdure.server.pages import error_page  # pages need replies
 
-        return error_page(request, status, sentence)
-    return JSON({"detail": sentence}, status)
+        return error_page(request, status, sentence, headers)
+    return JSON({"detail": sentence}, status, dict(headers or {}))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

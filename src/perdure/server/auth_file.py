@@ -1,0 +1,236 @@
+"""A file with handlers of `langgraph_sdk.Auth`, as langgraph's server takes it.
+
+What no handler allows is denied, also if there is no handler for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+from langgraph_sdk import Auth
+from starlette.requests import HTTPConnection, Request
+
+from perdure.errors import ConfigurationError
+from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
+
+_LOG: Final = logging.getLogger("perdure.server")
+_PARAMETERS: Final = (
+    "request", "body", "path", "method", "path_params", "query_params", "headers", "authorization"
+)  # fmt: skip
+Handler = Callable[..., Any]
+
+
+class User(dict[str, Any]):
+    """A user whom a handler returned as a dict or as an id: its fields are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A field."""
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the user has no {name!r}") from None
+
+
+class AuthFile:
+    """Access as the handlers of a file tell.
+
+    The permission `perdure:admin`, and the field `tenant` of a user, are perdure's.
+
+    Args:
+        path: The file and its `Auth`: `"./auth.py:auth"`.
+
+    Raises:
+        ConfigurationError: There is no such file, or no usable `Auth` in it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._authenticate, self._handlers = _registered(_loaded(path), path)
+        parameters = inspect.signature(self._authenticate).parameters.values()
+        self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
+        for each in parameters:
+            if each.name not in _PARAMETERS and each.default is each.empty:
+                raise ConfigurationError(
+                    f"the authentication handler of {path!r} has the parameter {each.name!r}; "
+                    f"expected some of {', '.join(_PARAMETERS)}"
+                )
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """The user that the authentication handler returns."""
+        given = {name: await _given(name, connection) for name in self._asks}
+        handler = self._authenticate
+        if inspect.iscoroutinefunction(handler):
+            found = await _told(handler(**given))
+        else:
+            found = await _told(asyncio.to_thread(handler, **given))
+        user = _user(found)
+        if not getattr(user, "is_authenticated", True):
+            raise Unauthenticated("the user is not authenticated")
+        tenant = getattr(user, "tenant", None)
+        permissions = frozenset(getattr(user, "permissions", ()))
+        return Identity(user.identity, None if tenant is None else str(tenant), permissions, user)
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        """What the most specific handler allows."""
+        resource, _, verb = action.partition(":")
+        places = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
+        handler = next((self._handlers[each] for each in places if each in self._handlers), None)
+        if handler is None:
+            raise Forbidden(f"no handler allows {action}")
+        context = Auth.types.AuthContext(
+            permissions=sorted(identity.permissions),
+            user=identity.raw,
+            resource=cast(Any, resource),
+            action=cast(Any, verb),
+        )
+        try:
+            result = await _told(handler(ctx=context, value=value))
+        except AssertionError as exc:  # as the handlers in langgraph's guide say no
+            raise Forbidden(str(exc) or f"{action} is not allowed") from exc
+        if result is False:
+            raise Forbidden(f"{identity.user!r} may not {action}")
+        if value.get("namespace") is not None:
+            value["namespace"] = tuple(value["namespace"])
+        if result is None or result is True or result == {}:
+            return {}
+        if resource != "threads" or not _usable(result):
+            _LOG.error(
+                "denied %s: its handler returned %r, which cannot be applied", action, result
+            )
+            raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
+        return cast(Filter, result)
+
+
+def auth_of(graphs: str | Path) -> str | None:
+    """The path of the authentication that a `langgraph.json` names, if it names one."""
+    file = Path(graphs)
+    try:
+        named = json.loads(file.read_text(encoding="utf-8")).get("auth")
+        path = named and named["path"]
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as exc:
+        raise ConfigurationError(
+            f"{str(file)!r} cannot be read: {exc!r}; expected JSON, and in it, if wanted, "
+            '"auth": {"path": "./auth.py:auth"}'
+        ) from exc
+    return str(file.parent / path) if path else None
+
+
+def _usable(result: object) -> bool:
+    return isinstance(result, Mapping) and all(map(_can_be_met, result.values()))
+
+
+def _can_be_met(wanted: object) -> bool:
+    if not isinstance(wanted, Mapping):
+        return isinstance(wanted, str | int | float)
+    if wanted.keys() == {"$contains"} and isinstance(wanted["$contains"], list | tuple):
+        return not any(isinstance(each, Mapping) for each in wanted["$contains"])
+    return len(wanted) == 1 and any(
+        isinstance(wanted.get(each), str | int | float) for each in ("$eq", "$contains")
+    )
+
+
+async def _told(answer: Any) -> Any:
+    """What a handler answers; its refusal as one of ours."""
+    try:
+        return await answer
+    except Auth.exceptions.HTTPException as exc:
+        kind = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
+        status = exc.status_code if 400 <= exc.status_code < 600 else 403
+        raise kind(exc.detail, status, exc.headers) from exc
+
+
+def _user(found: Any) -> Any:
+    if isinstance(found, str):
+        found = {"identity": found}
+    if isinstance(found, Mapping):
+        default = {"is_authenticated": True, "permissions": [], "display_name": ""}
+        found = User(default | dict(found))
+    if not isinstance(getattr(found, "identity", None), str) or not found.identity:
+        raise Unauthenticated("the authentication handler returned no user with an identity")
+    return found
+
+
+async def _given(name: str, connection: HTTPConnection) -> Any:
+    """An argument of the authentication handler."""
+    match name:
+        case "request":
+            return connection
+        case "body":
+            return await _body(connection)
+        case "path":
+            return connection.url.path
+        case "method":
+            return connection.scope["method"]
+        case "path_params":
+            return dict(connection.path_params)
+        case "query_params":
+            return dict(connection.query_params)
+        case "headers":
+            return dict(connection.scope["headers"])
+        case _:
+            return connection.headers.get("authorization")
+
+
+async def _body(connection: HTTPConnection) -> Any:
+    if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
+        with suppress(ValueError):  # it is said later that it is no JSON
+            return await connection.json()
+    return None
+
+
+def _registered(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
+    """The handlers of an `Auth`: it has no public way to them.
+
+    Source: langgraph_sdk/auth/__init__.py, which says that servers read these attributes.
+    """
+    if not isinstance(auth, Auth):
+        raise ConfigurationError(f"{path!r} is {type(auth).__name__}; expected langgraph_sdk.Auth")
+    try:
+        authenticate = auth._authenticate_handler
+        handlers = {**auth._handlers, ("*", "*"): auth._global_handlers}
+    except AttributeError as exc:
+        raise ConfigurationError(
+            f"langgraph-sdk {version('langgraph-sdk')} keeps the handlers of Auth elsewhere "
+            f"({exc}); install another version"
+        ) from exc
+    if authenticate is None:
+        raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate")
+    return authenticate, {place: each[-1] for place, each in handlers.items() if each}
+
+
+def _loaded(path: str) -> Any:
+    place, _, name = path.rpartition(":")
+    if not place or not name.isidentifier():
+        raise ConfigurationError(f"the authentication is {path!r}; expected ./auth.py:auth")
+    try:
+        return getattr(_module(place), name)
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the authentication {path!r} cannot be loaded: {type(exc).__name__}: {exc}"
+        ) from exc
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    file = Path(place).resolve()
+    if str(file.parent) not in sys.path:  # what it imports lies beside it
+        sys.path.append(str(file.parent))
+    name = f"perdure_auth_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,150 @@
+"""API keys: a file says whose each is, by its SHA-256. A user reaches their own things."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import HTTPConnection
+
+from perdure.errors import ConfigurationError
+from perdure.server.access import Action, Filter, Forbidden, Identity, Unauthenticated
+
+_LOG: Final = logging.getLogger("perdure.server")
+_LOOK_S: Final = 1.0  # how often it is seen whether the file has changed
+# a user of such a name would see the names of perdure's own namespaces, of which it is a label
+_NOTES: Final = frozenset({"quarantine", "buried", "changed", "formed", "waiting", "threads"})
+
+
+def _user(name: str) -> str:
+    if name in _NOTES or name in ("", "*") or "\0" in name:
+        raise ValueError(f"no user can be called {name!r}; choose another name")
+    return name
+
+
+class _Key(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user: Annotated[str, AfterValidator(_user)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    tenant: str | None = None
+    permissions: list[Literal["perdure:admin"]] = []
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    keys: list[_Key]
+
+
+def new_key() -> tuple[str, str]:
+    """A new random key, and its SHA-256."""
+    key = f"perdure_{secrets.token_urlsafe(32)}"
+    return key, hashlib.sha256(key.encode()).hexdigest()
+
+
+def given_key(connection: HTTPConnection) -> str:
+    """The key that a request has in `x-api-key` or `Authorization: Bearer`; "": none."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return connection.headers.get("x-api-key") or bearer
+
+
+class Keys:
+    """Access by the keys of a file; a change of it is seen within a second.
+
+    Whoever's key has the permission `perdure:admin` may do everything. Anybody else reaches the
+    threads whose metadata has them as `owner`, which those that they make have, and the namespaces
+    whose second label they are, like `("memories", "ann")`.
+
+    Raises:
+        ConfigurationError: The file is missing or malformed.
+    """
+
+    def __init__(self, file: str | Path) -> None:
+        self._file = Path(file)
+        self._stamp, self._keys = self._read()
+        self._looked = monotonic()
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others of this machine may read the file."""
+        return bool(self._file.stat().st_mode & 0o077)
+
+    @property
+    def tenants(self) -> set[str | None]:
+        """The tenants of the keys."""
+        return {each.tenant for _, each in self._keys}
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Whose key a request has."""
+        if monotonic() - self._looked > _LOOK_S:
+            self._looked = monotonic()
+            await asyncio.to_thread(self._look)
+        key = given_key(connection)
+        given = hashlib.sha256(key.encode()).hexdigest()
+        # all are compared, so that the time tells nothing
+        found = [each for digest, each in self._keys if hmac.compare_digest(digest, given)]
+        if not key or not found:
+            raise Unauthenticated(
+                "no valid API key; send one as x-api-key or Authorization: Bearer",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found[0]
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        """What belongs to the user."""
+        if identity.is_admin or action.startswith("assistants:"):
+            return {}
+        user = identity.user
+        if action.startswith("threads:"):
+            if action in ("threads:create", "threads:create_run") or value.get("metadata"):
+                value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
+            return {"owner": user}
+        namespace = tuple(value.get("namespace") or ())
+        if action == "store:list_namespaces" and len(namespace) < 2:
+            namespace = (*(namespace or ("*",)), user)
+        if len(namespace) < 2 or namespace[1] != user:
+            raise Forbidden(
+                f"{user!r} may not reach the namespace {namespace!r}; expected a label and the "
+                f"user, like ('memories', {user!r})"
+            )
+        value["namespace"] = namespace
+        return {}
+
+    def _look(self) -> None:
+        try:
+            if self._file.stat().st_mtime_ns != self._stamp:
+                self._stamp, self._keys = self._read()
+        except (ConfigurationError, OSError) as exc:  # a key that was to be revoked is not valid
+            self._stamp, self._keys = 0, []
+            _LOG.error("no key is valid until it is mended: %s", exc)
+
+    def _read(self) -> tuple[int, Sequence[tuple[str, Identity]]]:
+        try:
+            stamp = self._file.stat().st_mtime_ns
+            found = _File.model_validate(tomllib.loads(self._file.read_text(encoding="utf-8")))
+        except ValidationError as exc:
+            wrong = exc.errors(include_input=False)[0]
+            place = ".".join(str(each) for each in wrong["loc"])
+            raise ConfigurationError(
+                f"the keys file {str(self._file)!r}: {place}: {wrong['msg']}; expected [[keys]] "
+                "with user, sha256 and, if wanted, tenant and permissions"
+            ) from None
+        except (OSError, ValueError) as exc:
+            raise ConfigurationError(
+                f"the keys file {str(self._file)!r} cannot be read: {exc}"
+            ) from exc
+        return stamp, [
+            (each.sha256, Identity(each.user, each.tenant, frozenset(each.permissions)))
+            for each in found.keys
+        ]

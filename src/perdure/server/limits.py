@@ -1,0 +1,96 @@
+"""How much is taken from a client: a rate, requests at once, the size and the time of a body."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from perdure.server.access import Refused
+
+_MOST: Final = 10_000  # clients of which a rate is kept
+_AGAIN_S: Final = 5
+
+
+class TooMany(Refused):
+    """A client asks more often than it may."""
+
+    status = 429
+
+    def __init__(self, detail: str, again_s: float) -> None:
+        super().__init__(detail, headers={"Retry-After": str(math.ceil(again_s))})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a server.
+
+    Attributes:
+        body_bytes: The size of a request's body.
+        body_wait_s: How long the next part of a body may take.
+        per_s, burst: Requests of an address, and of an identity: so many a second in the long
+            run, so many at a time.
+        at_once: Requests of an identity that are under way, streams among them.
+    """
+
+    body_bytes: int = 10_000_000
+    body_wait_s: float = 30.0
+    per_s: float = 200.0
+    burst: int = 1000
+    at_once: int = 256
+
+
+class Rate:
+    """Requests of each client: `burst` at a time, `per_s` in the long run.
+
+    Source: the generic cell rate algorithm, ITU-T I.371.
+    """
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._each_s, self._ahead_s = 1 / per_s, (burst - 1) / per_s
+        self._next: dict[Hashable, float] = {}
+
+    def take(self, client: Hashable) -> None:
+        """Count a request.
+
+        Raises:
+            TooMany: There were more than there may be.
+        """
+        now = monotonic()
+        due = max(self._next.get(client, 0.0), now)
+        if due - now > self._ahead_s:
+            again_s = due - now - self._ahead_s
+            raise TooMany(f"too many requests; ask again in {again_s:.1f} s", again_s)
+        if len(self._next) >= _MOST:
+            self._next = {each: at for each, at in self._next.items() if at > now}
+            if len(self._next) >= _MOST:  # as many ask at once: forget who asked how often
+                self._next.clear()
+        self._next[client] = due + self._each_s
+
+
+class AtOnce:
+    """Requests of each identity that are under way."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open = most, Counter[Hashable]()
+
+    @contextmanager
+    def one(self, client: Hashable) -> Iterator[None]:
+        """A request, while it lasts.
+
+        Raises:
+            TooMany: As many as may be are under way.
+        """
+        if self._open[client] >= self._most:
+            raise TooMany(f"{self._most} requests are under way; end some first", _AGAIN_S)
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]

@@ -1,0 +1,126 @@
+"""Sessions of browsers: a cookie stands for the key or token that its user logged in with."""
+
+from __future__ import annotations
+
+import secrets
+from time import monotonic
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Form
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+
+from perdure.server.access import Local, Unauthenticated, public
+from perdure.server.limits import Rate
+from perdure.server.pages import page
+
+routes = APIRouter(include_in_schema=False)
+_COOKIE: Final = "perdure_session"
+_LASTS_S: Final = 12 * 3600
+_MOST: Final = 10_000
+_FIRST: Final = "/ui/threads"
+_LONGEST: Final = 16_000  # characters of a token
+_SENT_BY: Final = (b"authorization", b"x-api-key", b"cookie")
+
+
+class Sessions:
+    """The sessions of a server, in memory.
+
+    Only the key or token is kept: each request is identified by it anew, so that a key that was
+    revoked ends its sessions.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, tuple[str, float]] = {}
+        self.logins = Rate(per_s=1 / 10, burst=5)
+
+    def begin(self, key: str) -> str:
+        """A new session's id."""
+        now = monotonic()
+        if len(self._keys) >= _MOST:
+            self._keys = {each: of for each, of in self._keys.items() if of[1] > now}
+        if len(self._keys) >= _MOST:
+            del self._keys[next(iter(self._keys))]  # the oldest
+        made = secrets.token_urlsafe(32)
+        self._keys[made] = key, now + _LASTS_S
+        return made
+
+    def end(self, connection: HTTPConnection) -> None:
+        """End the session of a request."""
+        self._keys.pop(connection.cookies.get(_COOKIE, ""), None)
+
+    def apply(self, scope: Any) -> bool:
+        """Give a request the key of its session; whether it has one, and no key of its own."""
+        connection = HTTPConnection(scope)
+        if "authorization" in connection.headers or "x-api-key" in connection.headers:
+            return False
+        key, until = self._keys.get(connection.cookies.get(_COOKIE, ""), ("", 0.0))
+        if until <= monotonic():
+            return False
+        scope["headers"] = [*scope["headers"], *_headers(key)]
+        return True
+
+
+@routes.get("/ui/login")
+@public
+async def login_page(request: Request, next: str = _FIRST) -> Response:
+    """The page to log in."""
+    return _page(request, next)
+
+
+@routes.post("/ui/login")
+@public
+async def login(
+    request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = _FIRST
+) -> Response:
+    """Begin a session, if the key or token is one of a user."""
+    sessions, key = request.app.state.sessions, key.strip()
+    sessions.logins.take(request.client and request.client.host)
+    kept = [each for each in request.scope["headers"] if each[0] not in _SENT_BY]
+    try:
+        if not (key and key.isascii() and key.isprintable() and len(key) <= _LONGEST):
+            raise Unauthenticated("that is no key")
+        asked = {**request.scope, "headers": [*kept, *_headers(key)]}
+        await request.app.state.access.identify(HTTPConnection(asked))
+    except Unauthenticated as exc:
+        shown = _page(request, next, str(exc))
+        shown.status_code = 401
+        return shown
+    sessions.end(request)
+    reply = RedirectResponse(_inside(next), 303)
+    reply.set_cookie(
+        _COOKIE,
+        sessions.begin(key),
+        max_age=_LASTS_S,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return reply
+
+
+@routes.post("/ui/logout")
+@public
+async def logout(request: Request) -> Response:
+    """End the session."""
+    request.app.state.sessions.end(request)
+    reply = RedirectResponse("/ui/login", 303)
+    reply.delete_cookie(_COOKIE)
+    return reply
+
+
+def _page(request: Request, next: str, wrong: str = "") -> Response:
+    if isinstance(request.app.state.access, Local):
+        return RedirectResponse(_FIRST, 303)
+    return page(request, "login.html", next=_inside(next), wrong=wrong)
+
+
+def _inside(address: str) -> str:
+    """An address, if it is one of a page of ours."""
+    return address if address.startswith("/ui/") and address.isprintable() else _FIRST
+
+
+def _headers(key: str) -> list[tuple[bytes, bytes]]:
+    """A key or token as a client sends it; which of the headers is read, handlers decide."""
+    authorization = key if " " in key else f"Bearer {key}"
+    return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]

@@ -1,0 +1,121 @@
+"""`perdure serve`: how it starts, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from perdure.server.keys import Keys
+from tests.cli.commands import attempt, error
+from tests.server.test_auth_file import GUIDE, written
+from tests.server.test_keys import ANN, entry
+
+
+@contextmanager
+def served(*options: str, db: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    """The address of a running `perdure serve`, what else it said, and its process."""
+    command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--db", str(db), *options], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        try:
+            while not (found := re.search(r"^(http://\S+)/$", said, re.M)):
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            yield found[1], said, process
+        finally:
+            process.kill()
+
+
+def answers(url: str, path: str, **headers: str) -> int:
+    """The status of an answer; the server may still start."""
+    with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
+        return client.get(url + path, headers=headers, timeout=30).status_code
+
+
+def test_it_serves_until_ctrl_c_with_a_request_under_way(tmp_path: Path) -> None:
+    with served(db=tmp_path / "memory.db") as (url, _, process):
+        assert answers(url, "/ok") == 200
+        assert answers(url, "/ok", host="evil.example") == 421
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            client.sendall(
+                b"POST /ui/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+                b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="
+            )  # and the rest never comes
+            assert answers(url, "/ok") == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+
+
+def test_keys_and_names(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann"))
+    keys.chmod(0o644)
+    options = ("--keys", str(keys), "--allowed-host", "mem.example", "--host", "0.0.0.0")
+    with served(*options, db=tmp_path / "memory.db") as (url, said, process):
+        assert f"chmod 600 {keys}" in said
+        local = url.replace("0.0.0.0", "127.0.0.1")
+        assert answers(local, "/ui/login", host="mem.example") == 200
+        assert answers(local, "/ui/login", host="evil.example") == 421
+        assert process.stderr is not None
+        assert "log in with an API key" in process.stderr.readline()
+
+
+def test_a_new_key(tmp_path: Path) -> None:
+    result = attempt("serve", "--new-key", 'A "b" \u00e9')
+    key = result.stderr.split()[-1]
+    assert tomllib.loads(result.stdout)["keys"][0]["user"] == 'A "b" \u00e9'
+    (tmp_path / "keys.toml").write_text(result.stdout)
+
+    assert Keys(tmp_path / "keys.toml").tenants == {None}
+    assert key.startswith("perdure_")
+
+
+def test_what_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken_port: int
+) -> None:
+    def says(*options: str) -> str:
+        return error("serve", "--db", str(tmp_path / "m.db"), *options, into=capsys)
+
+    keys, auth = tmp_path / "keys.toml", written(tmp_path, GUIDE)
+    keys.write_text(entry(ANN, "ann"))
+    for host in ("0.0.0.0", "::", "192.168.1.7", "memory.example", ""):
+        assert "give --keys or --auth" in says("--host", host)
+    assert "give one of them" in says("--keys", str(keys), "--auth", auth)
+    assert "cannot be read" in says("--keys", "none.toml")
+    assert "cannot be loaded" in says("--auth", "none.py:auth")
+    assert "cannot be read" in says("--graphs", "none.json")
+    assert "Address already in use" in says("--port", str(taken_port))
+    assert "choose another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+def test_tenants_need_postgres(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann", 'tenant = "acme"'))
+
+    assert "on Postgres only" in error(
+        "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), into=capsys
+    )

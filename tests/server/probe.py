@@ -1,0 +1,70 @@
+"""Routes by which tests see what an access permits, whatever routes the server has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, FastAPI
+from starlette.responses import StreamingResponse
+
+from perdure.server.access import ACTIONS, Action, action
+from perdure.server.call import Caller
+
+Value = dict[str, Any]
+
+
+def probed(app: FastAPI) -> FastAPI:
+    """The application, with a route for each action, which tells what was permitted."""
+    routes = APIRouter()
+    for each in ACTIONS:
+        routes.post(f"/probe/{each}")(_endpoint(each))
+
+    @routes.get("/probe/thread/{thread_id}")
+    @action("threads:read")
+    async def thread(call: Caller, thread_id: str) -> Any:
+        await call.permit({"thread_id": thread_id})
+        return await call.threads.get(thread_id)
+
+    @routes.get("/probe/stream")
+    @action("threads:read")
+    async def stream(call: Caller) -> StreamingResponse:
+        await call.permit()
+
+        async def lines() -> AsyncIterator[bytes]:
+            for _ in range(600):
+                yield b"data: x\n\n"
+                await asyncio.sleep(0.05)
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    @routes.post("/probe/length")
+    @action("threads:read")
+    async def length(call: Caller, body: Annotated[Any, Body()]) -> int:
+        await call.permit()
+        return len(str(body))
+
+    @routes.get("/ui/probe")
+    @routes.get("/ui/probe.json")
+    @action("threads:read")
+    async def page(call: Caller) -> Value:
+        return await call.permit({"user": call.identity.user})
+
+    @routes.post("/ui/probe")
+    @action("threads:update")
+    async def change(call: Caller) -> Value:
+        return await call.permit()
+
+    app.include_router(routes)
+    return app
+
+
+def _endpoint(name: Action) -> Any:
+    @action(name)
+    async def endpoint(call: Caller, value: Value | None = None) -> Value:
+        left = await call.permit(value or {})
+        of = call.identity
+        return {"user": of.user, "tenant": of.tenant, "value": left}
+
+    return endpoint

@@ -1,0 +1,364 @@
+"""A file with handlers of langgraph_sdk.Auth, as it is in langgraph's guide."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import Auth
+
+from perdure.errors import ConfigurationError
+from perdure.server import create_app
+from perdure.server.access import Action, Filter, Forbidden, Identity, Refused
+from perdure.server.auth_file import AuthFile, auth_of
+from perdure.settings import Settings
+from tests.server.probe import probed
+from tests.server.running import running
+
+# of langgraph's guide to authentication, and of the docstrings of langgraph_sdk.Auth
+GUIDE = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+USERS = {
+    "ann-token": {"identity": "ann", "permissions": ["threads:write"], "role": "staff"},
+    "bob-token": {"identity": "bob"},
+    "root-token": {"identity": "root", "permissions": ["perdure:admin"]},
+    "out-token": {"identity": "out", "is_authenticated": False},
+}
+
+@auth.authenticate
+async def authenticate(authorization: str | None) -> Auth.types.MinimalUserDict:
+    assert authorization is None or isinstance(authorization, str)
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme != "Bearer" or token not in USERS:
+        raise Auth.exceptions.HTTPException(
+            status_code=401, detail="Invalid token", headers={"WWW-Authenticate": "Bearer x"}
+        )
+    return USERS[token]
+
+@auth.on
+async def deny(ctx: Auth.types.AuthContext, value: dict):
+    return False
+
+@auth.on.threads
+async def threads(ctx: Auth.types.AuthContext, value: dict):
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
+
+@auth.on.threads.create_run
+async def run(ctx, value):
+    assert "threads:write" in ctx.permissions, "you may not write"
+    assert ctx.user["role"] == ctx.user.role == "staff" and "role" in ctx.user
+    assert (ctx.resource, ctx.action) == ("threads", "create_run")
+
+@auth.on.threads.delete
+async def delete(ctx, value):
+    raise Auth.exceptions.HTTPException(status_code=409, detail="not now")
+
+@auth.on.store
+async def store(ctx: Auth.types.AuthContext, value: dict):
+    namespace = tuple(value["namespace"]) if value.get("namespace") else ()
+    if not namespace or namespace[0] != ctx.user.identity:
+        namespace = (ctx.user.identity, *namespace)
+    value["namespace"] = namespace
+
+@auth.on.store.delete
+async def own_only(ctx, value):
+    assert value["namespace"][0] == ctx.user.identity, "Not authorized"
+
+@auth.on.store(actions=["search"])
+async def everything(ctx, value):
+    return True
+"""
+
+
+def written(tmp_path: Path, text: str, name: str = "auth.py") -> str:
+    file = tmp_path / name
+    file.write_text(text)
+    return f"{file}:auth"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with the guide's handlers."""
+    folder = tmp_path_factory.mktemp("auth")
+    access, settings = AuthFile(written(folder, GUIDE)), Settings(db=str(folder / "memory.db"))
+    with running(probed(create_app(settings, access=access))) as address:
+        yield address
+
+
+def asked(url: str, action: str, value: Any = None, token: str = "ann-token") -> httpx.Response:
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.post(f"{url}/probe/{action}", json=value or {}, headers=headers)
+
+
+def test_who_asks(url: str) -> None:
+    assert asked(url, "threads:read").json()["user"] == "ann"
+    for token in ("wrong", "out-token"):
+        assert asked(url, "threads:read", token=token).status_code == 401
+    without = httpx.post(f"{url}/probe/threads:read", json={})
+    assert (without.status_code, without.json()["detail"]) == (401, "Invalid token")
+    assert without.headers["www-authenticate"] == "Bearer x"
+
+
+@pytest.mark.parametrize(
+    ("action", "value", "left"),
+    [
+        ("threads:create", {"thread_id": "t"}, {"thread_id": "t", "metadata": {"owner": "ann"}}),
+        ("threads:create_run", {}, {}),
+        ("store:put", {"namespace": ["n"]}, {"namespace": ["ann", "n"]}),
+        ("store:list_namespaces", {"namespace": None}, {"namespace": ["ann"]}),
+        ("store:delete", {"namespace": ["ann", "n"]}, {"namespace": ["ann", "n"]}),
+        ("store:search", {"namespace": ["n"]}, {"namespace": ["n"]}),
+    ],
+)
+def test_the_most_specific_handler_is_asked(url: str, action: str, value: Any, left: Any) -> None:
+    reply = asked(url, action, value)
+
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["value"] == left
+
+
+@pytest.mark.parametrize(
+    ("action", "value", "token", "status", "says"),
+    [
+        ("assistants:read", {}, "ann-token", 403, "may not"),
+        ("threads:create_run", {}, "bob-token", 403, "you may not write"),
+        ("threads:delete", {}, "ann-token", 409, "not now"),
+        ("store:delete", {"namespace": ["bob"]}, "ann-token", 403, "Not authorized"),
+        ("store:search", {"namespace": ["perdure", "x"]}, "ann-token", 403, "own namespaces"),
+        ("admin", {}, "ann-token", 403, "whole database"),
+    ],
+)
+def test_what_is_denied(
+    url: str, action: str, value: Any, token: str, status: int, says: str
+) -> None:
+    reply = asked(url, action, value, token)
+
+    assert (reply.status_code, says in reply.json()["detail"]) == (status, True)
+
+
+def test_an_admin_is_whoever_has_the_permission(url: str) -> None:
+    assert asked(url, "admin", token="root-token").status_code == 200
+    assert asked(url, "assistants:read", token="root-token").status_code == 403
+
+
+# -- without a server
+
+
+def permitted(access: AuthFile, action: Action, value: Any = None, user: Any = None) -> Filter:
+    identity = Identity("ann", raw=user)
+    return asyncio.run(access.permit(identity, action, {} if value is None else value))
+
+
+def handlers(tmp_path: Path, text: str) -> AuthFile:
+    begins = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
+    return AuthFile(written(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}"))
+
+
+def test_what_no_handler_allows_is_denied(tmp_path: Path) -> None:
+    """Langgraph's server allows it."""
+    access = handlers(tmp_path, "@auth.on.threads.read\nasync def read(ctx, value): ...\n")
+
+    assert permitted(access, "threads:read") == {}
+    for action in ("threads:create", "store:get", "assistants:search"):
+        with pytest.raises(Forbidden, match="no handler allows"):
+            permitted(access, action)
+
+
+def test_the_order_of_handlers(tmp_path: Path) -> None:
+    def handler(decorator: str, name: str) -> str:
+        return f"@{decorator}\nasync def {name}(ctx, value): value['by'] = {name!r}\n"
+
+    access = handlers(
+        tmp_path,
+        handler("auth.on", "all")
+        + handler("auth.on(actions='read')", "action")
+        + handler("auth.on(resources=['threads'])", "resource")
+        + handler("auth.on.threads.read", "both"),
+    )
+
+    def by(action: Action) -> str:
+        value: dict[str, str] = {}
+        permitted(access, action, value)
+        return value["by"]
+
+    asked: tuple[Action, ...] = (
+        "threads:read", "threads:create", "assistants:read", "store:get"
+    )  # fmt: skip
+    assert [by(each) for each in asked] == ["both", "resource", "action", "all"]
+
+
+@pytest.mark.parametrize(
+    ("result", "denied"),
+    [
+        ({"owner": "ann"}, False),
+        ({"owner": {"$eq": "ann"}, "in": {"$contains": "x"}}, False),
+        ({"in": {"$contains": ["x", "y"]}}, False),
+        ({}, False),
+        ({"owner": {"$ne": "ann"}}, True),
+        ({"owner": {"$eq": "a", "$contains": "b"}}, True),
+        ({"owner": {}}, True),
+        ({"owner": ["ann"]}, True),
+        ({"owner": {"$eq": ["ann"]}}, True),
+        ({"owner": {"$contains": {"x": 1}}}, True),
+        ({"owner": None}, True),
+        ("ann", True),
+        (1, True),
+        (0, True),
+    ],
+)
+def test_filters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, result: Any, denied: bool
+) -> None:
+    access = handlers(tmp_path, f"@auth.on\nasync def all(ctx, value): return {result!r}\n")
+    if denied:
+        with pytest.raises(Forbidden):
+            permitted(access, "threads:search")
+        assert "cannot be applied" in caplog.text
+    else:
+        assert permitted(access, "threads:search") == result
+
+
+@pytest.mark.parametrize("action", ["store:search", "assistants:search"])
+def test_a_filter_is_for_threads(tmp_path: Path, action: Action) -> None:
+    access = handlers(tmp_path, "@auth.on\nasync def all(ctx, value): return {'owner': 'ann'}\n")
+    with pytest.raises(Forbidden, match="cannot be applied"):
+        permitted(access, action)
+
+
+USERS = """
+class User:
+    def __init__(self, identity): self.identity = identity
+    is_authenticated = True
+    permissions = ["perdure:admin"]
+    tenant = "acme"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "identity"),
+    [
+        ("'ann'", Identity("ann")),
+        ("{'identity': 'ann', 'tenant': 'acme'}", Identity("ann", "acme")),
+        ("User('ann')", Identity("ann", "acme", frozenset({"perdure:admin"}))),
+        ("Auth.types.StudioUser('ann', True)", Identity("ann", None, frozenset({"authenticated"}))),
+    ],
+)
+def test_users(tmp_path: Path, settings: Settings, given: str, identity: Identity) -> None:
+    """A string, a dict, or any object; the handler may block."""
+    text = f"from langgraph_sdk import Auth\nauth = Auth()\n{USERS}\n@auth.authenticate\n"
+    access = AuthFile(written(tmp_path, f"{text}def user():\n    return {given}\n"))
+
+    assert asyncio.run(access.identify(connection())) == identity
+
+
+@pytest.mark.parametrize("given", ["None", "''", "{}", "{'identity': 7}", "42"])
+def test_what_is_no_user(tmp_path: Path, given: str) -> None:
+    text = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
+    access = AuthFile(written(tmp_path, f"{text}async def user():\n    return {given}\n"))
+    with pytest.raises(Refused, match="no user with an identity") as raised:
+        asyncio.run(access.identify(connection()))
+
+    assert raised.value.status == 401
+
+
+def connection() -> Any:
+    from starlette.requests import Request
+
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+
+
+def test_all_documented_parameters(tmp_path: Path, settings: Settings) -> None:
+    text = (
+        "from langgraph_sdk import Auth\nauth = Auth()\nSEEN = {}\n@auth.authenticate\n"
+        "async def user(request, body, path, method, path_params, query_params, headers, "
+        "authorization, unknown=1):\n"
+        "    SEEN.update({k: repr(v) for k, v in locals().items()}, kind=type(request).__name__)\n"
+        "    return 'ann'\n"
+        "@auth.on\nasync def all(ctx, value): value['seen'] = SEEN\n"
+    )
+    access = AuthFile(written(tmp_path, text))
+    with running(probed(create_app(settings, access=access))) as url:
+        seen = httpx.post(
+            f"{url}/probe/threads:read?q=1", json={"n": 1}, headers={"authorization": "Basic x"}
+        ).json()["value"]["seen"]
+        thread = httpx.get(f"{url}/probe/thread/t")
+
+    assert seen["body"] == "{'n': 1}"
+    assert seen["path"] == "'/probe/threads:read'"
+    assert (seen["method"], seen["kind"]) == ("'POST'", "Request")
+    assert (seen["path_params"], seen["query_params"]) == ("{}", "{'q': '1'}")
+    assert "b'authorization': b'Basic x'" in seen["headers"]
+    assert seen["authorization"] == "'Basic x'"
+    assert thread.status_code == 404
+
+
+@contextmanager
+def _raises(says: str) -> Iterator[None]:
+    with pytest.raises(ConfigurationError, match=says):
+        yield
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    user = "@auth.authenticate\ndef user({}): ...\n"
+    auth = "from langgraph_sdk import Auth\nauth = Auth()\n"
+    cases: list[tuple[str, Callable[[], str]]] = [
+        (r"expected \./auth\.py:auth", lambda: "auth.py"),
+        ("FileNotFoundError", lambda: str(tmp_path / "none.py:auth")),
+        ("ModuleNotFoundError", lambda: "no_such_module:auth"),
+        ("SyntaxError", lambda: written(tmp_path, "def")),
+        ("ZeroDivisionError", lambda: written(tmp_path, "1/0")),
+        ("AttributeError", lambda: written(tmp_path, "")),
+        ("is int; expected langgraph_sdk.Auth", lambda: written(tmp_path, "auth = 1")),
+        ("no handler under @auth.authenticate", lambda: written(tmp_path, auth)),
+        ("has the parameter 'scopes'", lambda: written(tmp_path, auth + user.format("scopes"))),
+    ]
+    for says, path in cases:
+        with _raises(says):
+            AuthFile(path())
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_auth_file.py").write_text("NAME = 'ann'\n")
+    text = "from beside_the_auth_file import NAME\nfrom langgraph_sdk import Auth\nauth = Auth()\n"
+    path = written(tmp_path, f"{text}@auth.authenticate\ndef user(): return NAME\n")
+
+    assert asyncio.run(AuthFile(path).identify(connection())).user == "ann"
+
+
+def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
+    file = tmp_path / "langgraph.json"
+    file.write_text(json.dumps({"graphs": {}, "auth": {"path": "./auth.py:auth"}}))
+    written(tmp_path, GUIDE)
+
+    named = auth_of(file)
+    assert named is not None
+    AuthFile(named)
+    file.write_text("{}")
+    assert auth_of(file) is None
+    for text in ("[]", "{", '{"auth": {"n": 1}}', '{"auth": 3}'):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            auth_of(file)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        auth_of(tmp_path / "none.json")
+
+
+def test_an_auth_that_keeps_its_handlers_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in private attributes; which, and in what form, this pins."""
+    auth = Auth()
+    assert (auth._handlers, auth._global_handlers, auth._authenticate_handler) == ({}, [], None)
+    monkeypatch.delattr(Auth, "_global_handlers")
+    text = "from langgraph_sdk import Auth\nauth = object.__new__(Auth)\n"
+    with pytest.raises(ConfigurationError, match=r"langgraph-sdk \d.* install another version"):
+        AuthFile(written(tmp_path, text))

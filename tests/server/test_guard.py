@@ -1,0 +1,253 @@
+"""What each request passes: the server's name, the site it comes from, limits."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import APIRouter
+
+from perdure.server import create_app
+from perdure.server.app import _check_actions
+from perdure.server.limits import _MOST, Limits, Rate, TooMany
+from perdure.settings import Settings
+from tests.server.probe import probed
+from tests.server.running import running
+
+BODY = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with small limits."""
+    settings = Settings(db=str(tmp_path_factory.mktemp("guard") / "memory.db"))
+    limits = Limits(body_bytes=BODY, body_wait_s=0.3, at_once=3)
+    with running(probed(create_app(settings, limits=limits))) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:99", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:2024", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1@evil.example", 421),
+        ("127.0.0.1.", 421),
+        ("", 421),
+        ("0.0.0.0", 421),
+    ],
+)
+def test_a_loopback_server_is_called_so(client: httpx.Client, host: str, status: int) -> None:
+    """A site whose name leads to 127.0.0.1 would else read everything (DNS rebinding)."""
+    reply = client.get("/ok", headers={"host": host})
+
+    assert reply.status_code == status
+    assert status == 200 or "--allowed-host" in reply.json()["detail"]
+
+
+def test_names_can_be_given(settings: Settings) -> None:
+    with running(create_app(settings, hosts=["Mem.example"])) as url:
+        given = [
+            httpx.get(f"{url}/ok", headers={"host": host}).status_code
+            for host in ("mem.example", "mem.example:443", "localhost", "x.mem.example")
+        ]
+    with running(create_app(settings, hosts=None)) as url:
+        anything = httpx.get(f"{url}/ok", headers={"host": "whatever"}).status_code
+
+    assert given == [200, 200, 421, 421]
+    assert anything == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),  # curl, the SDK
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": ""}, False),
+        ({"sec-fetch-site": "cross-site", "origin": "SELF"}, False),
+        ({"origin": "SELF"}, True),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "http://127.0.0.1:1"}, False),
+    ],
+)
+def test_requests_of_other_sites(url: str, headers: dict[str, str], allowed: bool) -> None:
+    sent = {name: url if value == "SELF" else value for name, value in headers.items()}
+    changes = httpx.post(f"{url}/ui/probe", data={"x": "1"}, headers=sent)
+    reads = httpx.get(f"{url}/ui/probe.json", headers=sent)
+
+    assert changes.status_code == (200 if allowed else 403)
+    assert reads.status_code == 200
+    assert "access-control-allow-origin" not in reads.headers
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("text/plain", 415),  # with x-www-form-urlencoded, what a form can send
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        (None, 415),
+    ],
+)
+def test_json_says_that_it_is(url: str, kind: str | None, status: int) -> None:
+    headers = {"content-type": kind} if kind else {}
+    whole = httpx.post(f"{url}/probe/length", content=b"{}", headers=headers)
+    parts = httpx.post(f"{url}/probe/length", content=iter([b"{", b"}"]), headers=headers)
+    empty = httpx.post(f"{url}/probe/admin", headers=headers)
+
+    assert (whole.status_code, parts.status_code, empty.status_code) == (status, status, 200)
+
+
+def test_all_replies_have_headers_against_sniffing(url: str) -> None:
+    paths = ("/ok", "/assets/style.css", "/nothing", "/probe/thread/x", "/openapi.json")
+    replies = [httpx.get(url + path) for path in paths]
+    replies += [httpx.get(f"{url}/ok", headers={"host": "evil"})]
+
+    assert [each.status_code for each in replies] == [200, 200, 404, 404, 200, 421]
+    for each in replies:
+        assert each.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in each.headers["content-security-policy"]
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_size_of_a_body(url: str, chunked: bool) -> None:
+    def sent(size: int) -> httpx.Response:
+        body = b'"' + b"x" * (size - 2) + b'"'
+        parts = (body[at : at + 65536] for at in range(0, size, 65536))
+        headers = {"content-type": "application/json"}
+        content = parts if chunked else body
+        return httpx.post(f"{url}/probe/length", content=content, headers=headers, timeout=30)
+
+    assert (sent(BODY).status_code, sent(BODY).json()) == (200, BODY - 2)
+    assert sent(BODY + 1).status_code == 413
+
+
+def test_fifty_megabytes_take_no_memory(url: str) -> None:
+    """The server is in this process; the body is made as it is sent."""
+    seen: list[int] = []
+
+    def memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def parts() -> Iterator[bytes]:
+        yield b'"'
+        for _ in range(800):
+            yield b"x" * 65536
+            seen.append(memory())
+
+    headers = {"content-type": "application/json"}
+    httpx.post(f"{url}/probe/length", content=b"1", headers=headers)
+    before = memory()
+    try:
+        status = httpx.post(f"{url}/probe/length", content=parts(), headers=headers).status_code
+    except httpx.TransportError:  # it was cut off while it was sent
+        status = 413
+
+    assert status == 413
+    assert max(seen) - before < 8_000_000
+    assert httpx.get(f"{url}/ok").status_code == 200
+
+
+def test_a_body_that_does_not_arrive(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sent:
+        sent.sendall(
+            f"POST /probe/length HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            "Content-Length: 10\r\n\r\n123".encode()
+        )
+        reply = sent.recv(4096)
+
+    assert reply.startswith(b"HTTP/1.1 408")
+
+
+def test_a_slow_stream_is_no_slow_body(url: str) -> None:
+    with httpx.stream("GET", f"{url}/probe/stream") as reply:
+        lines = reply.iter_lines()
+        for _ in range(20):
+            next(lines)
+
+    assert reply.status_code == 200
+
+
+def test_streams_at_once(url: str) -> None:
+    with httpx.Client(base_url=url) as client, ExitStack() as stack:
+        for _ in range(3):
+            stream = stack.enter_context(client.stream("GET", "/probe/stream"))
+            assert stream.status_code == 200
+        refused = client.get("/ui/probe")
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "5"
+        assert "3 requests are under way" in refused.json()["detail"]
+        assert client.get("/ok").status_code == 200
+        stack.close()
+        deadline = time.monotonic() + 30
+        while client.get("/ui/probe").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_the_rate_of_an_address(settings: Settings) -> None:
+    with (
+        running(probed(create_app(settings, limits=Limits(per_s=0.001, burst=5)))) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        statuses = [client.get("/ok").status_code for _ in range(7)]
+        refused = client.get("/ui/probe")
+
+    assert statuses == [200] * 5 + [429] * 2
+    assert int(refused.headers["retry-after"]) > 900
+
+
+def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("perdure.server.limits.monotonic", lambda: now)
+    rate = Rate(per_s=2, burst=3)
+
+    def taken(client: str, times: int) -> int:
+        done = 0
+        for _ in range(times):
+            try:
+                rate.take(client)
+            except TooMany:
+                continue
+            done += 1
+        return done
+
+    assert (taken("a", 10), taken("b", 2)) == (3, 2)
+    now += 1
+    assert (taken("a", 10), taken("b", 10)) == (2, 3)
+    now += 1000
+    assert taken("a", 10) == 3
+    for number in range(3 * _MOST):
+        rate.take(number)
+    assert len(rate._next) <= _MOST
+
+
+def test_an_endpoint_without_an_action_is_refused() -> None:
+    routes = APIRouter()
+
+    @routes.get("/forgotten")
+    async def forgotten() -> None:
+        """It names no action."""
+
+    with pytest.raises(TypeError, match="/forgotten names no action"):
+        _check_actions(routes)

@@ -1,0 +1,257 @@
+"""API keys: whose each is, and what they reach."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_client, get_sync_client
+from starlette.requests import HTTPConnection
+
+from perdure.errors import ConfigurationError
+from perdure.server import create_app
+from perdure.server import keys as module
+from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
+from perdure.server.keys import Keys, new_key
+from perdure.settings import Settings
+from perdure.stores import open_store
+from tests.server.probe import probed
+from tests.server.running import running
+
+ANN, BOB, ROOT = (f"key-of-{name}" for name in ("ann", "bob", "root"))
+
+
+def entry(key: str, user: str, more: str = "") -> str:
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n{more}\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the database and of the keys."""
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    """A keys file of two users and an admin."""
+    path = folder / "keys.toml"
+    path.write_text(
+        entry(ANN, "ann") + entry(BOB, "bob") + entry(ROOT, "root", f'permissions = ["{ADMIN}"]')
+    )
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path, file: Path) -> Iterator[str]:
+    """The address of a server that asks for keys."""
+    settings = Settings(db=str(folder / "memory.db"))
+    with running(probed(create_app(settings, access=Keys(file)))) as address:
+        yield address
+
+
+def asked(url: str, action: str, key: str, value: Any = None) -> httpx.Response:
+    return httpx.post(f"{url}/probe/{action}", json=value or {}, headers={"x-api-key": key})
+
+
+def test_a_key_is_sent_in_either_header(url: str) -> None:
+    for headers in (
+        {"x-api-key": ANN},
+        {"authorization": f"Bearer {ANN}"},
+        {"authorization": f"bearer  {ANN}"},
+    ):
+        reply = httpx.post(f"{url}/probe/threads:read", json={}, headers=headers)
+        assert reply.json() == {"user": "ann", "tenant": None, "value": {}}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"x-api-key": ""}, {"x-api-key": "wrong"}, {"authorization": f"Basic {ANN}"}],
+)
+def test_without_a_key_nothing_is_reached(url: str, headers: dict[str, str]) -> None:
+    reply = httpx.post(f"{url}/probe/threads:read", json={}, headers=headers)
+
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert "send one as x-api-key" in reply.json()["detail"]
+
+
+def test_the_sdk_sends_its_key(url: str) -> None:
+    with get_sync_client(url=url, api_key=BOB) as client:
+        assert client.http.post("/probe/threads:read", json={})["user"] == "bob"
+
+    async def used() -> Any:
+        async with get_client(url=url, api_key=BOB) as client:
+            return await client.http.post("/probe/threads:read", json={})
+
+    assert asyncio.run(used())["user"] == "bob"
+
+
+@pytest.mark.parametrize(
+    ("action", "asks", "left"),
+    [
+        ("threads:create", {}, {"metadata": {"owner": "ann"}}),
+        (
+            "threads:create",
+            {"metadata": {"owner": "bob", "n": 1}},
+            {"metadata": {"owner": "ann", "n": 1}},
+        ),
+        ("threads:update", {"metadata": {"owner": "bob"}}, {"metadata": {"owner": "ann"}}),
+        (
+            "threads:create_run",
+            {"thread_id": "t"},
+            {"thread_id": "t", "metadata": {"owner": "ann"}},
+        ),
+        ("store:put", {"namespace": ["memories", "ann"]}, {"namespace": ["memories", "ann"]}),
+        ("store:search", {"namespace": ["a", "ann", "b"]}, {"namespace": ["a", "ann", "b"]}),
+        ("store:list_namespaces", {"namespace": None}, {"namespace": ["*", "ann"]}),
+        ("store:list_namespaces", {"namespace": ["a"]}, {"namespace": ["a", "ann"]}),
+    ],
+)
+def test_a_user_has_their_own(url: str, action: str, asks: Any, left: Any) -> None:
+    assert asked(url, action, ANN, asks).json()["value"] == left
+
+
+@pytest.mark.parametrize(
+    ("action", "asks"),
+    [
+        ("store:put", {"namespace": ["memories", "bob"]}),
+        ("store:get", {"namespace": ["ann", "bob"]}),
+        ("store:search", {"namespace": []}),
+        ("store:search", {"namespace": ["memories"]}),
+        ("store:search", {}),
+        ("store:delete", {"namespace": ["memories", "*"]}),
+        ("store:list_namespaces", {"namespace": ["*", "bob"]}),
+        ("store:list_namespaces", {"namespace": ["*", "*"]}),
+        ("store:put", {"namespace": ["perdure", "ann"]}),
+        ("store:put", {"namespace": ["perdure.server", "ann"]}),
+        ("admin", {}),
+    ],
+)
+def test_and_nothing_else(url: str, action: str, asks: Any) -> None:
+    assert asked(url, action, ANN, asks).status_code == 403
+
+
+def test_an_admin_has_everything(url: str) -> None:
+    for action in ("store:search", "admin", "threads:create"):
+        assert asked(url, action, ROOT).json()["value"] == {}
+
+
+def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
+    with open_store(str(folder / "memory.db")) as store:
+        for name in ("ann", "bob"):
+            value = {"metadata": {"owner": name}}
+            store.put(("perdure.server", "threads"), f"of-{name}", value, index=False)
+    found = [
+        httpx.get(f"{url}/probe/thread/{thread}", headers={"x-api-key": key}).status_code
+        for key in (ANN, BOB, ROOT)
+        for thread in ("of-ann", "of-bob", "of-nobody")
+    ]
+
+    assert found == [200, 404, 404, 404, 200, 404, 200, 200, 404]
+
+
+def test_filters(file: Path) -> None:
+    keys = Keys(file)
+
+    def of(user: str, *permissions: str) -> Filter:
+        identity = Identity(user, permissions=frozenset(permissions))
+        return asyncio.run(keys.permit(identity, "threads:search", {}))
+
+    assert of("ann") == {"owner": "ann"}
+    assert of("root", ADMIN) == {}
+    with pytest.raises(Forbidden, match="expected a label and the user"):
+        asyncio.run(keys.permit(Identity("ann"), "store:get", {"namespace": ("memories",)}))
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Path:
+    """A keys file that a test may change."""
+    path = tmp_path / "keys.toml"
+    path.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    return path
+
+
+def test_a_key_that_is_revoked_ends(
+    own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    file, keys = own_file, Keys(own_file)
+
+    def statuses() -> list[int]:
+        return [status(key) for key in (ANN, BOB)]
+
+    def status(key: str) -> int:
+        asks = HTTPConnection({"type": "http", "headers": [(b"x-api-key", key.encode())]})
+        try:
+            asyncio.run(keys.identify(asks))
+        except Unauthenticated as exc:
+            return exc.status
+        return 200
+
+    def write(text: str) -> None:
+        file.write_text(text)
+        at = file.stat().st_mtime_ns + 1_000_000
+        os.utime(file, ns=(at, at))
+
+    assert statuses() == [200, 200]
+    write(entry(BOB, "bob"))
+    assert statuses() == [401, 200]
+    write("[[keys]")  # as it may look while it is edited
+    assert statuses() == [401, 401]
+    write(entry(ANN, "ann"))
+    assert statuses() == [200, 401]
+    file.unlink()
+    assert statuses() == [401, 401]
+    assert "no key is valid until it is mended" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[keys]\n", "line 1"),
+        ("", "keys: Field required"),
+        ('[[keys]]\nuser = "ann"\n', r"keys\.0\.sha256: Field required"),
+        (entry(ANN, "ann") + '[[keys]]\nuser = "bob"\nsha256 = "ab"', r"keys\.1\.sha256: String"),
+        (entry(ANN, "ann", 'role = "x"'), r"keys\.0\.role: Extra inputs"),
+        (entry(ANN, "ann", 'permissions = ["admin"]'), r"keys\.0\.permissions\.0: .*perdure:admin"),
+        (entry(ANN, "*"), r"keys\.0\.user"),
+        (entry(ANN, "quarantine"), "choose another"),
+    ],
+)
+def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        Keys(path)
+
+    assert ANN not in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        Keys(tmp_path / "none.toml")
+
+
+def test_names_that_perdure_needs() -> None:
+    """Else a user of such a name saw, in a list of namespaces, those of perdure's own notes."""
+    from perdure.memory.store_adapter import NOTES
+    from perdure.server.threads import RECORDS
+
+    assert {*NOTES, RECORDS[1]} == module._NOTES
+
+
+def test_new_keys() -> None:
+    (one, digest), (other, _) = new_key(), new_key()
+
+    assert one != other
+    assert len(one) > 40
+    assert digest == hashlib.sha256(one.encode()).hexdigest()

@@ -1,0 +1,192 @@
+"""Logging in: a cookie stands for a key, and ends with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from perdure.server import create_app, sessions
+from perdure.server.auth_file import AuthFile
+from perdure.server.keys import Keys
+from perdure.server.sessions import Sessions
+from perdure.settings import Settings
+from tests.server.probe import probed
+from tests.server.running import running
+from tests.server.test_auth_file import GUIDE, written
+from tests.server.test_keys import ANN, BOB, entry
+
+PAGE = {"accept": "text/html,*/*"}
+SAME = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A keys file."""
+    path = tmp_path / "keys.toml"
+    path.write_text(entry(ANN, "ann") + entry(BOB, "b<i>ob\u202e"))
+    return path
+
+
+@pytest.fixture
+def url(settings: Settings, file: Path) -> Iterator[str]:
+    """The address of a server that asks for keys."""
+    with running(probed(create_app(settings, access=Keys(file)))) as address:
+        yield address
+
+
+def login(client: httpx.Client, key: str, **more: str) -> httpx.Response:
+    return client.post("/ui/login", data={"key": key, **more}, headers=SAME)
+
+
+def test_a_page_leads_to_the_login_and_back(client: httpx.Client) -> None:
+    refused = client.get("/ui/probe?q=a&q=b%2F", headers=PAGE)
+    assert refused.status_code == 303
+    place = httpx.URL(refused.headers["location"])
+    assert (place.path, place.params["next"]) == ("/ui/login", "/ui/probe?q=a&q=b%2F")
+    shown = client.get(refused.headers["location"])
+    assert 'value="/ui/probe?q=a&amp;q=b%2F"' in shown.text
+
+    done = login(client, ANN, next="/ui/probe?q=a")
+    assert (done.status_code, done.headers["location"]) == (303, "/ui/probe?q=a")
+    cookie = done.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Max-Age=43200" in cookie
+    assert "Secure" not in cookie
+    assert ANN not in cookie
+    assert client.get("/ui/probe", headers=PAGE).json() == {"user": "ann"}
+
+
+def test_what_is_no_page_is_not_led_anywhere(client: httpx.Client) -> None:
+    assert client.get("/probe/thread/t", headers=PAGE).status_code == 401
+    assert client.get("/ui/probe.json").status_code == 401
+    shown = f"{client.base_url}/ui/shown?q=1"
+    part = client.get("/ui/probe", headers={"hx-request": "true", "hx-current-url": shown})
+    assert part.status_code == 401
+    assert httpx.URL(part.headers["hx-redirect"]).params["next"] == "/ui/shown?q=1"
+
+
+@pytest.mark.parametrize(
+    "place", ["//evil.example", "https://evil.example/", "/ui", "", "/ui/\r\nx: y", "javascript:0"]
+)
+def test_it_leads_to_a_page_of_ours(client: httpx.Client, place: str) -> None:
+    assert login(client, ANN, next=place).headers["location"] == "/ui/threads"
+
+
+def test_wrong_keys(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("", "wrong", "k\u00e9y", "a\nb: c"):
+        reply = login(client, wrong)
+        assert reply.status_code == 401
+        assert 'role="alert"' in reply.text
+        assert "set-cookie" not in reply.headers
+    assert login(client, ANN).status_code == 303
+    guessed = login(client, ANN)  # the sixth
+    assert guessed.status_code == 429
+    assert 0 < int(guessed.headers["retry-after"]) <= 10
+
+
+def test_with_a_cookie_a_change_has_to_come_from_a_page_of_ours(client: httpx.Client) -> None:
+    login(client, ANN)
+
+    def change(headers: dict[str, str]) -> int:
+        return client.post("/ui/probe", data={"n": "1"}, headers=headers).status_code
+
+    assert change(SAME) == 200
+    assert change({"origin": str(client.base_url).rstrip("/")}) == 200
+    assert change({}) == 403
+    assert change({"origin": "http://evil.example"}) == 403
+    assert change({"x-api-key": BOB}) == 200  # it has no need of the cookie
+
+
+def test_a_key_in_the_request_is_stronger(client: httpx.Client) -> None:
+    login(client, ANN)
+
+    assert client.get("/ui/probe.json", headers={"x-api-key": "wrong"}).status_code == 401
+
+
+def test_logging_out(client: httpx.Client) -> None:
+    login(client, ANN)
+    session = dict(client.cookies)
+    done = client.post("/ui/logout", headers=SAME)
+
+    assert (done.status_code, done.headers["location"]) == (303, "/ui/login")
+    assert dict(client.cookies) == {}
+    client.cookies.update(session)
+    assert client.get("/ui/probe.json").status_code == 401
+
+
+def test_a_revoked_key_ends_its_sessions(
+    client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.server.keys._LOOK_S", 0.0)
+    login(client, ANN)
+    assert client.get("/ui/probe.json").status_code == 200
+    time.sleep(0.02)  # the time of the file changes
+    file.write_text(entry(BOB, "bob"))
+
+    assert client.get("/ui/probe.json").status_code == 401
+
+
+def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(sessions, "monotonic", lambda: now)
+    monkeypatch.setattr(sessions, "_MOST", 3)
+    made = Sessions()
+
+    def lives(session: str) -> bool:
+        cookie = f"perdure_session={session}".encode()
+        return made.apply({"type": "http", "headers": [(b"cookie", cookie)]})
+
+    ids = [made.begin("key") for _ in range(4)]
+    assert len(set(ids)) == 4
+    assert min(map(len, ids)) >= 43
+    assert [lives(each) for each in ids] == [False, True, True, True]
+    now += 12 * 3600
+    assert not any(map(lives, ids))
+    assert lives(made.begin("key"))
+    assert len(made._keys) == 1
+
+
+def test_a_secure_cookie(settings: Settings, file: Path) -> None:
+    """As a proxy on this machine says that it speaks https."""
+    with running(create_app(settings, access=Keys(file))) as url:
+        headers = {"x-forwarded-proto": "https", **SAME}
+        done = httpx.post(f"{url}/ui/login", data={"key": ANN}, headers=headers)
+
+    assert "; Secure" in done.headers["set-cookie"]
+
+
+def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
+    access = AuthFile(written(tmp_path, GUIDE))
+    with (
+        running(probed(create_app(settings, access=access))) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert login(client, "wrong").status_code == 401
+        assert login(client, "Bearer ann-token").status_code == 303
+        assert login(client, "bob-token").status_code == 303
+        assert client.get("/ui/probe.json").json()["user"] == "bob"
+
+
+def test_there_is_nothing_to_log_in_to(settings: Settings) -> None:
+    with running(create_app(settings)) as url:
+        assert httpx.get(f"{url}/ui/login").headers["location"] == "/ui/threads"
+
+
+def test_in_a_browser(tab: Page, client: httpx.Client) -> None:
+    tab.goto("/ui/login?next=/ui/login")
+    tab.keyboard.type(BOB)
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("button", name="Log out")).to_be_visible()
+    assert tab.evaluate("document.cookie") == ""
+    tab.goto("/ui/probe")
+    assert "b<i>ob" in tab.content().replace("&lt;", "<").replace("&gt;", ">")
+    tab.goto("/ui/login")
+    tab.get_by_role("button", name="Log out").click()
+    expect(tab.get_by_role("heading", name="Log in")).to_be_visible()
+    expect(tab.get_by_role("button", name="Log out")).to_have_count(0)
