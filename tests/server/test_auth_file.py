@@ -112,6 +112,7 @@ def test_who_asks(url: str) -> None:
     ("action", "value", "left"),
     [
         ("threads:create", {"thread_id": "t"}, {"thread_id": "t", "metadata": {"owner": "ann"}}),
+        ("threads:search", {"metadata": None}, {"metadata": {"owner": "ann"}}),
         ("threads:create_run", {}, {}),
         ("store:put", {"namespace": ["n"]}, {"namespace": ["ann", "n"]}),
         ("store:list_namespaces", {"namespace": None}, {"namespace": ["ann"]}),

@@ -193,14 +193,14 @@ def test_streams_at_once(url: str) -> None:
         for _ in range(3):
             stream = stack.enter_context(client.stream("GET", "/probe/stream"))
             assert stream.status_code == 200
-        refused = client.get("/ui/probe")
+        refused = client.get("/ui/probe.json")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "5"
         assert "3 requests are under way" in refused.json()["detail"]
         assert client.get("/ok").status_code == 200
         stack.close()
         deadline = time.monotonic() + 30
-        while client.get("/ui/probe").status_code != 200:
+        while client.get("/ui/probe.json").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -211,7 +211,7 @@ def test_the_rate_of_an_address(settings: Settings) -> None:
         httpx.Client(base_url=url) as client,
     ):
         statuses = [client.get("/ok").status_code for _ in range(7)]
-        refused = client.get("/ui/probe")
+        refused = client.get("/ui/probe.json")
 
     assert statuses == [200] * 5 + [429] * 2
     assert int(refused.headers["retry-after"]) > 900
@@ -242,12 +242,13 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rate._next) <= _MOST
 
 
-def test_an_endpoint_without_an_action_is_refused() -> None:
-    routes = APIRouter()
+def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
+    app, routes = create_app(settings), APIRouter()
 
     @routes.get("/forgotten")
     async def forgotten() -> None:
         """It names no action."""
 
+    app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten names no action"):
-        _check_actions(routes)
+        _check_actions(app)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 
@@ -101,14 +101,14 @@ def create_app(
         pages_items.routes,
         pages_storage.routes,
     ):
-        _check_actions(each)
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
+    _check_actions(app)
     app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
     return app
 
 
-def _check_actions(router: APIRouter) -> None:
-    for route in router.routes:
-        if isinstance(route, APIRoute) and not hasattr(route.endpoint, "action"):
-            raise TypeError(f"{route.path} names no action; see perdure.server.access")
+def _check_actions(app: FastAPI) -> None:
+    for each in iter_route_contexts(app.routes):
+        if isinstance(each.original_route, APIRoute) and not hasattr(each.endpoint, "action"):
+            raise TypeError(f"{each.path} names no action; see perdure.server.access")

@@ -78,7 +78,7 @@ class AuthFile:
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
-        permissions = frozenset(getattr(user, "permissions", ()))
+        permissions = frozenset(getattr(user, "permissions", None) or ())
         return Identity(user.identity, None if tenant is None else str(tenant), permissions, user)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
@@ -94,6 +94,8 @@ class AuthFile:
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
+        if "metadata" in value and value["metadata"] is None:  # handlers write into it
+            value["metadata"] = {}
         try:
             result = await _told(handler(ctx=context, value=value))
         except AssertionError as exc:  # as the handlers in langgraph's guide say no

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
@@ -123,6 +123,10 @@ class Call:
         self._parts = await self._databases.of(self.identity.tenant)
         return asked
 
+    def used(self) -> AbstractContextManager[None]:
+        """While it lasts, the database stays open; for what goes on after the reply."""
+        return self._databases.used(self.identity.tenant)
+
     def another(self, action: Action) -> Call:
         """The same request for what it needs to be permitted as well, such as to read a source."""
         return Call(self.identity, action, self._access, self._databases)
@@ -161,8 +165,9 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     endpoint = connection.scope["route"].endpoint
     client = identity.tenant, identity.user
     state.rate.take(client)
-    with state.at_once.one(client), state.databases.used(identity.tenant):
-        yield Call(identity, endpoint.action, access, state.databases)
+    call = Call(identity, endpoint.action, access, state.databases)
+    with state.at_once.one(client), call.used():
+        yield call
 
 
 Caller = Annotated[Call, Depends(called)]

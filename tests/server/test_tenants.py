@@ -1,0 +1,101 @@
+"""Tenants of one Postgres database: each identity reaches its own, and idle ones are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from perdure.checkpointers import open_checkpointer
+from perdure.errors import StorageUnavailable
+from perdure.server import call, create_app
+from perdure.server.call import Databases
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests import postgres_server
+from tests.server.probe import probed
+from tests.server.running import running
+from tests.server.test_keys import entry
+from tests.talks import talk
+
+TENANTS = ("acme", "globex")
+
+
+@pytest.fixture(scope="module")
+def dsn() -> Iterator[str]:
+    """A database of its own: the schema of the server is the usual one."""
+    name, owner = f"tenants_{uuid.uuid4().hex}", postgres_server.dsn_of("an_owner")
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {name} OWNER an_owner")
+        yield f"postgresql:///?{_query(make_conninfo(owner, dbname=name))}"
+        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _query(conninfo: str) -> str:
+    return str(httpx.QueryParams(psycopg.conninfo.conninfo_to_dict(conninfo)))
+
+
+def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
+    for tenant in TENANTS:
+        with open_checkpointer(dsn, tenant=tenant) as saver:
+            talk(saver, "both", said=[tenant], user_id="ann")
+            talk(saver, f"of-{tenant}", said=[tenant], user_id="ann")
+
+    def status(url: str, tenant: str, thread: str) -> int:
+        headers = {"x-api-key": f"key-{tenant}"}
+        return httpx.get(f"{url}/probe/thread/{thread}", headers=headers).status_code
+
+    with running(probed(create_app(Settings(db=dsn), access=Keys(keys)))) as url:
+        found = {
+            (tenant, thread): status(url, tenant, thread)
+            for tenant in TENANTS
+            for thread in ("both", "of-acme", "of-globex")
+        }
+        asked = httpx.post(
+            f"{url}/probe/store:get",
+            json={"namespace": ["memories", "ann"], "tenant": "globex"},
+            headers={"x-api-key": "key-acme", "x-tenant": "globex"},
+        )
+
+    assert {place for place, code in found.items() if code == 200} == {
+        ("acme", "both"),
+        ("acme", "of-acme"),
+        ("globex", "both"),
+        ("globex", "of-globex"),
+    }
+    assert set(found.values()) == {200, 404}
+    assert asked.json()["tenant"] == "acme"
+
+
+def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "_MOST", 2)
+
+    async def opened() -> list[Any]:
+        databases = Databases(Settings(db=dsn))
+        parts = {}
+        with databases.used("a"):
+            for tenant in "abca":
+                parts[tenant] = await databases.of(tenant)
+            lives = [await is_open(parts[each].saver) for each in "abc"]
+        await databases.of("d")
+        later = [await is_open(parts[each].saver) for each in "ac"]
+        await databases.aclose()
+        return [lives, later, await is_open(parts["a"].saver)]
+
+    async def is_open(saver: Any) -> bool:
+        try:
+            await saver.aheads(limit=1)
+        except StorageUnavailable:
+            return False
+        return True
+
+    assert asyncio.run(opened()) == [[True, False, True], [True, False], False]
