@@ -399,6 +399,41 @@ def test_others_memories_are_not_shown(settings: Settings) -> None:
             assert client.post(f"/ui/{path}", data={"typed": "remove"}).status_code == 403
 
 
+class Prefixing(Stranger):
+    """A handler of the store as in langgraph's guide."""
+
+    async def permit(self, identity: Identity, action: Any, value: dict[str, Any]) -> Filter:
+        """What begins with the user's name."""
+        value["namespace"] = (identity.user, *value["namespace"])
+        return {}
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_handler_may_add_a_label(settings: Settings, store: SQLiteStore) -> None:
+    """Links of pages lead to what it permits, and to nothing else."""
+    store.put(("eve", "notes"), "k", {"n": 1})
+    with (
+        running(create_app(settings, access=Prefixing("eve"))) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        names = [
+            row["size"]["namespace"]
+            for path in ("store", f"store?{place('eve')}")
+            for row in client.get(f"/ui/{path}", headers={"accept": "application/json"}).json()[
+                "rows"
+            ]
+        ]
+        assert names == [["eve"], ["eve", "notes"]]
+        for ns in (("eve", "notes"), ("notes",)):
+            listed = client.get(f"/ui/store/items.json?{place(*ns)}").json()["items"]
+            assert [(item["namespace"], item["key"]) for item in listed] == [
+                (["eve", "notes"], "k")
+            ]
+            assert client.get(f"/ui/memory?{place(*ns, key='k')}").status_code == 200
+        assert client.get(f"/ui/memory?{place('memories', 'ann', key='nuts')}").status_code == 404
+        assert client.get(f"/ui/store/items.json?{place('memories')}").json()["items"] == []
+
+
 @pytest.fixture
 def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
     """Paths of all pages, which show hostile text in every place."""

@@ -30,6 +30,7 @@ from perdure.server.pages_memories import (
     Place,
     collection_of,
     moment,
+    permitted,
     record,
 )
 from perdure.server.reply import status_of
@@ -54,8 +55,7 @@ async def tree(
 ) -> Response:
     """The namespaces right under one, with what is in each."""
     ns = place.ns
-    asked = await call.permit({"namespace": ns, "limit": _NAMESPACES, "offset": start})
-    prefix = tuple(asked["namespace"] or ())
+    prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     found = await call.store.alist_namespaces(
         prefix=prefix, max_depth=depth, limit=_NAMESPACES + 1, offset=start
@@ -90,15 +90,15 @@ async def items(
 ) -> Response:
     """The items under a namespace."""
     values: dict[str, Any] = {"q": q, "filter": filter, "as_of": as_of, "start": start}
-    about: dict[str, Any] = {"namespace": place.ns, "query": q.strip() or None, "filter": None}
+    about: dict[str, Any] = {"query": q.strip() or None, "filter": None}
     found, wrong = [], ""
     try:
         if filter.strip():
             about["filter"] = _json_object(filter, "the filter")
-        asked = await call.permit(about)
+        asked = await permitted(call, place.ns, **about)
         options: dict[str, Any] = {"query": asked["query"], "filter": asked["filter"]}
         options |= {"limit": _PAGE + 1, "offset": start, "as_of": moment(as_of)}
-        found = await call.store.asearch(tuple(asked["namespace"]), **options, refresh_ttl=False)
+        found = await call.store.asearch(asked["namespace"], **options, refresh_ttl=False)
     except (ConfigurationError, InvalidFilter) as exc:
         wrong = str(exc)
     rows = [record(item) for item in found[:_PAGE]]
@@ -266,8 +266,8 @@ async def forget(request: Request, call: Caller, place: Asked, messages: Text = 
 async def _permitted(call: Call, place: Place) -> Place:
     if not place.key:
         raise ConfigurationError("no key is given; expected ns=…&key=…")
-    asked = await call.permit({"namespace": place.ns or call.memories, "key": place.key})
-    return Place(tuple(asked["namespace"]), asked["key"])
+    asked = await permitted(call, place.ns or call.memories, key=place.key)
+    return Place(asked["namespace"], asked["key"])
 
 
 async def _to_change(call: Call, place: Place) -> Place:

@@ -192,18 +192,35 @@ async def forget_all(
 async def _all_of(call: Call, namespace: Namespace) -> list[Namespace]:
     """The namespaces of what is known of a user."""
     beside = [(label, *namespace[1:]) for label in _BESIDE if namespace[0] == call.memories[0]]
-    return [tuple((await call.permit({"namespace": n}))["namespace"]) for n in (namespace, *beside)]
+    return [(await permitted(call, each))["namespace"] for each in (namespace, *beside)]
 
 
 # -- what pages of memories and items share
 
 
-async def _own(call: Call, labels: tuple[str, ...], **about: Any) -> Namespace:
+async def _own(call: Call, labels: Namespace, **about: Any) -> Namespace:
     """The namespace of the user's memories, or for an admin another one."""
     wanted = labels or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
-    return tuple((await call.permit({"namespace": wanted, **about}))["namespace"])
+    namespace: Namespace = (await permitted(call, wanted, **about))["namespace"]
+    return namespace
+
+
+async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str, Any]:
+    """What is permitted of a request about a namespace.
+
+    A handler may begin each namespace with a label, as those of langgraph's guide do. A link of a
+    page has it already; then it is the namespace that the handler makes of the rest.
+    """
+    value = await call.permit({"namespace": namespace, **about})
+    got = tuple(value["namespace"] or ())
+    added = len(got) - len(namespace)
+    if added > 0 and (got[:added], got[added:]) == (namespace[:added], namespace):
+        again = await call.permit({"namespace": namespace[added:], **about})
+        if tuple(again["namespace"]) == namespace:
+            value, got = again, namespace
+    return {**value, "namespace": got}
 
 
 def _template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
