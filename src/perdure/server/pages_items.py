@@ -91,19 +91,20 @@ async def items(
     """The items under a namespace."""
     values: dict[str, Any] = {"q": q, "filter": filter, "as_of": as_of, "start": start}
     about: dict[str, Any] = {"query": q.strip() or None, "filter": None}
-    found, wrong = [], ""
+    ns, found, wrong = place.ns, [], ""
     try:
         if filter.strip():
             about["filter"] = _json_object(filter, "the filter")
         asked = await permitted(call, place.ns, **about)
+        ns = asked["namespace"]
         options: dict[str, Any] = {"query": asked["query"], "filter": asked["filter"]}
         options |= {"limit": _PAGE + 1, "offset": start, "as_of": moment(as_of)}
-        found = await call.store.asearch(asked["namespace"], **options, refresh_ttl=False)
+        found = await call.store.asearch(ns, **options, refresh_ttl=False)
     except (ConfigurationError, InvalidFilter) as exc:
         wrong = str(exc)
     rows = [record(item) for item in found[:_PAGE]]
-    values |= {"ns": place.ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
-    values["may_add"] = _may_change(place.ns)
+    values |= {"ns": ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
+    values["may_add"] = _may_change(ns)
     made = page(request, "items.html", **values)
     made.status_code = 422 if wrong else 200
     return made
