@@ -14,6 +14,7 @@ from perdure.checkpointers.reports import (
     StateDifference,
     ThreadHead,
     ThreadInfo,
+    ThreadUsage,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
 from perdure.checkpointers.titles import aabout, about, atitle, title
@@ -35,6 +36,7 @@ __all__ = [
     "StateDifference",
     "ThreadHead",
     "ThreadInfo",
+    "ThreadUsage",
     "aabout",
     "about",
     "atitle",

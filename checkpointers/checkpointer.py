@@ -70,14 +70,16 @@ from perdure.checkpointers.reports import (
     StateDifference,
     ThreadHead,
     ThreadInfo,
+    ThreadUsage,
 )
 from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
-from perdure.storage.flow import Flow, NamedSQL, rows_of
+from perdure.storage.flow import Flow, NamedSQL, by_month, rows_of
 
 T = TypeVar("T")
 Plan = Callable[[Planner], PlannedPut | PlannedWrites]
@@ -485,6 +487,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return {**file, **counts, "thread_bytes": size}
 
     astats = awaited(stats)
+
+    def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
+        """The largest threads, at most `limit`, and in which months the threads were begun."""
+        largest = self.database.read(lambda: self._threads.largest(limit))
+        days = self.database.read(lambda: rows_of(self._sql["begun_by_day"]))
+        return ThreadUsage(tuple(largest), by_month(days))
+
+    ausage = awaited(usage)
 
     # -- changing threads as a whole
 

@@ -72,6 +72,9 @@ SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND ui
 -- tags_beside: see `astray`
 SELECT '' WHERE false AND (?1::bigint, ?2::bigint, ?3::bigint) IS NULL;
 
+-- begun_by_day: how many threads were begun on each day since 1970
+SELECT CAST(floor(created_at / 86400) AS bigint), count(*) FROM threads GROUP BY 1 ORDER BY 1;
+
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at, thread FROM threads
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5

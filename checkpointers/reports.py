@@ -129,6 +129,14 @@ class StateDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadUsage:
+    """What takes the space of threads, and since when."""
+
+    largest: tuple[ThreadInfo, ...]  # the threads with the most bytes
+    by_month: Mapping[str, int]  # how many of the present threads were begun in each: `"2026-11"`
+
+
+@dataclass(frozen=True, slots=True)
 class PruneReport:
     """What a prune, retention run or delete removed, or would remove.
 

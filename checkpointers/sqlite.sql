@@ -316,6 +316,18 @@ SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
     JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?1
 ) w;
 
+-- largest_threads: those with the most bytes of checkpoints, items and writes, as list_threads has them
+SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread FROM threads t JOIN (
+    SELECT thread, sum(bytes) AS bytes FROM (
+        SELECT n.thread, sum(length(c.body)) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace = c.id >> 32 GROUP BY 1
+        UNION ALL SELECT l.thread, sum(length(i.body)) FROM items i JOIN logs l ON l.log = i.id >> 32 GROUP BY 1
+        UNION ALL SELECT n.thread, sum(length(w.body)) FROM writes w JOIN namespaces n ON n.namespace = w.namespace GROUP BY 1
+    ) parts GROUP BY thread
+) s ON s.thread = t.thread ORDER BY s.bytes DESC, t.thread DESC LIMIT ?;
+
+-- begun_by_day: how many threads were begun on each day since 1970
+SELECT CAST(created_at / 86400 AS bigint), count(*) FROM threads GROUP BY 1 ORDER BY 1;
+
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread > ? ORDER BY t.thread LIMIT ?;
 

@@ -120,6 +120,13 @@ class Threads:
             out.append((yield from self._info(row)))
         return out
 
+    def largest(self, limit: int) -> Flow[list[ThreadInfo]]:
+        """The threads with the most bytes; see `Checkpointer.usage`."""
+        rows, out = (yield self.sql("largest_threads", limit)), []
+        for row in rows:
+            out.append((yield from self._info(row)))
+        return out
+
     def heads(
         self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadHead]]:

@@ -25,6 +25,7 @@ from perdure.graphs.chat import chat_graph
 from perdure.memory import (
     Instructions,
     record_views,
+    remember,
     remember_turns,
     summarize,
     trim,
@@ -45,6 +46,8 @@ PAGES = [
     ("threads", "/ui/threads"),
     ("thread", "/ui/thread?id=garden"),
     ("checkpoints", "/ui/checkpoints?id=garden"),
+    ("memories", "/ui/memories?q=how+much+sun+does+the+balcony+get&limit=6"),
+    ("memory", "/ui/memory?ns=memories&ns=ann&key=balcony"),
 ]
 
 Said = str | tuple[str, dict[str, Any]]
@@ -131,6 +134,8 @@ def fill(db: str) -> None:
             _talk(saver, store, told, name, [(question, [answer])])
         _talk(saver, store, told, "home", EARLIER)
         _talk(saver, store, told, "garden", GARDEN)
+        for text in ("The balcony faces west", "The balcony faces north-west, with sun from four"):
+            remember(text, key="balcony", store=store, config={"configurable": {"user_id": USER}})
 
 
 def _talk(saver: Any, store: Any, told: Instructions, thread: str, turns: Any) -> None:

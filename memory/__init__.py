@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
     from perdure.memory.nodes import view as view
     from perdure.memory.profile import Profile as Profile
+    from perdure.memory.quarantine import Quarantine as Quarantine
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
     from perdure.memory.records import Memory as Memory
@@ -63,6 +64,7 @@ _MODULES = {
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
+    "quarantine": "Quarantine",
     "recall": "arecall recall",
     "use_memories": "use_memories",
     "records": "Memory",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.settings import is_dsn
 from perdure.stores.base import (
     FoundItem,
+    NamespaceSize,
     Pending,
     Provenance,
     PutItem,
@@ -13,6 +14,7 @@ from perdure.stores.base import (
     Removable,
     StoredItem,
     StoreStats,
+    StoreUsage,
     TransferReport,
     VersionRetention,
     WhyNot,
@@ -31,6 +33,7 @@ __all__ = [
     "Embedder",
     "FoundItem",
     "Model",
+    "NamespaceSize",
     "Pending",
     "PostgresStore",
     "Provenance",
@@ -41,6 +44,7 @@ __all__ = [
     "SQLiteStore",
     "ScopedStore",
     "StoreStats",
+    "StoreUsage",
     "StoredItem",
     "TransferReport",
     "VersionRetention",

@@ -193,6 +193,24 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceSize:
+    """What is in a namespace, or under a prefix; expired items count until they are swept."""
+
+    namespace: Namespace
+    namespaces: int  # that hold something: 1, or those under the prefix
+    items: int
+    value_bytes: int  # JSON of the items
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """What takes the space of a store, and since when."""
+
+    largest: tuple[NamespaceSize, ...]  # the namespaces with the most bytes
+    by_month: Mapping[str, int]  # how many of the present items were made in each: `"2026-11"`
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """Counts and sizes of a store.
 

@@ -326,6 +326,13 @@ class Reader:
             low = span(done)[1] if done and last.startswith(done) else last + b"\0"
         return out[offset : offset + limit]
 
+    def sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
+        """What is under each path: namespaces, items, bytes."""
+        out: list[Row] = []
+        for path in paths:
+            out += yield self.sql("size_under", *span(path))
+        return out
+
 
 def index_name(path: str) -> str:
     """The name of the index on a path; SQLite takes names that differ in case for the same.

@@ -327,6 +327,16 @@ SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
        (SELECT coalesce(sum(bytes), 0) FROM store_namespaces),
        (SELECT count(*) FROM store_versions);
 
+-- size_under: namespaces under a prefix that hold something, items, their bytes
+SELECT count(*), CAST(coalesce(sum(items), 0) AS bigint), CAST(coalesce(sum(bytes), 0) AS bigint)
+FROM store_namespaces WHERE path >= ? AND path < ? AND items > 0;
+
+-- largest_namespaces: those with the most bytes
+SELECT path, items, bytes FROM store_namespaces WHERE items > 0 ORDER BY bytes DESC, path LIMIT ?;
+
+-- made_by_day: how many present items were made on each day since 1970
+SELECT created_at / 86400000000, count(*) FROM store_items GROUP BY 1 ORDER BY 1;
+
 -- pending_count: how many wait for their vectors
 SELECT count(*) FROM store_pending;
 

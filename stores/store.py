@@ -6,7 +6,7 @@ whole file is in `perdure.stores.whole_store`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ from perdure.stores.base import (
     FoundItem,
     Mode,
     Namespace,
+    NamespaceSize,
     Pending,
     Provenance,
     PutItem,
@@ -341,6 +342,16 @@ class Store(BaseStore):
         )
 
     aforget = awaited(forget)
+
+    # -- sizes
+
+    def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
+        """What is under each of these prefixes; see `list_namespaces` for a page of them."""
+        paths = [self._parts.path(prefix) for prefix in prefixes]
+        rows = self.database.read(lambda: self._parts.reader.sizes(paths))
+        return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
+
+    anamespace_sizes = awaited(namespace_sizes)
 
     # -- vectors that are missing
 

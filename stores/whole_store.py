@@ -14,14 +14,17 @@ from typing import Any, Final, Literal, Self, get_args
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, PerdureError
+from perdure.settings import LIST_LIMIT
 from perdure.storage.database import AwaitableInt, DatabaseOwner, awaited, in_event_loop
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, Statement, by_month, rows_of
 from perdure.stores.base import (
     Namespace,
+    NamespaceSize,
     Progress,
     QueryPlan,
     Removable,
     StoreStats,
+    StoreUsage,
     TransferReport,
     VersionRetention,
 )
@@ -352,6 +355,16 @@ class WholeStore(DatabaseOwner, Store):
         return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 
     astats = awaited(stats)
+
+    def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
+        """The largest namespaces, at most `limit`, and in which months the items were made."""
+        sql, read = self._parts.sql, self.database.read
+        largest = read(lambda: rows_of(sql["largest_namespaces"], limit))
+        days = read(lambda: rows_of(sql["made_by_day"]))
+        sizes = (NamespaceSize(labels(path), 1, items, size) for path, items, size in largest)
+        return StoreUsage(tuple(sizes), by_month(days))
+
+    ausage = awaited(usage)
 
 
 class Sweeper(threading.Thread):

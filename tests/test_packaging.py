@@ -23,7 +23,7 @@ def test_every_folder_is_declared() -> None:
 
 
 def test_the_wheel_holds_perdure_and_nothing_else(tmp_path: Path) -> None:
-    """Modules, statements, markers, weights, templates and assets; no top-level name but `perdure`."""
+    """All that the package reads, templates and assets too; no top-level name but `perdure`."""
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, str(ROOT)],
         check=True,

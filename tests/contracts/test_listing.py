@@ -334,6 +334,18 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
         saver.heads(active_since=later.replace(tzinfo=None))
 
 
+def test_usage_lists_the_largest_threads(saver: SQLiteCheckpointer) -> None:
+    """The threads with the most bytes come first, as `thread` describes them."""
+    assert saver.usage().largest == ()
+    for name, text in (("small", "a"), ("large", "b" * 9_000), ("medium", "c" * 3_000)):
+        put(saver, {"messages": [text]}, thread=name, uid=name)
+
+    usage = saver.usage(limit=2)
+
+    assert usage.largest == (saver.thread("large"), saver.thread("medium"))
+    assert usage.by_month == {f"{saver.thread('large').created_at:%Y-%m}": 3}
+
+
 def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
     """An import's title stays known when another program goes on with the thread."""
     asked = [HumanMessage(["What is a pond?", {"type": "text", "text": ""}], id="1")]

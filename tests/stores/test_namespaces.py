@@ -290,3 +290,38 @@ def test_keys_that_cannot_be(key: Any, store: SQLiteStore) -> None:
             call()
 
     assert store.search(()) == []
+
+
+def test_sizes_of_namespaces(store: SQLiteStore) -> None:
+    """What is under a prefix is counted: namespaces, items and their bytes."""
+    puts = {("a", "x"): 2, ("a", "y"): 1, ("ab",): 1}
+    for namespace, count in puts.items():
+        for number in range(count):
+            store.put(namespace, str(number), {"text": "tea" * count})
+    store.put(("gone",), "k", {})
+    store.delete(("gone",), "k")
+
+    sizes = store.namespace_sizes([("a",), ("ab",), (), ("gone",)])
+
+    assert [(s.namespace, s.namespaces, s.items) for s in sizes] == [
+        (("a",), 2, 3),
+        (("ab",), 1, 1),
+        ((), 3, 4),
+        (("gone",), 0, 0),
+    ]
+    assert sizes[2].value_bytes == sizes[0].value_bytes + sizes[1].value_bytes > 0
+    within = store.scoped(("a",)).namespace_sizes([(), ("x",)])
+    assert [(s.namespace, s.items) for s in within] == [((), 3), (("x",), 2)]
+
+
+def test_usage_of_a_store(store: SQLiteStore) -> None:
+    """The largest namespaces come first; items count in the month in which they were made."""
+    store.put(("small",), "k", {"text": "tea"})
+    store.put(("large",), "k", {"text": "tea" * 100})
+    item = store.get(("small",), "k")
+    assert item is not None
+
+    usage = store.usage(limit=1)
+
+    assert [size.namespace for size in usage.largest] == [("large",)]
+    assert usage.by_month == {f"{item.created_at:%Y-%m}": 2}

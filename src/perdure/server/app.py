@@ -21,6 +21,9 @@ from perdure.server import (
     event_streams,
     mcp,
     pages_checkpoints,
+    pages_items,
+    pages_memories,
+    pages_storage,
     pages_threads,
 )
 from perdure.server.access import Access, Local, action, public
@@ -130,6 +133,9 @@ def create_app(
         *([metrics_routes] if telemetry is not None and telemetry.has_metrics else []),
         pages_threads.routes,
         pages_checkpoints.routes,
+        pages_memories.routes,
+        pages_items.routes,
+        pages_storage.routes,
     ):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")

@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from perdure.server.reply import JSON, encoded
+from perdure.settings import Rules
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
+_BRIEF: Final = 300  # characters
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -37,6 +40,7 @@ def _visible(found: re.Match[str]) -> str:
     return f'<i class="ctl">U+{ord(found[0]):04X}</i>' if hidden else found[0]
 
 
+_JOINS: Final = "\n\t\u200c\u200d"
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _SUSPECT: Final = re.compile(
@@ -79,6 +83,23 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def plain(text: str) -> str:
+    """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
+    return "".join(c for c in text if c in _JOINS or unicodedata.category(c) not in _HIDDEN)
+
+
+def brief(value: Any) -> str:
+    """The beginning of a value, as JSON on a line."""
+    text = encoded(value).decode()
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
+
+
+def rules_given(rules: Rules) -> dict[str, Any]:
+    """The rules of retention that are not as if they were not given."""
+    given = asdict(rules)
+    return {name: value for name, value in given.items() if value != getattr(Rules(), name)}
+
+
 def as_json_text(value: Any) -> str:
     """A value as indented JSON, to be shown."""
     return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
@@ -92,6 +113,7 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": as_json_text}
+_TEMPLATES.filters |= {"plain": plain, "brief": brief, "rules_given": rules_given}
 _TEMPLATES.globals |= {"query": query}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from datetime import date, timedelta
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 ALL = 1 << 62  # a limit of rows that limits nothing
 _UUID = 16  # bytes
+_EPOCH = date(1970, 1, 1)
 F = TypeVar("F", bound=Callable[..., Any])
 Row = tuple[Any, ...]
 
@@ -111,6 +113,19 @@ def signed(call: F, make: Callable[..., Any]) -> F:
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:
     """The flow of a single statement."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
+
+
+def by_month(days: Sequence[Row]) -> dict[str, int]:
+    """Counts by month, of counts by days since 1970.
+
+    >>> by_month([(0, 2), (30, 1), (31, 5)])
+    {'1970-01': 3, '1970-02': 5}
+    """
+    found: dict[str, int] = {}
+    for day, count in days:
+        month = f"{_EPOCH + timedelta(days=day):%Y-%m}"
+        found[month] = found.get(month, 0) + count
+    return found
 
 
 # -- statements by name, from `.sql` files: a `-- name: what it is for` heading, then the statement

@@ -1,0 +1,527 @@
+"""Pages of memories, items, the store, storage and jobs, as a browser shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from langchain_core.messages import HumanMessage
+from playwright.sync_api import Page, expect
+from starlette.requests import HTTPConnection
+
+from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
+from perdure.memory import Collection, Extraction, Quarantine
+from perdure.memory.effects import run
+from perdure.memory.watermarks import watermark
+from perdure.server import create_app
+from perdure.server.access import Filter, Identity, Local
+from perdure.server.changes import changes
+from perdure.settings import Rules, Settings
+from perdure.stores import Provenance, SQLiteStore, open_store
+from tests.contracts.puts import put
+from tests.server.running import running
+
+ANN: Any = {"configurable": {"user_id": "ann"}}
+HOSTILE = [
+    "<script>alert(1)</script>\"><img src=x onerror=alert(2)> ' onfocus=alert(3) autofocus x='",
+    "javascript:alert(4){{ 7 * 7 }} ${alert(5)} &lt;b&gt;../../a?b=1&c=2#d%00%2f",
+    "pay \u202e0001\u202c \u2066to\u2069 \u200fann\u200b\x1b[2J\x1b]0;owned\x07\x9b31m",
+    '</textarea></title><svg onload=alert(6)><div hx-get="/ok" hx-trigger="load">',
+]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a new file, with rules of retention."""
+    return Settings(db=str(tmp_path / "memory.db"), user="ann", retention=Rules(versions_last=0))
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[SQLiteStore]:
+    """The store that the server shows."""
+    with open_store(settings.db) as opened:
+        yield opened  # type: ignore[misc]
+
+
+@pytest.fixture
+def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
+    """The checkpointer that the server shows."""
+    with open_checkpointer(settings.db) as opened:
+        yield opened  # type: ignore[misc]
+
+
+@pytest.fixture
+def ann(store: SQLiteStore) -> Collection:
+    """Ann's memories: of drinks, superseded once, of a move, of an allergy."""
+    memories = Collection(store, ("memories", "{user_id}"))
+    said = Provenance(thread_id="trip", message_ids=("m1",), actor="user", trust="user")
+    memories.insert("Ann drinks green tea", key="drink", provenance=said, config=ANN)
+    memories.supersede("drink", "Ann drinks black coffee", config=ANN)
+    memories.insert("Ann moved to Porto", key="move", config=ANN)
+    memories.insert({"text": "Ann is allergic to nuts"}, key="nuts", config=ANN)
+    return memories
+
+
+def place(*ns: str, **more: str) -> str:
+    """The query of a namespace, and maybe a key in it."""
+    return urlencode({"ns": ns, **more}, doseq=True)
+
+
+# -- memories
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_search_says_why(tab: Page, client: httpx.Client) -> None:
+    """What an agent would be given comes best first, each score with its parts in words."""
+    tab.goto("/ui/memories")
+    tab.get_by_label("Ask as the agent would").fill("what does ann drink")
+    tab.get_by_role("button", name="Search").click()
+
+    first = tab.locator(".memories > li").first
+    expect(first).to_contain_text("Ann drinks black coffee")
+    expect(first).to_contain_text("words in common")
+    expect(tab.get_by_role("status")).to_contain_text("tokens as the model is shown them")
+    found = client.get("/ui/memories.json?q=what+does+ann+drink").json()["found"]
+    assert found[0]["key"] == "drink"
+    assert sum(found[0]["parts"].values()) == pytest.approx(found[0]["score"], abs=0.01)
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_search_says_why_not(tab: Page) -> None:
+    """The rank of a memory that is not among the answers is told, with the reason."""
+    tab.goto("/ui/memories?q=what+does+ann+drink&limit=1")
+    tab.get_by_label("Why is a memory not among them?").fill("move")
+    tab.get_by_role("button", name="Explain").click()
+
+    expect(tab.locator("#why-not")).to_contain_text(re.compile(r"Why move is at rank [23]"))
+    expect(tab.locator("#why-not")).to_contain_text("of 3 items score higher")
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key='nuts')}")
+    tab.get_by_label("Where does it stand").fill("allergies")
+    tab.get_by_role("button", name="Explain").click()
+    expect(tab.locator("#why-not")).to_contain_text("Why nuts is at rank 1")
+
+
+def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Collection) -> None:
+    """Without a query they are listed by pages, newest first; of a kind; of a moment."""
+    before = datetime.now(UTC).isoformat()
+    for number in range(120):
+        value = {"text": f"turn {number}", "kind": "turn"}
+        store.put(("memories", "ann"), f"t{number:03}", value, index=False)
+
+    pages = [client.get(f"/ui/memories.json?start={start}").json() for start in (0, 50, 100)]
+    keys = [each["key"] for page in pages for each in page["found"]]
+    assert keys == [*(f"t{n:03}" for n in reversed(range(120))), "nuts", "move", "drink"]
+    assert [page["more"] for page in pages] == [True, True, False]
+    facts = client.get("/ui/memories.json?kind=fact").json()["found"]
+    assert [each["key"] for each in facts] == ["drink", "move", "nuts"]
+    past = client.get("/ui/memories.json", params={"as_of": before}).json()["found"]
+    assert [each["key"] for each in past] == ["drink", "move", "nuts"]
+    assert ann.search("tea", as_of=datetime.fromisoformat(before), config=ANN)
+    params = {"as_of": before, "q": "coffee"}
+    assert len(client.get("/ui/memories.json", params=params).json()["found"]) == 3
+    assert client.get("/ui/memories?as_of=soon").status_code == 422
+
+
+@pytest.mark.usefixtures("ann")
+def test_versions_are_compared(tab: Page, client: httpx.Client) -> None:
+    """Each version shows what it changed, and links to the message that it rests on."""
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
+
+    newest = tab.locator(".versions > li").first
+    assert newest.locator("del").all_inner_texts() == ["green", "tea"]
+    assert newest.locator("ins").all_inner_texts() == ["black", "coffee"]
+    link = tab.locator(".versions > li").last.get_by_role("link")
+    expect(link).to_have_attribute("href", "/ui/thread?id=trip&message=m1")
+    versions = client.get(f"/ui/memory.json?{place('memories', 'ann', key='drink')}").json()
+    at = versions["versions"][1]["valid_from"]
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink', as_of=at)}")
+    expect(tab.locator(".text.large")).to_have_text("Ann drinks green tea")
+    assert client.get(f"/ui/memory?{place('memories', 'ann', key='none')}").status_code == 404
+
+
+def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> None:
+    """Both pass the gate; what came meanwhile is not overwritten."""
+    path = f"/ui/memory?{place('memories', 'ann', key='move')}"
+    tab.goto(path)
+    tab.get_by_label("Text").fill("Ann moved to Lisbon")
+    tab.get_by_role("button", name="Correct").click()
+    expect(tab.get_by_role("status")).to_have_text("Corrected.")
+    tab.get_by_label("Text").fill("Ann moved to Rome")
+    tab.get_by_role("button", name="Supersede from now").click()
+    expect(tab.get_by_role("status")).to_have_text("Superseded from now on.")
+    memory = ann.get("move", config=ANN)
+    assert memory is not None
+    assert [(p.text, p.change) for p in memory.previous] == [
+        ("Ann moved to Lisbon", "superseded"),
+        ("Ann moved to Porto", "updated"),
+    ]
+
+    ann.update("move", "Ann moved to Oslo", config=ANN)
+    reply = tab.request.post(path, form={"text": "Ann moved to Paris", "version": 3})
+    assert (reply.status, "version 4 came meanwhile" in reply.text()) == (409, True)
+    assert "Ann moved to Paris" in reply.text()
+
+
+def test_what_the_gate_refuses_is_told(client: httpx.Client, ann: Collection) -> None:
+    """The text that was typed is shown again with the reason."""
+    text = "the password is hunter2hunter2 and the key sk-live-51Habcdefghijklmnop0123456789"
+    reply = client.post(
+        f"/ui/memory?{place('memories', 'ann', key='move')}", data={"text": text, "version": "1"}
+    )
+
+    assert reply.status_code == 422
+    assert "quarantined" in reply.text
+    assert text in reply.text
+    memory = ann.get("move", config=ANN)
+    assert memory is not None
+    assert memory.text == "Ann moved to Porto"
+
+
+def test_a_memory_is_forgotten_with_a_receipt(tab: Page, ann: Collection) -> None:
+    """What goes is shown first; the receipt counts it, with hashes."""
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
+    tab.get_by_role("link", name="Forget…").click()
+    expect(tab.locator("main")).to_contain_text("Ann drinks black coffee")
+    assert ann.get("drink", config=ANN) is not None
+    tab.get_by_role("button", name="Forget for good").click()
+
+    expect(tab.get_by_role("heading", level=1)).to_contain_text("Forgotten: drink")
+    expect(tab.get_by_role("status")).to_contain_text("hashes of what was erased")
+    expect(tab.locator("dl").first).to_contain_text("Items")
+    assert ann.history("drink", config=ANN) == []
+
+
+def test_everything_is_forgotten_once_it_is_typed(tab: Page, ann: Collection) -> None:
+    """A phrase has to be typed; of a user the profile goes too, of others nothing."""
+    store: Any = ann.store
+    store.put(("profiles", "ann"), "profile", {"name": "Ann"})
+    store.put(("memories", "bob"), "k", {"text": "of Bob"})
+    wrong = tab.request.post("/ui/forget-all", form={"typed": "forget something"})
+    assert (wrong.status, "nothing was erased" in wrong.text()) == (422, True)
+    tab.goto("/ui/memories")
+    tab.get_by_role("link", name="Forget everything…").click()
+    tab.get_by_label("Type").fill("forget everything")
+    tab.get_by_role("button", name="Forget everything").click()
+
+    expect(tab.get_by_role("heading", level=1)).to_have_text("Forgotten")
+    assert store.list_namespaces() == [("memories", "bob")]
+
+
+def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
+    """An entry is shown redacted, then as it was said; one is released, one discarded."""
+    for number, secret in enumerate(("hunter2hunter2", "correcthorsebattery")):
+        ann.insert(f"My password is {secret}", key=f"s{number}", config=ANN)
+    held = Quarantine(ann.store)
+    assert len(held.list(ANN)) == 2
+    tab.goto("/ui/memories")
+    tab.get_by_role("link", name="Quarantine").click()
+
+    assert "hunter2" not in tab.content()
+    tab.get_by_role("link", name="Show as it was said").last.click()
+    expect(tab.locator(".memories > li").last).to_contain_text("hunter2hunter2")
+    tab.get_by_role("button", name="Release").last.click()
+    expect(tab.locator(".text.large")).to_have_text("My password is hunter2hunter2")
+    tab.goto("/ui/quarantine")
+    tab.get_by_role("button", name="Discard for good").click()
+    expect(tab.locator(".memories")).to_have_text("Nothing is in quarantine.")
+    assert ann.get("s0", config=ANN) is not None
+    assert ann.get("s1", config=ANN) is None
+
+
+# -- the store
+
+
+def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
+    """JSON is edited; a version that came meanwhile is shown, and not overwritten."""
+    store.put(("notes",), "plan", {"steps": [1, 2], "title": "Plan"}, ttl=60)
+    tab.goto(f"/ui/memory?{place('notes', key='plan')}")
+    tab.get_by_label("Value").fill('{"steps": [1, 3], "title": "Plan"}')
+    tab.get_by_role("button", name="Save").click()
+    expect(tab.get_by_role("status")).to_have_text("Saved.")
+    item = store.get(("notes",), "plan")
+    assert item is not None
+    assert (item.value["steps"], item.version) == ([1, 3], 2)
+    assert item.expires_at is not None
+    assert item.expires_at - item.valid_from < timedelta(minutes=60)
+
+    store.put(("notes",), "plan", {"title": "Another"})
+    tab.get_by_label("Value").fill('{"title": "Mine"}')
+    html = tab.request.post(
+        f"/ui/item?{place('notes', key='plan')}", form={"value": '{"title": "Mine"}', "version": 2}
+    )
+    assert html.status == 409
+    assert "version 3 came meanwhile" in html.text()
+    assert "&#34;Mine&#34;" in html.text()
+    wrong = tab.request.post(
+        f"/ui/item?{place('notes', key='plan')}", form={"value": "{", "version": 3}
+    )
+    assert (wrong.status, "is no JSON" in wrong.text()) == (422, True)
+    last = store.get(("notes",), "plan")
+    assert last is not None
+    assert last.value == {"title": "Another"}
+
+
+def test_items_are_added_found_and_deleted(tab: Page, store: SQLiteStore) -> None:
+    """A namespace lists its items by a filter; an item is added there, deleted, forgotten."""
+    store.put(("notes", "team"), "old", {"n": 1})
+    tab.goto(f"/ui/store/items?{place('notes')}")
+    tab.get_by_text("Add an item").click()
+    tab.get_by_label("Key").fill("new")
+    tab.locator("textarea").fill('{"n": 2}')
+    tab.get_by_role("button", name="Add").click()
+    expect(tab.get_by_role("status")).to_have_text("Saved.")
+    filtered = place("notes", filter='{"n": {"$gte": 2}}')
+    tab.goto(f"/ui/store/items?{filtered}")
+    assert tab.locator("tbody tr").count() == 1
+    wrong = tab.request.get(f"/ui/store/items?{place('notes', filter='{}x')}")
+    assert (wrong.status, "is no JSON" in wrong.text()) == (422, True)
+    unknown = place("notes", filter='{"n": {"$many": 2}}')
+    assert "$many" in tab.request.get(f"/ui/store/items?{unknown}").text()
+
+
+def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> None:
+    """Its versions stay until it is forgotten; perdure's own notes are only shown."""
+    where = ("notes",)
+    store.put(where, "k", {"n": 1})
+    path = place("notes", key="k")
+    assert client.post(f"/ui/item/delete?{path}", data={"version": "7"}).status_code == 409
+    assert client.post(f"/ui/item/delete?{path}", data={"version": "1"}).status_code == 303
+    assert store.get(where, "k") is None
+    assert "deleted or expired" in client.get(f"/ui/memory?{path}").text
+    assert "1" in client.post(f"/ui/forget?{path}").text
+    assert store.history(where, "k") == []
+    store.put(("perdure.server", "threads"), "k", {"n": 1})
+    path = place("perdure.server", "threads", key="k")
+    assert client.post(f"/ui/forget?{path}").status_code == 422
+    assert store.get(("perdure.server", "threads"), "k") is not None
+
+
+@pytest.mark.usefixtures("ann")
+def test_namespaces_are_a_tree(tab: Page, client: httpx.Client, store: SQLiteStore) -> None:
+    """With counts and sizes; what is below comes when it is opened."""
+    for labels in (("notes", "team", "a"), ("notes", "team", "b"), ("notes",), ("*", "x")):
+        store.put(labels, "k", {"n": 1})
+    tab.goto("/ui/store")
+    notes = tab.locator(".spaces > li", has_text="notes")
+    expect(notes).to_contain_text("3 items")
+    notes.locator("summary").first.click()
+    team = notes.locator(".spaces > li", has_text="team")
+    expect(team).to_contain_text("2 items · 14 bytes · 2 namespaces")
+
+    team.locator("summary").first.press("Enter")
+    expect(team.locator(".spaces .name")).to_have_text(["a", "b"])
+    rows = client.get(f"/ui/store.json?{place('memories')}").json()["rows"]
+    assert [(row["size"]["namespace"], row["has_more"]) for row in rows] == [
+        (["memories", "ann"], False)
+    ]
+    rows = client.get(f"/ui/store.json?{place('*')}").json()["rows"]
+    assert [row["size"]["namespace"] for row in rows] == [["*", "x"]]
+
+
+# -- storage and jobs
+
+
+def test_retention_is_applied_once_it_is_typed(tab: Page, ann: Collection) -> None:
+    """The page lists sizes, and what the rules would remove; then it is removed."""
+    tab.goto("/ui/storage")
+    expect(tab.locator("main")).to_contain_text("memories/ann")
+    expect(tab.locator(".growth")).to_contain_text(f"{datetime.now(UTC):%Y-%m}")
+    tab.get_by_role("link", name="Retention").click()
+    expect(tab.locator("main")).to_contain_text("versions_last")
+    row = tab.locator("tr", has_text="old versions")
+    expect(row.locator("td").nth(1)).not_to_have_text("0")
+    assert len(ann.history("drink", config=ANN)) == 2
+    tab.get_by_label("Type").fill("remove")
+    tab.get_by_role("button", name="Remove it for good").click()
+
+    expect(tab.get_by_role("status")).to_have_text("Removed.")
+    assert len(ann.history("drink", config=ANN)) == 1
+
+
+def test_jobs_are_listed_and_tried_again(
+    tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
+) -> None:
+    """A thread that was given up is listed with the reason, and queued for a worker."""
+    put(saver, {"messages": [HumanMessage("hi", id="m1")]}, thread="t1")
+    extraction = Extraction(saver, store)
+    adapter, name = extraction.adapter(), extraction.extractor.name
+    [head] = saver.checkpoints("t1")
+    mark = run(watermark(adapter, ("memories", "ann"), "t1", name))
+    mark = mark.with_failure("the model is gone", datetime.now(UTC), head.checkpoint_id, final=True)
+    run(adapter.written([mark.put(("memories", "ann"), "t1")]))
+    tab.goto("/ui/jobs")
+
+    expect(tab.locator("tbody tr")).to_contain_text("dead")
+    expect(tab.locator("tbody tr")).to_contain_text("1 attempt: the model is gone")
+    tab.get_by_role("button", name="Try again").click()
+    expect(tab.get_by_role("status")).to_contain_text("t1 is queued")
+
+
+# -- on every page
+
+
+class Stranger(Local):
+    """Somebody who may do what any user may."""
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        """Nobody's administrator."""
+        return Identity("eve")
+
+    async def permit(self, identity: Identity, action: Any, value: dict[str, Any]) -> Filter:
+        """All of it."""
+        return {}
+
+
+@pytest.mark.usefixtures("ann")
+def test_others_memories_are_not_shown(settings: Settings) -> None:
+    """Whose memories they are comes from the identity; what concerns all is the admin's."""
+    other = place("memories", "ann", key="drink")
+    with (
+        running(create_app(settings, access=Stranger("eve"))) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert client.get("/ui/memories.json").json()["found"] == []
+        for path in ("memories", "quarantine", "forget-all"):
+            assert client.get(f"/ui/{path}?{other}").status_code == 403
+            assert client.get(f"/ui/{path}?within={other}").status_code in (403, 200)
+        for path in ("quarantine/release", "quarantine/discard", "forget-all"):
+            data = {"typed": "forget everything"}
+            assert client.post(f"/ui/{path}?{other}", data=data).status_code == 403
+        for path in ("jobs", "storage", "storage/retention"):
+            assert client.get(f"/ui/{path}").status_code == 403
+        for path in ("jobs?thread=t", "storage/retention"):
+            assert client.post(f"/ui/{path}", data={"typed": "remove"}).status_code == 403
+
+
+class Prefixing(Stranger):
+    """A handler of the store as in langgraph's guide."""
+
+    async def permit(self, identity: Identity, action: Any, value: dict[str, Any]) -> Filter:
+        """What begins with the user's name."""
+        value["namespace"] = (identity.user, *value["namespace"])
+        return {}
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_handler_may_add_a_label(settings: Settings, store: SQLiteStore) -> None:
+    """Links of pages lead to what it permits, and to nothing else."""
+    store.put(("eve", "notes"), "k", {"n": 1})
+    with (
+        running(create_app(settings, access=Prefixing("eve"))) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        names = [
+            row["size"]["namespace"]
+            for path in ("store", f"store?{place('eve')}")
+            for row in client.get(f"/ui/{path}", headers={"accept": "application/json"}).json()[
+                "rows"
+            ]
+        ]
+        assert names == [["eve"], ["eve", "notes"]]
+        for ns in (("eve", "notes"), ("notes",)):
+            listed = client.get(f"/ui/store/items.json?{place(*ns)}").json()["items"]
+            assert [(item["namespace"], item["key"]) for item in listed] == [
+                (["eve", "notes"], "k")
+            ]
+            assert client.get(f"/ui/memory?{place(*ns, key='k')}").status_code == 200
+        assert client.get(f"/ui/memory?{place('memories', 'ann', key='nuts')}").status_code == 404
+        assert client.get(f"/ui/store/items.json?{place('memories')}").json()["items"] == []
+
+
+@pytest.fixture
+def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
+    """Paths of all pages, which show hostile text in every place."""
+    paths = ["/ui/store", "/ui/storage", "/ui/storage/retention", "/ui/jobs", "/ui/memories"]
+    ann = Collection(store, ("memories", "{user_id}"))
+    for number, text in enumerate(HOSTILE):
+        label = text[:90]
+        said = Provenance(
+            thread_id=label, checkpoint_id=label, message_ids=(label,), actor=label, trust=label
+        )
+        ann.insert(f"likes {text}", key=label, provenance=said, config=ANN)
+        ann.update(label, f"likes not {text} {number}", provenance=said, config=ANN)
+        ann.insert(f"password is {text} hunter2hunter2", key=f"s{number}", config=ANN)
+        store.put(("notes", label, label), label, {label: {text: [text]}}, provenance=said)
+        store.put(("notes", label, label), label, {label: {text: [text, text]}})
+        put(saver, {"messages": [HumanMessage(text, id="m")]}, thread=label)
+        of_memory, of_item = (
+            urlencode({"ns": ns, "key": label}, doseq=True)
+            for ns in (("memories", "ann"), ("notes", label, label))
+        )
+        for of in (of_memory, of_item):
+            paths += [f"/ui/memory?{of}", f"/ui/forget?{of}"]
+        paths += [f"/ui/store?{of_item}", f"/ui/store/items?{of_item}"]
+        paths += [f"/ui/{name}?{of_item}" for name in ("memories", "quarantine", "forget-all")]
+        paths.append("/ui/memories?" + urlencode({"q": f"likes {text}", "why": label}))
+        paths.append("/ui/store/items?" + urlencode({"ns": "notes", "q": text, "filter": "{}"}))
+    for entry in Quarantine(store).list(ANN):
+        paths.append("/ui/quarantine?" + urlencode({"key": entry.key}))
+    return paths
+
+
+def test_stored_text_does_nothing(tab: Page, client: httpx.Client, hostile: list[str]) -> None:
+    """No page runs it, or has it as markup; a phone is wide enough for what is long in it."""
+    kinds: dict[str, str] = {}
+    for path in hostile:
+        kinds[path.partition("?")[0]] = path
+        html = client.get(path)
+        assert html.status_code == 200, (path, html.text[:300])
+        assert not re.search(
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]", html.text
+        ), path
+        assert not re.search(r"<script>|<(img|svg|div)[^>]*\son\w+=", html.text), path
+        assert not re.search(r'(href|src|action)="?\s*javascript:', html.text), path
+    tab.set_viewport_size({"width": 390, "height": 800})
+    for path in kinds.values():
+        tab.goto(path)
+        for summary in tab.locator("details > summary").all()[:8]:
+            summary.click()
+        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+    tab.goto(f"/ui/memory?{place('memories', 'ann', key=HOSTILE[2])}")
+    expect(tab.locator(".text.large")).to_contain_text("U+202E0001U+202C")
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_keyboard_is_enough(tab: Page) -> None:
+    """From the search to a memory and its edit, by Tab and Enter."""
+    tab.goto("/ui/memories")
+    tab.keyboard.type("coffee")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("status")).to_contain_text("memories")
+    for _ in range(30):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("document.activeElement.matches('.memories a.text')"):
+            break
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".text.large")).to_have_text("Ann drinks black coffee")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "parts"),
+    [
+        ({"a": 1}, {"a": 1}, []),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, [("a.b", (("removed", "1"), ("added", "2")))]),
+        ({"a": []}, {}, [("a", (("removed", "[]"),))]),
+        (
+            {"a": [1, 2]},
+            {"a": [1, 3, 2]},
+            [("a", (("same", "[1, "), ("added", "3, "), ("same", "2]")))],
+        ),
+        ({}, {"a": None}, [("a", (("added", "null"),))]),
+        (
+            {"t": "b " * 3_000},
+            {"t": "c"},
+            [("t", (("removed", "b " * 1_000 + "… (6,000 characters)"), ("added", "c")))],
+        ),
+    ],
+)
+def test_changes(before: dict[str, Any], after: dict[str, Any], parts: list[Any]) -> None:
+    """Values are compared path by path, long texts not word by word."""
+    assert [(change.path, change.parts) for change in changes(before, after)] == parts
