@@ -85,6 +85,8 @@ CASES: dict[str, list[list[str]]] = {
         ["--from", f"no{NAME}.db", "--to", "c.db"],
         ["--from", "x.db", "--to", "c.db", "--to-key-file", NONE],
     ],
+    "serve": [["--keys", f"no{NAME}.toml"], ["--host", NAME], ["--new-key", NAME]],
+    "mcp": [["--audit", f"no{NAME}/audit.jsonl"]],
     "config": [[]],
     "memories list": [[], ["--kind", NAME]],
     "memories search": [["red"], [NAME], ["red", "--min-score", "-1"]],
@@ -94,7 +96,7 @@ CASES: dict[str, list[list[str]]] = {
     "memories quarantine": [[], ["k "], [NONE], ["k ", "--discard"]],
     "memories jobs": [[], ["--retry"]],
 }
-TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "export"}
+TEXT_ONLY = {"serve", "mcp", "fork", "rewind", "chat", "worker", "store delete", "export"}
 
 
 def commands(of: typer.Typer, before: str = "") -> Iterator[str]:
