@@ -24,9 +24,12 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from perdure.errors import PerdureError
+from perdure.server import create_app
+from perdure.settings import Settings
 from tests import postgres_server
 from tests.cli.commands import attempt, read
 from tests.layout import PACKAGES, ROOT, folder_of, modules
+from tests.server.running import running
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -61,7 +64,7 @@ def shown(*words: str) -> str:
 @pytest.fixture
 def scratch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Path:
+) -> Iterator[Path]:
     """A folder to run pages in, with the files and the server that they speak of."""
     if "postgres" in request.node.name:
         monkeypatch.setenv("DATABASE_URL", postgres_server.dsn())
@@ -73,7 +76,12 @@ def scratch(
     shutil.copy(export, tmp_path)
     with zipfile.ZipFile("export.zip", "w") as archive:
         archive.write(export, export.name)
-    return tmp_path
+    if "server" not in request.node.name:
+        yield tmp_path
+        return
+    with running(create_app(Settings(db=str(tmp_path / "memory.db")))) as url:
+        monkeypatch.setenv("PERDURE_URL", url)
+        yield tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
