@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from langchain_core.runnables import RunnableConfig
 from pydantic import AwareDatetime, BaseModel, Field
 from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, Caller, verbatim
 from perdure.server.paths import Id
 from perdure.server.reply import reply
 from perdure.settings import LIST_LIMIT
@@ -56,9 +57,9 @@ async def list_(
 ) -> Response:
     """The memories, oldest first, of one kind or all; now, or as they were at a moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories = await _permitted(call, asked)
+    memories, config = await _permitted(call, asked)
     options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
-    return await reply(await memories.alist(**options, config=_config(call)))
+    return await reply(await memories.alist(**options, config=config))
 
 
 @routes.post("/memories/search")
@@ -69,14 +70,14 @@ async def search(call: Caller, body: Question) -> Response:
     These are what an agent is shown with the same options; `text` is what its model would read.
     """
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    memories = await _permitted(call, asked)
+    memories, config = await _permitted(call, asked)
     options: Json = {"kinds": body.kinds, "limit": body.limit, "max_tokens": body.max_tokens}
     found = await arecall(
         body.query,
         store=call.store,
         namespace=memories.namespace.labels,
         as_of=body.as_of,
-        config=_config(call),
+        config=config,
         **options,
     )
     shown = {"tokens": found.tokens, "left_out": found.left_out, "text": str(found)}
@@ -88,8 +89,8 @@ async def search(call: Caller, body: Question) -> Response:
 async def add(call: Caller, body: NewMemory) -> Response:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
     asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
-    memories = await _permitted(call, asked, kind=body.kind)
-    outcome = await memories.ainsert(body.memory, key=body.key, config=_config(call))
+    memories, config = await _permitted(call, asked, kind=body.kind)
+    outcome = await memories.ainsert(body.memory, key=body.key, config=config)
     call.record(key=outcome.key)
     return await reply(outcome)
 
@@ -98,20 +99,20 @@ async def add(call: Caller, body: NewMemory) -> Response:
 @action("store:put")
 async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
     """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
-    memories = await _permitted(call, {"key": key, "value": {"memory": body.memory}, "index": None})
+    memories, config = await _permitted(
+        call, {"key": key, "value": {"memory": body.memory}, "index": None}
+    )
     if body.supersede:
-        return await reply(
-            await memories.asupersede(key, body.memory, at=body.at, config=_config(call))
-        )
-    return await reply(await memories.aupdate(key, body.memory, config=_config(call)))
+        return await reply(await memories.asupersede(key, body.memory, at=body.at, config=config))
+    return await reply(await memories.aupdate(key, body.memory, config=config))
 
 
 @routes.delete("/memories/{key}")
 @action("store:delete")
 async def forget(call: Caller, key: Id) -> Response:
     """Erase a memory with all its versions; the receipt says what is gone."""
-    memories = await _permitted(call, {"key": key})
-    receipt = await memories.aforget(key, config=_config(call))
+    memories, config = await _permitted(call, {"key": key})
+    receipt = await memories.aforget(key, config=config)
     call.record(hashes=receipt.hashes)
     return await reply(receipt)
 
@@ -120,17 +121,14 @@ async def forget(call: Caller, key: Id) -> Response:
 @action("store:get")
 async def history(call: Caller, key: Id) -> Response:
     """The versions of a memory, oldest first."""
-    memories = await _permitted(call, {"key": key})
-    return await reply(await memories.ahistory(key, config=_config(call)))
+    memories, config = await _permitted(call, {"key": key})
+    return await reply(await memories.ahistory(key, config=config))
 
 
-async def _permitted(call: Call, asked: Json, *, kind: str = "fact") -> Collection:
-    """The user's memories, where the access says they are."""
+async def _permitted(
+    call: Call, asked: Json, *, kind: str = "fact"
+) -> tuple[Collection, RunnableConfig]:
+    """The user's memories, where the access says they are, and the config to call them with."""
     given = await call.permit({"namespace": call.memories, **asked})
-    labels = tuple(given["namespace"])
-    template = ("memories", "{user_id}") if labels == call.memories else labels
-    return Collection(call.store, template, kind=kind)
-
-
-def _config(call: Call) -> Any:
-    return {"configurable": {"user_id": call.identity.user}}
+    template, config = verbatim(tuple(given["namespace"]))
+    return Collection(call.store, template, kind=kind), config

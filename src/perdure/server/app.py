@@ -95,7 +95,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.databases = Databases(chosen, telemetry)
-        app.state.runs = Runs(served)
+        app.state.runs = Runs(served, telemetry)
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
+from langchain_core.runnables import RunnableConfig
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
@@ -19,6 +20,7 @@ from perdure.server.access import Access, Action, Filter, Forbidden, Identity
 from perdure.server.threads import Threads
 from perdure.settings import Settings, is_dsn
 from perdure.stores import open_store
+from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 if TYPE_CHECKING:
@@ -168,6 +170,12 @@ class Call:
         if self._parts is None:
             raise RuntimeError(f"{self.action} reaches for the database before it is permitted")
         return self._parts
+
+
+def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
+    """A template that is filled in to be a namespace, whatever its labels hold; what fills it."""
+    labels = {f"label_{number}": label for number, label in enumerate(namespace)}
+    return tuple(f"{{{name}}}" for name in labels), {"configurable": labels}
 
 
 async def called(connection: HTTPConnection) -> AsyncIterator[Call]:

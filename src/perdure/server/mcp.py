@@ -27,7 +27,7 @@ from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Access, Action, Identity, Local, action, public
 from perdure.server.audit import Audit, is_change
-from perdure.server.call import Call, Caller, Databases
+from perdure.server.call import Call, Caller, Databases, verbatim
 from perdure.server.reply import status_of
 from perdure.settings import Settings
 from perdure.stores import Provenance
@@ -197,11 +197,8 @@ TOOLS: Final[tuple[Tool, ...]] = (
 async def _place(call: Call, value: Mapping[str, Any]) -> dict[str, Any]:
     """Permit a call on the user's memories; where those are, as a template and what fills it in."""
     allowed = await call.permit({"namespace": call.memories, **value})
-    labels = {f"label_{number}": label for number, label in enumerate(allowed["namespace"])}
-    return {
-        "namespace": tuple(f"{{{name}}}" for name in labels),
-        "config": {"configurable": labels},
-    }
+    template, config = verbatim(tuple(allowed["namespace"]))
+    return {"namespace": template, "config": config}
 
 
 async def _thread(call: Call, thread_id: str) -> dict[str, Any]:

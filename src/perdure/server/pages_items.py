@@ -261,6 +261,7 @@ async def forget(request: Request, call: Caller, place: Asked, messages: Text = 
     else:
         saver = call.saver if messages and call.identity.is_admin else None
         receipt = await call.store.aforget(place.ns, key=place.key, checkpointer=saver)
+    call.record(hashes=receipt.hashes)
     return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
 
 

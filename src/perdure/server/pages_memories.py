@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from perdure.errors import ConfigurationError
 from perdure.memory import Collection, Quarantine, arecall
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, Caller, verbatim
 from perdure.server.pages import page, query
 
 routes = APIRouter(include_in_schema=False)
@@ -78,7 +78,7 @@ async def memories(
     values |= {"q": q, "kind": kinds, "limit": limit, "tokens": tokens, "as_of": as_of}
     values |= {"why": why, "start": start, "why_not": None, "recalled": None, "more": False}
     if q.strip():
-        template, config = _template(namespace)
+        template, config = verbatim(namespace)
         options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
         options |= {"kinds": kinds or None, "limit": limit, "max_tokens": tokens or None}
         recalled = await arecall(q, **options, as_of=when)
@@ -154,7 +154,7 @@ async def discard(call: Caller, place: Asked) -> Response:
 
 
 def _quarantine(call: Call, namespace: Namespace) -> tuple[Quarantine, RunnableConfig]:
-    template, config = _template(namespace)
+    template, config = verbatim(namespace)
     return Quarantine(call.store, template), config
 
 
@@ -186,7 +186,9 @@ async def forget_all(
     for each in await _all_of(call, namespace):
         collection, config = collection_of(call, each)
         receipts.append(await collection.aforget_all(config=config))
-    return page(request, "forgotten.html", ns=namespace, key=None, receipt=reduce(add, receipts))
+    receipt = reduce(add, receipts)
+    call.record(hashes=receipt.hashes)
+    return page(request, "forgotten.html", ns=namespace, key=None, receipt=receipt)
 
 
 async def _all_of(call: Call, namespace: Namespace) -> list[Namespace]:
@@ -223,16 +225,9 @@ async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str,
     return {**value, "namespace": got}
 
 
-def _template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
-    """A template that is filled in to be a namespace, whatever its labels hold."""
-    names = [f"label_{number}" for number in range(len(namespace))]
-    filled: RunnableConfig = {"configurable": dict(zip(names, namespace, strict=True))}
-    return tuple(f"{{{name}}}" for name in names), filled
-
-
 def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """The memories of a namespace, and the config to call its methods with."""
-    template, config = _template(namespace)
+    template, config = verbatim(namespace)
     return Collection(call.store, template), config
 
 

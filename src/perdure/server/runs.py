@@ -20,6 +20,7 @@ from perdure.server.call import Call
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
+from perdure.server.telemetry import Telemetry
 from perdure.server.threads import Status
 
 KEPT: Final = 1_000
@@ -118,10 +119,12 @@ class Runs:
 
     Args:
         graphs: What they run.
+        telemetry: Measures them; None: nothing does.
     """
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: Graphs, telemetry: Telemetry | None = None) -> None:
         self._graphs = graphs
+        self._measured = telemetry.run if telemetry else contextlib.nullcontext
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
         self._feeds: dict[tuple[str | None, str], Feed] = {}
@@ -236,7 +239,7 @@ class Runs:
             user=identity.raw,
             context=request.context,
         )
-        with _outcome(run):
+        with _outcome(run), self._measured():
             async with opened as graph:
                 await run.events.play(graph, request.given(), config)
             run.status = "interrupted" if run.events.interrupted else "success"
