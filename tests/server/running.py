@@ -16,6 +16,7 @@ def running(app: FastAPI) -> Iterator[str]:
     """The address of the application, while it runs."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `perdure serve`
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
         )

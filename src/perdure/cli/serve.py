@@ -150,7 +150,10 @@ def _is_loopback(host: str) -> bool:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+        # asyncio sets it only where a socket names its protocol; else a body waits 40 ms for an ACK
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen on port {port} of {host!r}: {str(exc.strerror).partition(' (')[0]}; "
