@@ -36,7 +36,6 @@ RUN: Final = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "c
 
 BODIES: Final[dict[str, Any]] = {
     "POST /assistants/search": {},
-    "POST /assistants/count": {},
     "POST /threads": {"thread_id": KEPT, "if_exists": "do_nothing"},
     "POST /threads/search": {},
     "POST /threads/count": {},

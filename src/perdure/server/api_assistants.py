@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.server.access import action
 from perdure.server.call import Caller
-from perdure.server.graphs import Graphs
+from perdure.server.graphs import Graph, Graphs
 
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 _SINCE: Final = datetime.now(UTC).isoformat()
@@ -26,6 +26,17 @@ async def graphs_of(request: Request) -> Graphs:
 
 
 Served = Annotated[Graphs, Depends(graphs_of)]
+
+
+async def opened(call: Caller, graphs: Served, assistant_id: str) -> AsyncIterator[Graph]:
+    """The graph of an assistant."""
+    await call.permit({"assistant_id": assistant_id})
+    parts = assistant_id, call.saver, call.store
+    async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
+        yield graph
+
+
+Opened = Annotated[Graph, Depends(opened)]
 
 
 class Search(BaseModel):
@@ -42,15 +53,16 @@ class Search(BaseModel):
 @action("assistants:search")
 async def search(call: Caller, graphs: Served, wanted: Search) -> list[dict[str, Any]]:
     """The assistants that a search finds."""
-    return _found(graphs, wanted, await call.permit(wanted.model_dump()))
-
-
-@routes.post("/count")
-@action("assistants:search")
-async def count(call: Caller, graphs: Served, wanted: Search) -> int:
-    """How many a search finds."""
-    whole = wanted.model_copy(update={"limit": len(list(graphs)), "offset": 0})
-    return len(_found(graphs, whole, await call.permit(wanted.model_dump())))
+    permitted = await call.permit(wanted.model_dump())
+    metadata = (permitted.get("metadata") or {}).items()
+    assistants = (_assistant(graphs, name) for name in graphs)
+    found = [
+        each
+        for each in assistants
+        if {wanted.graph_id, wanted.name} <= {None, each["name"]}
+        and metadata <= each["metadata"].items()
+    ]
+    return found[wanted.offset : wanted.offset + wanted.limit]
 
 
 @routes.get("/{assistant_id}")
@@ -63,67 +75,30 @@ async def get(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]
 
 @routes.get("/{assistant_id}/graph")
 @action("assistants:read")
-async def graph(
-    call: Caller, graphs: Served, assistant_id: str, xray: bool | int = False
-) -> dict[str, Any]:
+async def graph(made: Opened, xray: bool | int = False) -> dict[str, Any]:
     """Its nodes and edges."""
-    await call.permit({"assistant_id": assistant_id})
-    opened = graphs.opened(
-        assistant_id, call.saver, call.store, access="assistants.read", user=call.identity.raw
-    )
-    async with opened as made:
-        return (await made.aget_graph(xray=xray)).to_json()
+    return (await made.aget_graph(xray=xray)).to_json()
 
 
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
-async def schemas(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]:
+async def schemas(made: Opened, graphs: Served, assistant_id: str) -> dict[str, Any]:
     """The schemas of its input, output and context; null where its types have none in JSON."""
-    await call.permit({"assistant_id": assistant_id})
-    opened = graphs.opened(
-        assistant_id, call.saver, call.store, access="assistants.read", user=call.identity.raw
-    )
-    async with opened as made:
-        output = _schema(made.get_output_jsonschema)
-        return {
-            "graph_id": graphs.name(assistant_id),
-            "input_schema": _schema(made.get_input_jsonschema),
-            "output_schema": output,
-            "state_schema": output,
-            "config_schema": None,
-            "context_schema": _schema(made.get_context_jsonschema),
-        }
-
-
-@routes.post("", include_in_schema=False)
-@routes.patch("/{assistant_id}", include_in_schema=False)
-@routes.delete("/{assistant_id}", include_in_schema=False)
-@action("assistants:read")
-async def change(call: Caller) -> None:
-    """Refused."""
-    await call.permit()
-    raise HTTPException(
-        405, "assistants are the graphs that the server was started with; it adds no others"
-    )
+    output = _schema(made.get_output_jsonschema)
+    return {
+        "graph_id": graphs.name(assistant_id),
+        "input_schema": _schema(made.get_input_jsonschema),
+        "output_schema": output,
+        "state_schema": output,
+        "config_schema": None,
+        "context_schema": _schema(made.get_context_jsonschema),
+    }
 
 
 def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
         return make()
     return None
-
-
-def _found(graphs: Graphs, wanted: Search, permitted: dict[str, Any]) -> list[dict[str, Any]]:
-    metadata = (permitted.get("metadata") or {}).items()
-    assistants = (_assistant(graphs, name) for name in graphs)
-    found = [
-        each
-        for each in assistants
-        if wanted.graph_id in (None, each["graph_id"])
-        and wanted.name in (None, each["name"])
-        and metadata <= each["metadata"].items()
-    ]
-    return found[wanted.offset : wanted.offset + wanted.limit]
 
 
 def _assistant(graphs: Graphs, name: str) -> dict[str, Any]:

@@ -1,31 +1,33 @@
-"""Runs at the paths of langgraph's, for its `RunsClient`."""
+"""Runs at the paths of langgraph's, for its `RunsClient`.
+
+A run that names no thread is on one of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from sse_starlette import EventSourceResponse
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages.utils import message_chunk_to_message
+from langchain_core.runnables import RunnableConfig
 
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
+from perdure.server.graphs import Graph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
-from perdure.server.run_events import RunEvents
-from perdure.server.run_log import frame
+from perdure.server.run_log import frame, streamed
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import Events, Run, Runs
+from perdure.server.runs import Play, Run, Runs, UnknownRun
 
 routes = APIRouter(tags=["runs"])
-PING_S: Final = 15
-"""How often a comment is sent, so that proxies keep a stream without events open."""
-SEND_S: Final = 30
-"""How long a reader may leave a stream unread, once its buffers are full."""
+_PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
 async def runs_of(request: Request) -> Runs:
@@ -37,49 +39,41 @@ async def runs_of(request: Request) -> Runs:
 All = Annotated[Runs, Depends(runs_of)]
 
 
+async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
+    """The run that a request asks for; it is under way."""
+    return await begin(call, runs, body, thread_id, RunEvents().play)
+
+
+async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
+    """The run that a request names."""
+    return await reached(call, runs, thread_id, run_id)
+
+
+Begun = Annotated[Run, Depends(begun)]
+Known = Annotated[Run, Depends(known)]
+
+
 @routes.post("/threads/{thread_id}/runs/stream")
-@action("threads:create_run")
-async def stream(call: Caller, runs: All, thread_id: Id, body: RunRequest) -> Response:
-    """Run a graph, and stream its events."""
-    return _streamed(await begin(call, runs, body, thread_id, RunEvents(body)))
-
-
 @routes.post("/runs/stream")
 @action("threads:create_run")
-async def stream_alone(call: Caller, runs: All, body: RunRequest) -> Response:
-    """Run a graph on a thread of its own, and stream its events."""
-    return _streamed(await begin(call, runs, body, None, RunEvents(body)))
+async def stream(run: Begun) -> Response:
+    """Run a graph, and stream its events."""
+    return _stream(run, cancels=run.request.on_disconnect == "cancel")
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
-@action("threads:create_run")
-async def wait(
-    call: Caller, runs: All, thread_id: Id, body: RunRequest, request: Request
-) -> Response:
-    """Run a graph, and reply with its values."""
-    return await _waited(await begin(call, runs, body, thread_id, RunEvents(body)), request)
-
-
 @routes.post("/runs/wait")
 @action("threads:create_run")
-async def wait_alone(call: Caller, runs: All, body: RunRequest, request: Request) -> Response:
-    """Run a graph on a thread of its own, and reply with its values."""
-    return await _waited(await begin(call, runs, body, None, RunEvents(body)), request)
+async def wait(run: Begun, request: Request) -> Response:
+    """Run a graph, and reply with its values."""
+    return await _values(run, request, cancels=run.request.on_disconnect == "cancel")
 
 
 @routes.post("/threads/{thread_id}/runs")
-@action("threads:create_run")
-async def create(call: Caller, runs: All, thread_id: Id, body: RunRequest) -> Response:
-    """Run a graph in the background."""
-    run = await begin(call, runs, body, thread_id, RunEvents(body))
-    return JSON(run.shown(), headers={"Content-Location": _path(run)})
-
-
 @routes.post("/runs")
 @action("threads:create_run")
-async def create_alone(call: Caller, runs: All, body: RunRequest) -> Response:
-    """Run a graph in the background, on a thread of its own."""
-    run = await begin(call, runs, body, None, RunEvents(body))
+async def create(run: Begun) -> Response:
+    """Run a graph in the background."""
     return JSON(run.shown(), headers={"Content-Location": _path(run)})
 
 
@@ -94,43 +88,43 @@ async def listed(
     status: str | None = None,
 ) -> Response:
     """The runs of a thread, newest first."""
-    await _reach(call, thread_id)
-    known = runs.of(call.identity.tenant, thread_id)
+    await call.permit({"thread_id": thread_id})
+    await call.threads.get(thread_id)
+    known = reversed(runs.of(call.identity.tenant, thread_id))
     found = [run.shown() for run in known if status in (None, run.status)]
     return JSON(found[offset : offset + limit])
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
 @action("threads:read")
-async def get(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Response:
+async def get(run: Known) -> Response:
     """A run."""
-    return JSON((await _run(call, runs, thread_id, run_id)).shown())
+    return JSON(run.shown())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
-async def join(call: Caller, runs: All, thread_id: Id, run_id: Id, request: Request) -> Response:
+async def join(run: Known, request: Request) -> Response:
     """The values of a run, at its end."""
-    run = await _run(call, runs, thread_id, run_id)
-    return await _waited(run, request, joins=True)
+    if run.forgotten:
+        raise UnknownRun(
+            f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
+        )
+    return await _values(run, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
 @action("threads:read")
 async def join_stream(
-    call: Caller,
-    runs: All,
-    thread_id: Id,
-    run_id: Id,
+    run: Known,
     request: Request,
     stream_mode: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
-    run = await _run(call, runs, thread_id, run_id)
     given = request.headers.get("last-event-id", "")
-    last = min(int(given), run.events.log.last) if given.isdecimal() else None
-    return _streamed(run, last, {*stream_mode} - {""}, cancel_on_disconnect)
+    last = min(int(given), run.log.last) if given.isdecimal() else None
+    return _stream(run, last, {*stream_mode} - {""}, cancels=cancel_on_disconnect)
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -144,29 +138,23 @@ async def cancel(
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
     """Stop a run; what it has stored stays, but with `rollback`."""
-    run = await _run(call, runs, thread_id, run_id, action=action)
+    run = await reached(call, runs, thread_id, run_id, action=action)
     run.cancel(action)
     if wait:
         await run.wait()
     return Response(status_code=204 if wait else 202)
 
 
-async def begin(
-    call: Call, runs: Runs, body: RunRequest, thread_id: str | None, events: Events
-) -> Run:
+async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None, play: Play) -> Run:
     """Begin a run that a client asks for; without a thread, on one of its own.
 
     Raises:
-        RequestValidationError: It asks for what it may not.
+        ConfigurationError: It asks for what it may not.
         UnknownThread: There is no such thread, and none is to be created.
     """
     temporary = thread_id is None
     thread_id = thread_id or str(uuid4())
-    try:
-        body.check(thread_id, call.identity.user)
-    except ValueError as exc:
-        wrong = {"loc": ("body",), "msg": str(exc), "type": "value_error"}
-        raise RequestValidationError([wrong]) from exc
+    body.check(thread_id, call.identity.user)
     permitted = await call.permit(
         {
             "thread_id": thread_id,
@@ -183,16 +171,13 @@ async def begin(
     else:
         await call.threads.get(thread_id)
     temporary = temporary and body.on_completion == "delete"
-    return runs.start(call, body, thread_id, events, temporary=temporary)
+    return runs.start(call, body, thread_id, play, temporary=temporary)
 
 
-async def _reach(call: Call, thread_id: str, **about: Any) -> None:
-    await call.permit({"thread_id": thread_id, **about})
+async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
+    """A run, once whoever asks may reach its thread."""
+    await call.permit({"thread_id": thread_id, "run_id": run_id, **about})
     await call.threads.get(thread_id)
-
-
-async def _run(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
-    await _reach(call, thread_id, run_id=run_id, **about)
     return runs.get(call.identity.tenant, thread_id, run_id)
 
 
@@ -200,18 +185,12 @@ def _path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-def _streamed(
-    run: Run, last: int | None = None, modes: Collection[str] = (), cancels: bool | None = None
+def _stream(
+    run: Run, last: int | None = None, modes: Collection[str] = (), *, cancels: bool
 ) -> Response:
-    if cancels is None:
-        cancels = run.request.on_disconnect == "cancel"
     path = _path(run)
-    return EventSourceResponse(
-        _frames(run, last, modes, cancels),
-        headers={"Content-Location": path, "Location": f"{path}/stream"},
-        ping=PING_S,
-        send_timeout=SEND_S,
-    )
+    headers = {"Content-Location": path, "Location": f"{path}/stream"}
+    return streamed(_frames(run, last, modes, cancels), headers)
 
 
 async def _frames(
@@ -219,9 +198,9 @@ async def _frames(
 ) -> AsyncIterator[bytes]:
     if last is None:
         yield frame("metadata", {"run_id": run.run_id, "attempt": 1})
-        last = run.events.log.first
+        last = run.log.first
     try:
-        async for entries in run.events.log.after(last):
+        async for entries in run.log.after(last):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
@@ -236,22 +215,104 @@ async def _frames(
     yield frame("end", {"run_id": run.run_id, "status": run.status})
 
 
-async def _waited(run: Run, request: Request, *, joins: bool = False) -> Response:
+async def _values(run: Run, request: Request, *, cancels: bool = False) -> Response:
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    assert run.task is not None
-    events = run.events
     leaving = asyncio.create_task(left())
     try:
         await asyncio.wait([run.task, leaving], return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
-        if not run.ended and not joins and run.request.on_disconnect == "cancel":
+        if cancels:
             run.cancel()
-    output: Mapping[str, Any] | None = events.output
-    if run.error:
-        output = {"__error__": run.error}
     path = _path(run)
-    return JSON(output, headers={"Content-Location": path, "Location": f"{path}/join"})
+    return JSON(
+        {"__error__": run.error} if run.error else run.output,
+        headers={"Content-Location": path, "Location": f"{path}/join"},
+    )
+
+
+class RunEvents:
+    """Plays one run to its own log."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str | None, AIMessageChunk] = {}
+
+    async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
+        """Run a graph to its end."""
+        request = run.request
+        modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
+        options: dict[str, Any] = {
+            "context": request.context,
+            "stream_mode": sorted(modes | {"values", "updates"}),
+            "subgraphs": request.stream_subgraphs,
+            "interrupt_before": request.interrupt_before,
+            "interrupt_after": request.interrupt_after,
+            "durability": request.durability,
+            "version": "v2",
+        }
+        # a stream that is not closed leaves its last steps to the garbage collector
+        async with aclosing(graph.astream(request.given(), config, **options)) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                self._add(run, part)
+
+    def _add(self, run: Run, part: Mapping[str, Any]) -> None:
+        kind, ns, data = part["type"], part["ns"], part["data"]
+        if kind == "values" and part.get("interrupts"):
+            data = {**data, "__interrupt__": list(part["interrupts"])}
+        if kind == "values" and not ns:
+            run.output = data
+        if not ns and kind in ("values", "updates"):
+            run.waits = isinstance(data, Mapping) and "__interrupt__" in data
+        for mode in run.request.stream_mode:
+            if mode.removesuffix("-tuple") == kind:
+                for event, shown in self._shown(mode, data):
+                    run.log.add("|".join((event, *ns)), shown, mode)
+
+    def _shown(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
+        """The events that a part is in a mode."""
+        match mode:
+            case "messages-tuple":
+                yield "messages", data
+            case "messages":
+                yield from self._accumulated(*data)
+            case "checkpoints":
+                yield mode, without_configs(data)
+            case "debug":
+                yield mode, {**data, "payload": without_configs(data["payload"])}
+            case _:
+                yield mode, data
+
+    def _accumulated(
+        self, message: BaseMessage, metadata: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        if not isinstance(message, AIMessageChunk):
+            yield "messages/complete", [message]
+            return
+        before = self._messages.get(message.id)
+        if before is None:
+            yield "messages/metadata", {message.id: {"metadata": metadata}}
+        self._messages[message.id] = whole = message if before is None else before + message
+        yield "messages/partial", [message_chunk_to_message(whole)]
+
+
+def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint as langgraph streams it, whose configs only say where it is.
+
+    They hold the login of the user, and all that the graph was configured with.
+    """
+    shown = dict(payload)
+    for name in {"config", "parent_config"} & shown.keys():
+        shown[name] = _placed(shown[name])
+    if "tasks" in shown:
+        shown["tasks"] = [{**each, "state": _placed(each.get("state"))} for each in shown["tasks"]]
+    return shown
+
+
+def _placed(config: Any) -> Any:
+    if not isinstance(config, Mapping) or "configurable" not in config:
+        return config
+    found = config["configurable"]
+    return {"configurable": {name: found[name] for name in _PLACE if name in found}}

@@ -17,17 +17,16 @@ from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesT
 from langgraph.types import Command
 from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
-from sse_starlette import EventSourceResponse
 
 from perdure.server.access import action
-from perdure.server.api_runs import PING_S, SEND_S, All, begin
+from perdure.server.api_runs import All, begin
 from perdure.server.call import Call, Caller
 from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
-from perdure.server.run_log import Feed, Log
+from perdure.server.run_log import Feed, streamed
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import Run, Runs
+from perdure.server.runs import Run
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
@@ -40,7 +39,7 @@ class Order(BaseModel):
 
     id: int
     method: str
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = {}
 
 
 class Subscription(BaseModel):
@@ -52,30 +51,31 @@ class Subscription(BaseModel):
     since: int | None = Field(None, ge=0)
 
 
-class NotObeyed(Exception):
-    """A command that is not obeyed, with its code in the protocol."""
+class Answer(BaseModel):
+    """Of an interrupt."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    interrupt_id: str
+    response: Any
 
 
 @routes.post("/commands")
 @action("threads:create_run")
 async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Response:
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
+    events, params = ThreadEvents(), order.params
     try:
-        if order.method == "run.start":
-            body = _request(order.params)
-        elif order.method == "input.respond":
-            body = _request({**order.params, **await _answer(call, runs, thread_id, order.params)})
-        else:
-            raise NotObeyed("not_supported", f"{order.method!r} is no command of this server")
-        events = ThreadEvents()
-        run = await begin(call, runs, body, thread_id, events)
-    except (NotObeyed, UnknownGraph) as exc:
-        code = exc.code if isinstance(exc, NotObeyed) else "invalid_argument"
-        return JSON({"type": "error", "id": order.id, "error": code, "message": str(exc)})
+        match order.method:
+            case "run.start":
+                pass
+            case "input.respond":
+                params = {**params, **await _answer(call, thread_id, params)}
+            case _:
+                why = f"{order.method!r} is no command of this server"
+                return _refused(order, "not_supported", why)
+        body = RunRequest.model_validate({**params, "if_not_exists": "create"})
+        run = await begin(call, runs, body, thread_id, events.play)
+    except (ValidationError, UnknownGraph) as exc:
+        return _refused(order, "invalid_argument", str(exc))
     feed = events.connect(run, runs.feed(call.identity.tenant, thread_id))
     return JSON(
         {
@@ -93,54 +93,41 @@ async def stream(call: Caller, runs: All, thread_id: Id, wanted: Subscription) -
     """The events of a thread, of this run and the next ones."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)
-    feed = runs.feed(call.identity.tenant, thread_id)
-    return EventSourceResponse(_frames(feed, wanted), ping=PING_S, send_timeout=SEND_S)
+    return streamed(_frames(runs.feed(call.identity.tenant, thread_id), wanted))
 
 
-def _request(params: Mapping[str, Any]) -> RunRequest:
-    names = RunRequest.model_fields.keys() & params.keys()
-    try:
-        return RunRequest(**{name: params[name] for name in names}, if_not_exists="create")
-    except ValidationError as exc:
-        raise NotObeyed("invalid_argument", str(exc)) from exc
+def _refused(order: Order, code: str, why: str) -> Response:
+    return JSON({"type": "error", "id": order.id, "error": code, "message": why})
 
 
-async def _answer(
-    call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The request that answers interrupts, to the graph that ran last."""
-    answers = params.get("responses") or [params]
-    try:
-        resume = {each["interrupt_id"]: each["response"] for each in answers}
-    except (KeyError, TypeError) as exc:
-        raise NotObeyed("invalid_argument", "an answer needs interrupt_id and response") from exc
+async def _answer(call: Call, thread_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The request that answers interrupts, to the graph of the thread."""
+    given = [Answer.model_validate(each) for each in params.get("responses") or [params]]
     order = {name: params[name] for name in ("update", "goto") if params.get(name)}
-    if known := runs.of(call.identity.tenant, thread_id):
-        graph = known[0].graph
-    else:
-        await call.permit({"thread_id": thread_id})
-        graph = (await call.threads.get(thread_id))["metadata"].get("graph_id", "")
-    return {"assistant_id": graph, "command": {"resume": resume, **order}}
+    order["resume"] = {each.interrupt_id: each.response for each in given}
+    reading = call.another("threads:read")
+    await reading.permit({"thread_id": thread_id})
+    thread = await reading.threads.get(thread_id)
+    return {"assistant_id": thread["metadata"].get("graph_id", ""), "command": order}
 
 
 async def _frames(feed: Feed, wanted: Subscription) -> AsyncIterator[bytes]:
-    fresh = wanted.since is None
-    after = feed.unread if wanted.since is None else min(wanted.since, feed.last)
+    """What a client reads; if it has no place in the feed, the newest run that was not read."""
+    after = feed.first if wanted.since is None else min(wanted.since, feed.last)
     params = cast(Any, wanted.model_dump(exclude_none=True))
     with suppress(LookupError):  # it reads too slowly: it connects again, and misses some
-        async for entries in feed.after(max(after, feed.first)):
+        async for entries in feed.after(max(after, feed.dropped)):
             found = [each for each in entries if matches_subscription(each.kind, params)]
             if found:
                 yield b"".join(each.frame for each in found)
-            if fresh:
-                feed.tell(entries[-1].number)
+            if wanted.since is None and feed.of is None and entries[-1].number == feed.last:
+                feed.begin()
 
 
 class ThreadEvents:
     """Plays runs to the feed of a thread."""
 
     def __init__(self) -> None:
-        self.log, self.output, self.interrupted = Log(), None, False
         self._feed, self._run_id = Feed(), ""
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
@@ -148,14 +135,15 @@ class ThreadEvents:
     def connect(self, run: Run, feed: Feed) -> Feed:
         """Send the events of a run to a feed; tell it of the run's end."""
         self._feed, self._run_id = feed, run.run_id
-        assert run.task is not None
         run.task.add_done_callback(lambda task: self._finish(run, task.get_loop()))
         return feed
 
-    async def play(self, graph: Graph, given: Any, config: RunnableConfig) -> None:
+    async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
         """Run a graph to its end; an input answers the interrupt that waits, if one does."""
-        self._feed.begin(self)
+        self._feed.begin()
+        self._feed.of = self
         self._add("lifecycle", [], {"event": "running"})
+        given = run.request.given()
         if given is not None and not isinstance(given, Command):
             waiting = (await graph.aget_state(config)).interrupts
             given = Command(resume=given) if waiting else given
@@ -167,17 +155,17 @@ class ThreadEvents:
             transformers=[each for each in _CHANNELS if each not in made],
         ) as events:
             async for event in events:
-                self._take(event["method"], event["params"])
+                self._take(run, event["method"], event["params"])
 
-    def _take(self, method: str, params: Mapping[str, Any]) -> None:
+    def _take(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
         ns, data = list(params["namespace"]), params["data"]
         if method == "values":
             waiting = params.get("interrupts", ())
             self._interrupts |= {each.id: (ns, each.value) for each in waiting}
-            self.interrupted |= bool(waiting)
-            self.output = data if not ns else self.output
+            run.waits |= bool(waiting)
+            run.output = data if not ns else run.output
         elif method == "updates" and not ns:
-            self.interrupted |= "__interrupt__" in data
+            run.waits |= "__interrupt__" in data
         for event, at, shown in self._shown(method, ns, data):
             self._add(event, at, shown)
 
@@ -207,21 +195,20 @@ class ThreadEvents:
 
     def _finish(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
         if run.error:
-            why = f"{run.error['error']}: {run.error['message']}"
-            self._end({"event": "failed", "error": why})
+            how = {"event": "failed", "error": f"{run.error['error']}: {run.error['message']}"}
+        elif run.status == "success":
+            how = {"event": "completed"}
         elif run.cancelled:
-            self._end({"event": "failed", "error": "the run was cancelled"})
-        elif run.status == "interrupted":
-            loop.call_later(ASKS_AFTER_S, self._ask)
+            how = {"event": "failed", "error": "the run was cancelled"}
         else:
-            self._end({"event": "completed"})
-
-    def _end(self, how: Mapping[str, str]) -> None:
+            loop.call_later(ASKS_AFTER_S, self._ask)
+            return
         self._add("lifecycle", [], how)
-        self._feed.end()
+        if self._feed.of is self:
+            self._feed.of = None
 
     def _ask(self) -> None:
-        if self._feed.run is not self:
+        if self._feed.of is not self:
             return  # the next run has begun
         for key, (ns, value) in self._interrupts.items():
             self._add(

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Self, TypeAlias, get_args, get_origin
+from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
 from uuid import UUID, uuid5
 
 from langchain_core.runnables import RunnableConfig
@@ -50,9 +50,11 @@ class Graphs:
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
-        self._sources = dict(sources)
+        self._sources = {
+            name: source.compile() if isinstance(source, StateGraph) else source
+            for name, source in sources.items()
+        }
         self._names = {str(uuid5(_ASSISTANTS, name)): name for name in sources}
-        self._bound: dict[tuple[str, Checkpointer], Graph] = {}
 
     @classmethod
     def own(cls, settings: Settings) -> Self:
@@ -69,24 +71,24 @@ class Graphs:
         file = Path(path).resolve()
         try:
             found = json.loads(file.read_text())
-            named = {name: _path_in(place) for name, place in found["graphs"].items()}
+            places = {
+                name: place["path"] if isinstance(place, Mapping) else place
+                for name, place in found["graphs"].items()
+            }
         except (OSError, ValueError, KeyError, AttributeError) as exc:
             raise ConfigurationError(
                 f'{str(path)!r} is no langgraph.json with "graphs": {{"name": "./file.py:graph"}} '
                 f"({exc})"
             ) from exc
-        for folder in [".", *filter(_is_folder, found.get("dependencies", []))]:
-            if (place := str((file.parent / folder).resolve())) not in sys.path:
+        for folder in [".", *found.get("dependencies", [])]:
+            place = str((file.parent / folder).resolve())
+            if folder.startswith(".") and place not in sys.path:  # the others are packages
                 sys.path.insert(0, place)
         os.environ.update(_environment(found.get("env", {}), file.parent))
-        return cls({name: imported(place, file.parent) for name, place in named.items()})
+        return cls({name: imported(place, file.parent) for name, place in places.items()})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
-
-    def serves(self, assistant_id: str) -> bool:
-        """Whether there is a graph of this name, or an assistant of this id."""
-        return self._names.get(assistant_id, assistant_id) in self._sources
 
     def name(self, assistant_id: str) -> str:
         """The name of a graph, of its name or of its assistant's id.
@@ -95,7 +97,7 @@ class Graphs:
             UnknownGraph: It is not served.
         """
         name = self._names.get(assistant_id, assistant_id)
-        if not self.serves(assistant_id):
+        if name not in self._sources:
             raise UnknownGraph(
                 f"there is no assistant {assistant_id!r}; the graphs are {', '.join(self._sources)}"
             )
@@ -117,16 +119,16 @@ class Graphs:
         user: Any = None,
         context: Any = None,
     ) -> AsyncIterator[Graph]:
-        """A graph with this checkpointer and store.
+        """A graph with this checkpointer and store; the rest is for a function that makes one.
 
         Args:
             assistant_id: A graph's name, or the id of its assistant.
             saver: The checkpointer.
             store: The store.
-            config: For a function that makes the graph.
-            access: What the graph is used for, for such a function.
-            user: What the authentication handler returned, for such a function.
-            context: The run's, for such a function.
+            config: The run's.
+            access: What the graph is used for.
+            user: What the authentication handler returned.
+            context: The run's.
 
         Raises:
             UnknownGraph: It is not served.
@@ -135,10 +137,8 @@ class Graphs:
         source = self._sources[name]
         if isinstance(source, _Own):
             source = self._sources[name] = await asyncio.to_thread(source.make)
-        if isinstance(source, Pregel | StateGraph):
-            if (name, saver) not in self._bound:
-                self._bound[name, saver] = _bound(source, saver, store)
-            yield self._bound[name, saver]
+        if isinstance(source, Pregel):
+            yield _bound(source, saver, store)
             return
         shared = {"access_context": access, "user": user, "store": store}
         runtime = partial(_RUNNING, context=context) if access == "threads.create_run" else _READING
@@ -152,18 +152,18 @@ class Graphs:
             yield _bound(made, saver, store)
 
 
-class _Own:
+class _Own(NamedTuple):
     """A graph of perdure's, made when it is first needed: its imports take seconds."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
-        self._name, self._settings = name, settings
+    name: str
+    settings: Settings
 
     def make(self) -> Graph:
         """Make it."""
         from perdure.graphs import configured
 
-        make = {"chat": configured.chat_of, "agent": configured.agent_of}[self._name]
-        return make(self._settings)
+        make = {"chat": configured.chat_of, "agent": configured.agent_of}[self.name]
+        return make(self.settings)
 
 
 def imported(place: str, folder: Path) -> Any:
@@ -221,14 +221,6 @@ def _made(make: Any, config: RunnableConfig, runtime: Any) -> Any:
         if wants or parameter.default is parameter.empty:
             given.append(runtime if wants else config)
     return make(*given)
-
-
-def _path_in(place: Any) -> str:
-    return str(place["path"] if isinstance(place, Mapping) else place)
-
-
-def _is_folder(dependency: str) -> bool:
-    return dependency.startswith(".")
 
 
 def _environment(given: Any, folder: Path) -> dict[str, str]:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple
+
+from sse_starlette import EventSourceResponse
 
 from perdure.server.reply import encoded
 
 LIMIT: Final = 4_000_000
 """How many bytes of events are kept; a reader that has fallen behind them is told so."""
+PING_S: Final = 15
+"""How often a comment is sent, so that proxies keep a stream without events open."""
+SEND_S: Final = 30
+"""How long a reader may leave a stream unread, once its buffers are full."""
 
 
 def frame(event: str, data: Any) -> bytes:
     """An event as it is sent."""
     name = event.replace("\n", " ").replace("\r", " ").encode()
     return b"event: %b\ndata: %b\n\n" % (name, encoded(data))
+
+
+def streamed(
+    frames: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+) -> EventSourceResponse:
+    """A reply that is a stream of events."""
+    return EventSourceResponse(frames, headers=headers, ping=PING_S, send_timeout=SEND_S)
 
 
 class Entry(NamedTuple):
@@ -33,23 +46,30 @@ class Entry(NamedTuple):
 
 
 class Log:
-    """Events in order. It belongs to one event loop."""
+    """Events in order. It belongs to one event loop.
+
+    Attributes:
+        dropped: How many are no longer kept.
+    """
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._base = self._size = 0  # how many were dropped; bytes of the others
-        self._more = asyncio.Event()
-        self.closed, self.readers = False, 0
+        self.dropped = self._begun = self._size = 0
+        self._more, self._closed = asyncio.Event(), False
 
     @property
     def first(self) -> int:
-        """The number before the oldest event that is kept."""
-        return self._base
+        """The number before the event where a reader begins that has read none."""
+        return max(self.dropped, self._begun)
 
     @property
     def last(self) -> int:
         """The number of the newest event."""
-        return self._base + len(self._entries)
+        return self.dropped + len(self._entries)
+
+    def begin(self) -> None:
+        """Readers that have read none begin with the next event."""
+        self._begun = self.last
 
     def add(self, event: str, data: Any, kind: Any = None) -> None:
         """Append an event; readers get it."""
@@ -63,7 +83,7 @@ class Log:
 
     def close(self) -> None:
         """There will be no more; readers come to an end."""
-        self.closed = True
+        self._closed = True
         self._wake()
 
     async def after(self, number: int) -> AsyncIterator[list[Entry]]:
@@ -72,29 +92,25 @@ class Log:
         Raises:
             LookupError: Events that follow it are no longer kept.
         """
-        self.readers += 1
-        try:
-            while True:
-                if number < self._base:
-                    raise LookupError(f"the events up to {self._base} are no longer kept")
-                more, found = self._more, self._entries[number - self._base :]
-                if found:
-                    number = found[-1].number
-                    yield found
-                elif self.closed:
-                    return
-                else:
-                    await more.wait()
-        finally:
-            self.readers -= 1
+        while True:
+            if number < self.dropped:
+                raise LookupError(f"the events up to {self.dropped} are no longer kept")
+            more, found = self._more, self._entries[number - self.dropped :]
+            if found:
+                number = found[-1].number
+                yield found
+            elif self._closed:
+                return
+            else:
+                await more.wait()
 
     def _drop(self, size: int) -> None:
         dropped = 0
-        while dropped < len(self._entries) and self._size > size:
+        while self._size > size:
             self._size -= len(self._entries[dropped].frame)
             dropped += 1
         del self._entries[:dropped]
-        self._base += dropped
+        self.dropped += dropped
 
     def _wake(self) -> None:
         self._more.set()
@@ -105,27 +121,7 @@ class Feed(Log):
     """The events of a thread, through its runs.
 
     Attributes:
-        run: Whose events the newest are.
+        of: Whose events the newest are, until that has ended.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.run: object = None
-        self._begun, self._ended, self._told = 0, 0, True
-
-    def begin(self, run: object) -> None:
-        """The next event is the first of a run."""
-        self.run, self._begun, self._ended, self._told = run, self.last, 0, False
-
-    def end(self) -> None:
-        """The last event was the last of its run."""
-        self._ended = self.last
-
-    @property
-    def unread(self) -> int:
-        """Where a reader starts that has no place: at the newest run, unless its end was told."""
-        return self.last if self._told else self._begun
-
-    def tell(self, number: int) -> None:
-        """Such a reader was sent the events up to a number."""
-        self._told |= 0 < self._ended <= number
+    of: object = None

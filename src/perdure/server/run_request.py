@@ -9,23 +9,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Send
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from perdure.errors import ConfigurationError
+
 Mode = Literal[
-    "values",
-    "updates",
-    "messages",
-    "messages-tuple",
-    "custom",
-    "debug",
-    "tasks",
-    "checkpoints",
+    "values", "updates", "messages", "messages-tuple", "custom", "debug", "tasks", "checkpoints"
 ]
 _OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
-_LATER: Final = "; this server runs at once and calls no address back"
-_REFUSED: Final = {
-    "after_seconds": _LATER,
-    "webhook": _LATER,
-    "strict_resume": "; answers to interrupts that do not wait are ignored",
-}
+_REFUSED: Final = ("after_seconds", "webhook", "strict_resume")
 
 
 class Goto(BaseModel):
@@ -35,30 +25,32 @@ class Goto(BaseModel):
     input: Any = None
 
 
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
 class Order(BaseModel):
     """langgraph's `Command`."""
 
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
     resume: Any = None
-    goto: str | Goto | list[str | Goto] = Field(default_factory=list[str | Goto])
+    goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
     def command(self) -> Command[Any]:
         """As langgraph takes it."""
-        goto = self.goto if isinstance(self.goto, list) else [self.goto]
-        return Command(
-            update=self.update,
-            resume=self.resume,
-            goto=[each if isinstance(each, str) else Send(each.node, each.input) for each in goto],
-        )
+        goto = [
+            each if isinstance(each, str) else Send(each.node, each.input) for each in self.goto
+        ]
+        return Command(update=self.update, resume=self.resume, goto=goto)
 
 
 class Configured(BaseModel):
     """Of langchain's config, what a client may set."""
 
-    tags: list[str] = Field(default_factory=list)
+    tags: list[str] = []
     recursion_limit: int = Field(default=25, ge=1, le=1000)
-    configurable: dict[str, Any] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    configurable: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
 
 
 class Place(BaseModel):
@@ -68,10 +60,6 @@ class Place(BaseModel):
     checkpoint_id: str | None = None
     checkpoint_ns: str | None = None
     checkpoint_map: dict[str, Any] | None = None
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class RunRequest(BaseModel):
@@ -84,7 +72,7 @@ class RunRequest(BaseModel):
     checkpoint_id: str | None = None
     config: Configured = Configured()
     context: dict[str, Any] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = {}
     interrupt_before: Literal["*"] | list[str] | None = None
     interrupt_after: Literal["*"] | list[str] | None = None
     stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
@@ -101,9 +89,11 @@ class RunRequest(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name, why in _REFUSED.items():
-            if getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)!r}{why}: leave it out")
+        for name in _REFUSED:
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"{name} is {value!r}, which this server does not do: leave it out"
+                )
         if self.input is not None and self.command is not None:
             raise ValueError("a run has an input or a command, not both")
         return self
@@ -116,8 +106,8 @@ class RunRequest(BaseModel):
         """Refuse what the server alone decides.
 
         Raises:
-            ValueError: The config or the metadata name another user or thread, or langgraph's own
-                keys.
+            ConfigurationError: The config or the metadata name another user or thread, or
+                langgraph's own keys.
         """
         own = {"thread_id": thread_id, "user_id": user, "owner": user}
         place = {"thread_id": self.checkpoint.thread_id} if self.checkpoint else {}
@@ -125,36 +115,19 @@ class RunRequest(BaseModel):
             for name, value in part.items():
                 ours = name in _OURS or name.startswith(("__", "langgraph_"))
                 if ours and value is not None and value != own.get(name):
-                    raise ValueError(
+                    raise ConfigurationError(
                         f"{name!r} is {value!r}, and the server alone sets it: leave it out"
                     )
 
     def runnable(
         self, thread_id: str, user: str, run_id: str, about: Mapping[str, Any]
     ) -> RunnableConfig:
-        """The config of the run.
-
-        Args:
-            thread_id: The thread.
-            user: Whose it is.
-            run_id: The run.
-            about: What langgraph gives graphs and checkpoints besides: the graph, the login.
-        """
-        at = self.checkpoint or Place()
-        place = {
-            "checkpoint_id": self.checkpoint_id or at.checkpoint_id,
-            "checkpoint_ns": at.checkpoint_ns,
-            "checkpoint_map": at.checkpoint_map,
-        }
+        """The config of a run; `about` is what langgraph gives graphs besides."""
+        at = (self.checkpoint or Place()).model_dump(exclude_none=True)
+        at |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
+        ids = {"thread_id": thread_id, "user_id": user, "run_id": run_id}
         return {
-            "configurable": {
-                **self.config.configurable,
-                **{name: each for name, each in place.items() if each},
-                **about,
-                "thread_id": thread_id,
-                "user_id": user,
-                "run_id": run_id,
-            },
+            "configurable": {**self.config.configurable, **at, **about, **ids},
             "metadata": {**self.config.metadata, **self.metadata},
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,

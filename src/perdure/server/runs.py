@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, Protocol
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 
@@ -24,12 +25,11 @@ from perdure.server.telemetry import Telemetry
 from perdure.server.threads import Status
 
 KEPT: Final = 1_000
-"""How many runs that have ended are known, for an hour at most."""
-REPLAYED: Final = 20
-"""Of how many runs that have ended the events and the output can be read again."""
-FEEDS: Final = 50
+"""How many runs that have ended are known."""
+REPLAYED: Final = 50
+"""Of how many of them the events and the output can be read again."""
+FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
-_HOUR: Final = timedelta(hours=1)
 _AFTER: Final[Mapping[str, Status]] = {
     "success": "idle",
     "interrupted": "interrupted",
@@ -50,55 +50,71 @@ class ThreadBusy(Refused):
     status = 409
 
 
-class Events(Protocol):
-    """Plays a run and makes events of it."""
-
-    log: Log
-    output: Any
-    interrupted: bool
-
-    async def play(self, graph: Graph, given: Any, config: RunnableConfig) -> None:
-        """Run a graph to its end."""
-
-
 @dataclass(eq=False)
 class Run:
-    """A run of a graph on a thread."""
+    """A run of a graph on a thread.
 
-    run_id: str
+    Attributes:
+        temporary: The thread is deleted at its end.
+        log: The events.
+        output: The values after its last step, with its interrupts.
+        waits: Whether somebody has to answer.
+        cancelled: How, if it was.
+        forgotten: Its events and its output are no longer kept.
+    """
+
     thread_id: str
     tenant: str | None
     graph: str
     assistant_id: str
     request: RunRequest
-    events: Events
     temporary: bool
-    """The thread is deleted at its end."""
+    run_id: str = field(default_factory=lambda: str(uuid4()))
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     updated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     status: str = "pending"
     error: Mapping[str, str] | None = None
+    log: Log = field(default_factory=Log)
+    output: Any = None
+    waits: bool = False
     cancelled: str | None = None
-    task: asyncio.Task[None] | None = None
-    phase: Literal["new", "playing", "over"] = "new"
+    forgotten: bool = False
+    task: asyncio.Task[None] = field(init=False)
+    _playing: asyncio.Task[Any] | None = None
 
     @property
     def ended(self) -> bool:
         """Whether all of it is done, its thread free for the next."""
-        return self.task is not None and self.task.done()
+        return self.task.done()
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
-        if self.phase == "over" or self.cancelled:
-            return  # what it came to is being stored
-        self.cancelled = action
-        if self.phase == "playing" and self.task is not None:  # a new one sees it as it begins
-            self.task.cancel()
+        self.cancelled = self.cancelled or action  # seen as it begins, if it has not
+        if self._playing is not None:
+            self._playing.cancel()
+            self._playing = None
 
     async def wait(self) -> None:
         """Wait for its end; if the waiting is cancelled, it goes on."""
-        assert self.task is not None
         await asyncio.wait([self.task])
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """While it lasts, the run can be cancelled; what ends it is its status."""
+        self._playing = asyncio.current_task()
+        try:
+            if self.cancelled:
+                raise asyncio.CancelledError
+            yield
+        except asyncio.CancelledError:
+            self.task.uncancel()
+            self.status = "interrupted"
+        except Exception as exc:
+            _LOGGER.warning("run %s failed", self.run_id, exc_info=True)
+            self.status = "error"
+            self.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
+        finally:
+            self._playing = None
 
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
@@ -114,6 +130,10 @@ class Run:
         }
 
 
+Play: TypeAlias = Callable[[Run, Graph, RunnableConfig], Awaitable[None]]
+"""Runs a graph to its end, and makes events and the output of the run of it."""
+
+
 class Runs:
     """The runs of this process.
 
@@ -127,24 +147,22 @@ class Runs:
         self._measured = telemetry.run if telemetry else contextlib.nullcontext
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
-        self._feeds: dict[tuple[str | None, str], Feed] = {}
+        self._feeds: WeakValueDictionary[tuple[str | None, str], Feed] = WeakValueDictionary()
+        self._recent: deque[Feed] = deque(maxlen=FEEDS)
 
     def feed(self, tenant: str | None, thread_id: str) -> Feed:
-        """The events of a thread; few threads have some that nobody reads."""
-        feed = self._feeds.pop((tenant, thread_id), None) or Feed()
-        self._feeds[tenant, thread_id] = feed
-        for key in [*self._feeds][: len(self._feeds) - FEEDS]:
-            if not self._feeds[key].readers and not self.active(*key):
-                del self._feeds[key]
+        """The events of a thread."""
+        feed = self._feeds.setdefault((tenant, thread_id), Feed())
+        self._recent.append(feed)
         return feed
 
     def active(self, tenant: str | None, thread_id: str) -> list[Run]:
         """Those of a thread that have not ended, oldest first."""
-        return [run for run in self._runs.get((tenant, thread_id), {}).values() if not run.ended]
+        return [run for run in self.of(tenant, thread_id) if not run.ended]
 
     def of(self, tenant: str | None, thread_id: str) -> list[Run]:
-        """Those of a thread that are known, newest first."""
-        return [*self._runs.get((tenant, thread_id), {}).values()][::-1]
+        """Those of a thread that are known, oldest first."""
+        return [*self._runs.get((tenant, thread_id), {}).values()]
 
     def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """A run of a thread.
@@ -156,18 +174,12 @@ class Runs:
             return self._runs[tenant, thread_id][run_id]
         except KeyError:
             raise UnknownRun(
-                f"thread {thread_id!r} has no run {run_id!r}; runs are known for an hour after "
-                "their end, and no longer than the server runs"
+                f"thread {thread_id!r} has no run {run_id!r}; of runs that have ended the last "
+                f"{KEPT} are known, until the server stops"
             ) from None
 
     def start(
-        self,
-        call: Call,
-        request: RunRequest,
-        thread_id: str,
-        events: Events,
-        *,
-        temporary: bool = False,
+        self, call: Call, request: RunRequest, thread_id: str, play: Play, *, temporary: bool
     ) -> Run:
         """Begin a run. The call is permitted, and may reach the thread.
 
@@ -185,47 +197,37 @@ class Runs:
         if request.multitask_strategy in ("interrupt", "rollback"):
             for each in active:
                 each.cancel(request.multitask_strategy)
-        run = Run(
-            *(str(uuid4()), thread_id, tenant, graph, self._graphs.assistant_id(graph)),
-            *(request, events, temporary),
-        )
+        assistant_id = self._graphs.assistant_id(graph)
+        run = Run(thread_id, tenant, graph, assistant_id, request, temporary)
         self._runs.setdefault((tenant, thread_id), {})[run.run_id] = run
-        run.task = asyncio.create_task(self._execute(run, call))
+        run.task = asyncio.create_task(self._execute(run, call, play))
         return run
 
     async def stop(self, tenant: str | None, thread_id: str) -> None:
         """Cancel the runs of a thread, and wait until they have ended."""
-        for run in self.active(tenant, thread_id):
-            run.cancel()
-            await run.wait()
+        await _stop(self.active(tenant, thread_id))
 
     async def aclose(self, timeout_s: float = 5) -> None:
         """Cancel what runs, and wait until it has ended."""
-        running = [run for runs in self._runs.values() for run in runs.values() if not run.ended]
-        for run in running:
-            run.cancel()
-        if tasks := [run.task for run in running if run.task]:
-            await asyncio.wait(tasks, timeout=timeout_s)
+        await _stop([run for key in self._runs for run in self.active(*key)], timeout_s)
 
-    async def _execute(self, run: Run, call: Call) -> None:
-        run.phase, rejects = "playing", run.request.multitask_strategy == "reject"
-        try:
-            with _outcome(run):
-                if run.cancelled:
-                    raise asyncio.CancelledError
-                async with call.saver.lock(run.thread_id, timeout_s=0 if rejects else None):
-                    await self._turn(run, call)
-            run.phase = "over"
-            if run.temporary:
-                await call.threads.delete(run.thread_id)
-        except Exception:
-            _LOGGER.exception("the end of run %s could not be stored", run.run_id)
-        finally:
-            run.events.log.close()
-            run.updated_at = datetime.now(UTC)
-            self._forget(run)
+    async def _execute(self, run: Run, call: Call, play: Play) -> None:
+        patience_s = 0 if run.request.multitask_strategy == "reject" else None
+        with call.used():
+            try:
+                with run.playing():
+                    async with call.saver.lock(run.thread_id, timeout_s=patience_s):
+                        await self._turn(run, call, play)
+                if run.temporary:
+                    await call.threads.delete(run.thread_id)
+            except Exception:
+                _LOGGER.exception("the end of run %s could not be stored", run.run_id)
+            finally:
+                run.log.close()
+                run.updated_at = datetime.now(UTC)
+                self._forget(run)
 
-    async def _turn(self, run: Run, call: Call) -> None:
+    async def _turn(self, run: Run, call: Call, play: Play) -> None:
         run.status, saver = "running", call.saver
         identity, request = call.identity, run.request
         about = {"graph_id": run.graph, "assistant_id": run.assistant_id}
@@ -239,11 +241,10 @@ class Runs:
             user=identity.raw,
             context=request.context,
         )
-        with _outcome(run), self._measured():
+        with run.playing(), self._measured():
             async with opened as graph:
-                await run.events.play(graph, request.given(), config)
-            run.status = "interrupted" if run.events.interrupted else "success"
-        run.phase = "over"
+                await play(run, graph, config)
+            run.status = "interrupted" if run.waits else "success"
         if run.cancelled == "rollback":
             await saver.adelete_for_runs([run.run_id])
         if not run.temporary:
@@ -253,9 +254,10 @@ class Runs:
         self._done.append(ended)
         ended.request.input = ended.request.command = None
         if len(self._done) > REPLAYED:
-            self._done[-REPLAYED - 1].events = _Forgotten()  # who reads the others has them still
-        old = datetime.now(UTC) - _HOUR
-        while len(self._done) > KEPT or self._done[0].updated_at < old:
+            old = self._done[-REPLAYED - 1]
+            old.forgotten, old.output, old.log = True, None, Log()  # its readers have the events
+            old.log.close()
+        if len(self._done) > KEPT:
             run = self._done.popleft()
             of_thread = self._runs[run.tenant, run.thread_id]
             del of_thread[run.run_id]
@@ -263,28 +265,8 @@ class Runs:
                 del self._runs[run.tenant, run.thread_id]
 
 
-class _Forgotten:
-    """The events of a run that ended a while ago."""
-
-    def __init__(self) -> None:
-        self.log, self.output, self.interrupted = Log(), None, False
-        self.log.close()
-
-    async def play(self, graph: Graph, given: Any, config: RunnableConfig) -> None:
-        """It is over."""
-
-
-@contextlib.contextmanager
-def _outcome(run: Run) -> Iterator[None]:
-    """What an exception makes of a run."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        assert task is not None
-        task.uncancel()
-        run.status = "interrupted"
-    except Exception as exc:
-        _LOGGER.warning("run %s failed", run.run_id, exc_info=True)
-        run.status = "error"
-        run.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
+async def _stop(runs: Collection[Run], timeout_s: float | None = None) -> None:
+    for run in runs:
+        run.cancel()
+    if runs:
+        await asyncio.wait([run.task for run in runs], timeout=timeout_s)
