@@ -209,9 +209,13 @@ def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gat
         sdk.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
     with pytest.raises(ConflictError):
         sdk.threads.update_state("t", {"heard": ["no"]})
+    assert sdk.threads.get("t")["status"] == "busy"
+    assert [each["thread_id"] for each in sdk.threads.search(status="busy")] == ["t"]
+    assert sdk.threads.search(status="idle") == []
     gate.open.set()
     last: Any = sdk.runs.join("t", runs[-1]["run_id"])
 
+    assert sdk.threads.get("t")["status"] == "idle"
     assert last["heard"] == ["one", "two", "three"]
     assert [run["status"] for run in sdk.runs.list("t")] == ["success"] * 3
 

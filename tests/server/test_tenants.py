@@ -11,17 +11,22 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.errors import NotFoundError
 from psycopg.conninfo import make_conninfo
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import StorageUnavailable
 from perdure.server import call, create_app
 from perdure.server.call import Databases
+from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.probe import probed
 from tests.server.running import running
+from tests.server.talking import Gate, says
+from tests.server.talking import talk as conversation
 from tests.server.test_keys import entry
 from tests.talks import talk
 
@@ -74,6 +79,33 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
     }
     assert set(found.values()) == {200, 404}
     assert asked.json()["tenant"] == "acme"
+
+
+def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of one id at once; a run in the background keeps its tenant's database open."""
+    monkeypatch.setattr(call, "_MOST", 1)
+    keys, gate = tmp_path / "keys.toml", Gate()
+    keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
+    app = create_app(
+        Settings(db=dsn), access=Keys(keys), graphs=Graphs({"talk": conversation(gate)})
+    )
+    with (
+        running(app) as url,
+        get_sync_client(url=url, api_key="key-acme") as acme,
+        get_sync_client(url=url, api_key="key-globex") as globex,
+    ):
+        run = acme.runs.create("t", "talk", input=says("boats"), if_not_exists="create")
+        assert gate.reached.wait(60)
+        globex.threads.create(thread_id="t")
+        with pytest.raises(NotFoundError):
+            globex.runs.get("t", run["run_id"])
+        stands = [client.threads.get("t")["status"] for client in (acme, globex)]
+        gate.open.set()
+        theirs: Any = globex.runs.wait("t", "talk", input=says("kites"))
+        ours: Any = acme.runs.join("t", run["run_id"])
+
+    assert stands == ["busy", "idle"]
+    assert (ours["heard"], theirs["heard"]) == (["boats"], ["kites"])
 
 
 def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

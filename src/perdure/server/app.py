@@ -96,6 +96,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.databases = Databases(chosen, telemetry)
         app.state.runs = Runs(served, telemetry)
+        app.state.databases.runs = app.state.runs.active
         try:
             yield
         finally:

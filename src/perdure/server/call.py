@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
@@ -54,6 +55,8 @@ class Databases:
 
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self._settings, self._telemetry = settings, telemetry
+        # the runs of a tenant and thread that are under way
+        self.runs: Callable[[str | None, str], Sequence[object]] = lambda *_: ()
         self._opened: dict[str | None, _Opened] = {}  # last is who asked last
         self._uses, self._opening = Counter[str | None](), asyncio.Lock()
 
@@ -159,7 +162,8 @@ class Call:
     @property
     def threads(self) -> Threads:
         """The threads that may be reached."""
-        return Threads(*self._permitted(), self._filter)
+        runs = partial(self._databases.runs, self.identity.tenant)
+        return Threads(*self._permitted(), self._filter, runs)
 
     @property
     def memories(self) -> tuple[str, ...]:

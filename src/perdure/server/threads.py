@@ -7,7 +7,7 @@ keeps: metadata, and that a thread without a turn exists. Its status is written 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -51,10 +51,24 @@ _VERSIONS: Final = 100  # of a record; then the closed ones of all records are d
 
 
 class Threads:
-    """The threads whose metadata meets a filter; any other is unknown."""
+    """The threads whose metadata meets a filter; any other is unknown.
 
-    def __init__(self, saver: Checkpointer, store: WholeStore, filter: Filter) -> None:
-        self._saver, self._store, self._filter = saver, store, filter
+    Args:
+        saver: Where they are.
+        store: Where their records are.
+        filter: What their metadata must meet.
+        runs: Tells the runs of a thread that are under way; with one it is shown as busy. That is
+            not written down: a server that was killed leaves no thread busy.
+    """
+
+    def __init__(
+        self,
+        saver: Checkpointer,
+        store: WholeStore,
+        filter: Filter,
+        runs: Callable[[str], Sequence[object]] = lambda _: (),
+    ) -> None:
+        self._saver, self._store, self._filter, self._runs = saver, store, filter, runs
 
     # -- one thread
 
@@ -67,7 +81,7 @@ class Threads:
         found = await self._find(thread_id)
         if found is None or not meets(found["metadata"], self._filter):
             raise UnknownThread(f"there is no thread {thread_id!r}")
-        return found
+        return self._now(found)
 
     async def create(
         self,
@@ -173,6 +187,9 @@ class Threads:
                 ) from exc
             yield
 
+    def _now(self, thread: Thread) -> Thread:
+        return {**thread, "status": "busy"} if self._runs(thread["thread_id"]) else thread
+
     def _check(self, metadata: Mapping[str, Any]) -> None:
         """Check that a thread with this metadata may be reached by whoever makes it."""
         if not meets(metadata, self._filter):
@@ -251,7 +268,9 @@ class Threads:
             self._pages(prefix, active_since, offset + limit) if ids is None else self._named(ids)
         )
         async for page in pages:
-            found += [thread for thread in page if await self._is_wanted(thread, *asked)]
+            found += [
+                thread for thread in map(self._now, page) if await self._is_wanted(thread, *asked)
+            ]
             if at_once and ids is None and len(found) >= offset + limit:
                 break
         if not at_once or ids is not None:
