@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection
 from perdure import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import views
-from perdure.server import create_app
+from perdure.server import create_app, runs
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
@@ -203,7 +203,7 @@ def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate
 
 
 def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    runs = [sdk.runs.create("t", "talk", input=says(text)) for text in ("one", "two", "three")]
+    made = [sdk.runs.create("t", "talk", input=says(text)) for text in ("one", "two", "three")]
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match="under way"):
         sdk.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
@@ -213,7 +213,7 @@ def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gat
     assert [each["thread_id"] for each in sdk.threads.search(status="busy")] == ["t"]
     assert sdk.threads.search(status="idle") == []
     gate.open.set()
-    last: Any = sdk.runs.join("t", runs[-1]["run_id"])
+    last: Any = sdk.runs.join("t", made[-1]["run_id"])
 
     assert sdk.threads.get("t")["status"] == "idle"
     assert last["heard"] == ["one", "two", "three"]
@@ -302,6 +302,23 @@ def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: G
     assert [part.event for part in rest] == ["values", "values", "end"]
     assert [part.event for part in again] == ["metadata", "values", "values", "values", "end"]
     assert [part.id for part in again if part.event == "values"] == ["1", "2", "3"]
+
+
+def test_the_oldest_runs_are_forgotten(
+    sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "REPLAYED", 1)
+    monkeypatch.setattr(runs, "KEPT", 2)
+    gate.open.set()
+    made = [sdk.runs.create("t", "talk", input=says(text))["run_id"] for text in ("1", "2", "3")]
+    last: Any = sdk.runs.join("t", made[-1])
+
+    assert last["heard"] == ["1", "2", "3"]
+    assert [run["run_id"] for run in sdk.runs.list("t")] == made[:0:-1]
+    assert [part.event for part in sdk.runs.join_stream("t", made[1])] == ["metadata", "end"]
+    for each, why in ((made[1], "no longer kept"), (made[0], "the last 2 are known")):
+        with pytest.raises((NotFoundError, httpx.HTTPStatusError), match=why):
+            sdk.runs.join("t", each)
 
 
 # -- what is refused

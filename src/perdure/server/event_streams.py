@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -30,7 +30,8 @@ from perdure.server.runs import Run
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
-"""Clients stop reading events when they are asked, so a short run's must have reached them."""
+"""Clients read requests for input on a connection of their own, and stop reading the other then:
+the events of a short run must have reached them."""
 _CHANNELS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 
 
@@ -64,14 +65,11 @@ async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Respo
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
     events, params = ThreadEvents(), order.params
     try:
-        match order.method:
-            case "run.start":
-                pass
-            case "input.respond":
-                params = {**params, **await _answer(call, thread_id, params)}
-            case _:
-                why = f"{order.method!r} is no command of this server"
-                return _refused(order, "not_supported", why)
+        if order.method == "input.respond":
+            params = {**params, **await _answer(call, thread_id, params)}
+        elif order.method != "run.start":
+            why = f"{order.method!r} is no command of this server"
+            return _refused(order, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await begin(call, runs, body, thread_id, events.play)
     except (ValidationError, UnknownGraph) as exc:
@@ -159,39 +157,34 @@ class ThreadEvents:
 
     def _take(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
         ns, data = list(params["namespace"]), params["data"]
-        if method == "values":
-            waiting = params.get("interrupts", ())
-            self._interrupts |= {each.id: (ns, each.value) for each in waiting}
-            run.waits |= bool(waiting)
-            run.output = data if not ns else run.output
-        elif method == "updates" and not ns:
-            run.waits |= "__interrupt__" in data
-        for event, at, shown in self._shown(method, ns, data):
-            self._add(event, at, shown)
-
-    def _shown(self, method: str, ns: list[str], data: Any) -> Iterable[tuple[str, list[str], Any]]:
         match method:
+            case "values":
+                waiting = params.get("interrupts", ())
+                self._interrupts |= {each.id: (ns, each.value) for each in waiting}
+                run.waits |= bool(waiting)
+                run.output = data if not ns else run.output
+            case "updates":
+                run.waits |= not ns and "__interrupt__" in data
             case "lifecycle":
-                shown = dict(data)
-                yield method, shown.pop("namespace"), shown
+                data = dict(data)
+                ns = data.pop("namespace")
             case "messages":
                 part, metadata = data
-                model_run = str(metadata.get("run_id"))
                 if not isinstance(part, Mapping):
                     return  # a message that a node returns is part of the values
+                model_run = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
                     self._messages[model_run] = part["id"]
                     node = {"langgraph_node": metadata.get("langgraph_node")}
-                    yield method, ns, {**part, "metadata": node}
+                    data = {**part, "metadata": node}
                 else:
-                    yield method, ns, {**part, "message_id": self._messages.get(model_run)}
+                    data = {**part, "message_id": self._messages.get(model_run)}
             case "checkpoints":
-                yield method, ns, _checkpoint(data)
+                data = _checkpoint(data)
             case _ if method.startswith("custom:"):
-                name = method.removeprefix("custom:")
-                yield "custom", ns, {"name": name, "payload": data}
-            case _:
-                yield method, ns, data
+                data = {"name": method.removeprefix("custom:"), "payload": data}
+                method = "custom"
+        self._add(method, ns, data)
 
     def _finish(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
         if run.error:
@@ -211,9 +204,8 @@ class ThreadEvents:
         if self._feed.of is not self:
             return  # the next run has begun
         for key, (ns, value) in self._interrupts.items():
-            self._add(
-                "input.requested", ns, {"interrupt_id": key, "value": value, "payload": value}
-            )
+            asked = {"interrupt_id": key, "value": value, "payload": value}
+            self._add("input.requested", ns, asked)
         self._add("lifecycle", [], {"event": "interrupted"})
 
     def _add(self, method: str, namespace: list[str], data: Any) -> None:
