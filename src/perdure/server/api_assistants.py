@@ -13,7 +13,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.server.access import action
 from perdure.server.call import Caller
-from perdure.server.graphs import Graph, Graphs
+from perdure.server.graphs import Graph, Graphs, id_of
 
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 _SINCE: Final = datetime.now(UTC).isoformat()
@@ -55,10 +55,9 @@ async def search(call: Caller, graphs: Served, wanted: Search) -> list[dict[str,
     """The assistants that a search finds."""
     permitted = await call.permit(wanted.model_dump())
     metadata = (permitted.get("metadata") or {}).items()
-    assistants = (_assistant(graphs, name) for name in graphs)
     found = [
         each
-        for each in assistants
+        for each in map(_assistant, graphs)
         if {wanted.graph_id, wanted.name} <= {None, each["name"]}
         and metadata <= each["metadata"].items()
     ]
@@ -70,7 +69,7 @@ async def search(call: Caller, graphs: Served, wanted: Search) -> list[dict[str,
 async def get(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]:
     """An assistant, by its id or by its graph's name."""
     await call.permit({"assistant_id": assistant_id})
-    return _assistant(graphs, graphs.name(assistant_id))
+    return _assistant(graphs.name(assistant_id))
 
 
 @routes.get("/{assistant_id}/graph")
@@ -101,9 +100,9 @@ def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     return None
 
 
-def _assistant(graphs: Graphs, name: str) -> dict[str, Any]:
+def _assistant(name: str) -> dict[str, Any]:
     return {
-        "assistant_id": graphs.assistant_id(name),
+        "assistant_id": id_of(name),
         "graph_id": name,
         "name": name,
         "description": None,

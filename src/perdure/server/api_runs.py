@@ -17,14 +17,14 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 
-from perdure.server.access import action
+from perdure.server.access import Refused, action
 from perdure.server.call import Call, Caller
 from perdure.server.graphs import Graph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import Play, Run, Runs, UnknownRun
+from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
 _PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
@@ -107,9 +107,8 @@ async def get(run: Known) -> Response:
 async def join(run: Known, request: Request) -> Response:
     """The values of a run, at its end."""
     if run.forgotten:
-        raise UnknownRun(
-            f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
-        )
+        why = f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
+        raise Refused(why, 404)
     return await _values(run, request)
 
 

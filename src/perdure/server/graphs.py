@@ -54,7 +54,7 @@ class Graphs:
             name: source.compile() if isinstance(source, StateGraph) else source
             for name, source in sources.items()
         }
-        self._names = {str(uuid5(_ASSISTANTS, name)): name for name in sources}
+        self._names = {id_of(name): name for name in sources}
 
     @classmethod
     def own(cls, settings: Settings) -> Self:
@@ -102,10 +102,6 @@ class Graphs:
                 f"there is no assistant {assistant_id!r}; the graphs are {', '.join(self._sources)}"
             )
         return name
-
-    def assistant_id(self, name: str) -> str:
-        """The id of a graph's assistant."""
-        return str(uuid5(_ASSISTANTS, name))
 
     @asynccontextmanager
     async def opened(
@@ -164,6 +160,11 @@ class _Own(NamedTuple):
 
         make = {"chat": configured.chat_of, "agent": configured.agent_of}[self.name]
         return make(self.settings)
+
+
+def id_of(name: str) -> str:
+    """The id of a graph's assistant."""
+    return str(uuid5(_ASSISTANTS, name))
 
 
 def imported(place: str, folder: Path) -> Any:

@@ -119,15 +119,12 @@ class RunRequest(BaseModel):
                         f"{name!r} is {value!r}, and the server alone sets it: leave it out"
                     )
 
-    def runnable(
-        self, thread_id: str, user: str, run_id: str, about: Mapping[str, Any]
-    ) -> RunnableConfig:
-        """The config of a run; `about` is what langgraph gives graphs besides."""
+    def config_with(self, ours: Mapping[str, Any]) -> RunnableConfig:
+        """The config of the run, with what the server alone sets."""
         at = (self.checkpoint or Place()).model_dump(exclude_none=True)
         at |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
-        ids = {"thread_id": thread_id, "user_id": user, "run_id": run_id}
         return {
-            "configurable": {**self.config.configurable, **at, **about, **ids},
+            "configurable": {**self.config.configurable, **at, **ours},
             "metadata": {**self.config.metadata, **self.metadata},
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.memory import record_views
 from perdure.server.access import Refused
 from perdure.server.call import Call
-from perdure.server.graphs import Graph, Graphs
+from perdure.server.graphs import Graph, Graphs, id_of
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
@@ -38,18 +38,6 @@ _AFTER: Final[Mapping[str, Status]] = {
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class UnknownRun(Refused):
-    """The thread has no such run, or the server has forgotten it."""
-
-    status = 404
-
-
-class ThreadBusy(Refused):
-    """A run is under way on the thread, and the request does not wait for it."""
-
-    status = 409
-
-
 @dataclass(eq=False)
 class Run:
     """A run of a graph on a thread.
@@ -66,7 +54,6 @@ class Run:
     thread_id: str
     tenant: str | None
     graph: str
-    assistant_id: str
     request: RunRequest
     temporary: bool
     run_id: str = field(default_factory=lambda: str(uuid4()))
@@ -121,7 +108,7 @@ class Run:
         return {
             "run_id": self.run_id,
             "thread_id": self.thread_id,
-            "assistant_id": self.assistant_id,
+            "assistant_id": id_of(self.graph),
             "created_at": self.created_at,
             "updated_at": self.updated_at,
             "status": self.status,
@@ -168,14 +155,15 @@ class Runs:
         """A run of a thread.
 
         Raises:
-            UnknownRun: The thread has none with this id, or it ended long ago.
+            Refused: The thread has none with this id, or it ended long ago.
         """
         try:
             return self._runs[tenant, thread_id][run_id]
         except KeyError:
-            raise UnknownRun(
+            raise Refused(
                 f"thread {thread_id!r} has no run {run_id!r}; of runs that have ended the last "
-                f"{KEPT} are known, until the server stops"
+                f"{KEPT} are known, until the server stops",
+                404,
             ) from None
 
     def start(
@@ -185,20 +173,20 @@ class Runs:
 
         Raises:
             UnknownGraph: It is not served.
-            ThreadBusy: Another run is under way, and the request is to be rejected then.
+            Refused: Another run is under way, and the request is to be rejected then.
         """
         graph, tenant = self._graphs.name(request.assistant_id), call.identity.tenant
         active = self.active(tenant, thread_id)
         if active and request.multitask_strategy == "reject":
-            raise ThreadBusy(
+            raise Refused(
                 f"run {active[-1].run_id!r} is under way on thread {thread_id!r}; wait for it, or "
-                "use another multitask_strategy"
+                "use another multitask_strategy",
+                409,
             )
         if request.multitask_strategy in ("interrupt", "rollback"):
             for each in active:
                 each.cancel(request.multitask_strategy)
-        assistant_id = self._graphs.assistant_id(graph)
-        run = Run(thread_id, tenant, graph, assistant_id, request, temporary)
+        run = Run(thread_id, tenant, graph, request, temporary)
         self._runs.setdefault((tenant, thread_id), {})[run.run_id] = run
         run.task = asyncio.create_task(self._execute(run, call, play))
         return run
@@ -228,18 +216,17 @@ class Runs:
                 self._forget(run)
 
     async def _turn(self, run: Run, call: Call, play: Play) -> None:
-        run.status, saver = "running", call.saver
-        identity, request = call.identity, run.request
-        about = {"graph_id": run.graph, "assistant_id": run.assistant_id}
-        if identity.raw is not None:
-            about["langgraph_auth_user"] = identity.raw
-        config = request.runnable(run.thread_id, identity.user, run.run_id, about)
+        run.status, saver, identity = "running", call.saver, call.identity
+        ids = {"thread_id": run.thread_id, "user_id": identity.user, "run_id": run.run_id}
+        graph_ids = {"graph_id": run.graph, "assistant_id": id_of(run.graph)}
+        login = {"langgraph_auth_user": identity.raw} if identity.raw is not None else {}
+        config = run.request.config_with({**graph_ids, **login, **ids})
         config["callbacks"] = [record_views(saver)]
         opened = self._graphs.opened(
             *(run.graph, saver, call.store, config),
             access="threads.create_run",
             user=identity.raw,
-            context=request.context,
+            context=run.request.context,
         )
         with run.playing(), self._measured():
             async with opened as graph:
