@@ -513,6 +513,7 @@ def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
         client.threads.create(thread_id="t")
         client.runs.create("t", "made", input=says("wait"))
         until(lambda: len(client.threads.get_state("t")["values"].get("messages", ())) == 2)  # type: ignore[union-attr]
+        assert client.threads.get("t")["status"] == "busy"
         process.kill()
         process.wait(20)
     with served(tmp_path) as (process, url), get_sync_client(url=url) as client:

@@ -151,7 +151,7 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
         ConfigurationError: It asks for what it may not.
         UnknownThread: There is no such thread, and none is to be created.
     """
-    temporary = thread_id is None
+    temporary = not thread_id
     thread_id = thread_id or str(uuid4())
     body.check(thread_id, call.identity.user)
     permitted = await call.permit(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -30,11 +30,6 @@ REPLAYED: Final = 50
 """Of how many of them the events and the output can be read again."""
 FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
-_AFTER: Final[Mapping[str, Status]] = {
-    "success": "idle",
-    "interrupted": "interrupted",
-    "error": "error",
-}
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -67,7 +62,7 @@ class Run:
     cancelled: str | None = None
     forgotten: bool = False
     task: asyncio.Task[None] = field(init=False)
-    _playing: asyncio.Task[Any] | None = None
+    _playing: bool = field(default=False, init=False)
 
     @property
     def ended(self) -> bool:
@@ -77,9 +72,9 @@ class Run:
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
         self.cancelled = self.cancelled or action  # seen as it begins, if it has not
-        if self._playing is not None:
-            self._playing.cancel()
-            self._playing = None
+        if self._playing:
+            self._playing = False
+            self.task.cancel()
 
     async def wait(self) -> None:
         """Wait for its end; if the waiting is cancelled, it goes on."""
@@ -88,7 +83,7 @@ class Run:
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
         """While it lasts, the run can be cancelled; what ends it is its status."""
-        self._playing = asyncio.current_task()
+        self._playing = True
         try:
             if self.cancelled:
                 raise asyncio.CancelledError
@@ -101,7 +96,7 @@ class Run:
             self.status = "error"
             self.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
         finally:
-            self._playing = None
+            self._playing = False
 
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
@@ -235,7 +230,8 @@ class Runs:
         if run.cancelled == "rollback":
             await saver.adelete_for_runs([run.run_id])
         if not run.temporary:
-            await call.threads.set_status(run.thread_id, _AFTER[run.status])
+            stands = "idle" if run.status == "success" else run.status
+            await call.threads.set_status(run.thread_id, cast(Status, stands))
 
     def _forget(self, ended: Run) -> None:
         self._done.append(ended)
