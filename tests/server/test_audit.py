@@ -25,8 +25,8 @@ from perdure.server.access import (
     Unauthenticated,
     action,
 )
-from perdure.server.audit import Audit, is_change
 from perdure.server.call import Caller
+from perdure.server.logs import Audit, is_change
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -191,7 +191,7 @@ def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     for _ in range(2):
         audit = Audit(file)
-        audit._write(b"{}")
+        audit._write(b"{}\n")
         audit.close()
     assert file.read_text() == "{}\n{}\n"
     assert file.stat().st_mode & 0o777 == 0o600

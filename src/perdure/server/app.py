@@ -27,15 +27,14 @@ from perdure.server import (
     pages_threads,
 )
 from perdure.server.access import Access, Local, action, public
-from perdure.server.audit import Audit
 from perdure.server.call import Caller, Databases
 from perdure.server.graphs import Graphs
 from perdure.server.guard import LOOPBACK, Guard
-from perdure.server.limits import AtOnce, Limits, Rate
+from perdure.server.limits import Clients, Limits
+from perdure.server.logs import Audit, RequestLog
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
-from perdure.server.request_log import RequestLog
 from perdure.server.runs import Runs
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
@@ -117,7 +116,7 @@ def create_app(
     app.state.settings, app.state.graphs = chosen, served
     app.state.audit, app.state.telemetry = audit, telemetry
     app.state.sessions = sessions = Sessions()
-    app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
+    app.state.clients = Clients(limits)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (

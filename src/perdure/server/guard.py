@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.access import Forbidden, Refused
-from perdure.server.limits import Limits, Rate
+from perdure.server.limits import Clients, Limits
 from perdure.server.reply import refusal
 from perdure.server.sessions import Sessions
 
@@ -45,7 +45,7 @@ class Guard:
     ) -> None:
         self._app, self._sessions, self._limits = app, sessions, limits
         self._hosts = None if hosts is None else {each.lower() for each in hosts}
-        self._rate = Rate(limits.per_s, limits.burst)
+        self._clients = Clients(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -70,7 +70,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         self._check_host(headers.get("host", ""))
-        self._rate.take((scope.get("client") or ("",))[0])
+        self._clients.take((scope.get("client") or ("",))[0])
         has_session = self._sessions.apply(scope)
         if has_session:
             scope.setdefault("state", {})["session"] = True

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from perdure.server.access import Local, Unauthenticated, public
-from perdure.server.limits import Rate
+from perdure.server.limits import Clients, Limits
 from perdure.server.pages import page
 
 routes = APIRouter(include_in_schema=False)
@@ -32,7 +32,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[str, float]] = {}
-        self.logins = Rate(per_s=1 / 10, burst=5)
+        self.logins = Clients(Limits(per_s=1 / 10, burst=5))
 
     def begin(self, key: str) -> str:
         """A new session's id."""
