@@ -138,11 +138,9 @@ def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def _meets(value: Any, wanted: Any) -> bool:
-    if not isinstance(wanted, Mapping):
-        return bool(value == wanted)
-    if wanted.keys() == {"$eq"}:
-        return bool(value == wanted["$eq"])
-    if wanted.keys() == {"$contains"} and isinstance(value, list | tuple):
-        each = wanted["$contains"]
-        return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
-    return False
+    match wanted:
+        case {"$eq": equal, **others} if not others:
+            return bool(value == equal)
+        case {"$contains": each, **others} if not others and isinstance(value, list | tuple):
+            return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
+    return not isinstance(wanted, Mapping) and bool(value == wanted)

@@ -31,7 +31,7 @@ from perdure.server.call import Caller, Databases
 from perdure.server.graphs import Graphs
 from perdure.server.guard import LOOPBACK, Guard
 from perdure.server.limits import Clients, Limits
-from perdure.server.logs import Audit, RequestLog
+from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
@@ -139,8 +139,9 @@ def create_app(
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
-    app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
-    app.add_middleware(RequestLog, audit=audit, telemetry=telemetry)  # the last is the outermost
+    app.add_middleware(  # the last is the outermost
+        Guard, hosts=hosts, sessions=sessions, limits=limits, audit=audit, telemetry=telemetry
+    )
     return app
 
 

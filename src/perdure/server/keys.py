@@ -52,13 +52,6 @@ def new_key() -> tuple[str, str]:
     return key, hashlib.sha256(key.encode()).hexdigest()
 
 
-def given_key(connection: HTTPConnection) -> str:
-    """The key that a request has in `x-api-key` or `Authorization: Bearer`; "": none."""
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return connection.headers.get("x-api-key") or bearer
-
-
 class Keys:
     """Access by the keys of a file; a change of it is seen within a second.
 
@@ -90,7 +83,9 @@ class Keys:
         if monotonic() - self._looked > _LOOK_S:
             self._looked = monotonic()
             await asyncio.to_thread(self._look)
-        key = given_key(connection)
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        key = connection.headers.get("x-api-key") or bearer
         given = hashlib.sha256(key.encode()).hexdigest()
         # all are compared, so that the time tells nothing
         found = [each for digest, each in self._keys if hmac.compare_digest(digest, given)]

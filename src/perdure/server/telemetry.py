@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from perdure.memory.due import DueThreads
-    from perdure.server.logs import Seen
+    from perdure.server.guard import Seen
 
 _LOG: Final = logging.getLogger("perdure.server")
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
@@ -173,7 +173,7 @@ class Telemetry:
             saver, store = await parts.saver.astats(), await parts.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
             for name, value in counts.items():
-                if isinstance(value, int):
+                if type(value) is int:
                     self._sizes.labels(name).set(value)
             states = await asyncio.to_thread(self._states, parts)
             for state in ("waiting", "due", "retrying", "dead"):
