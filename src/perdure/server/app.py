@@ -115,8 +115,8 @@ def create_app(
     app.state.access = access or Local(chosen.user)
     app.state.settings, app.state.graphs = chosen, served
     app.state.audit, app.state.telemetry = audit, telemetry
-    app.state.sessions = sessions = Sessions()
-    app.state.clients = Clients(limits)
+    app.state.sessions, app.state.clients, app.state.limits = Sessions(), Clients(limits), limits
+    app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
@@ -139,9 +139,7 @@ def create_app(
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
-    app.add_middleware(  # the last is the outermost
-        Guard, hosts=hosts, sessions=sessions, limits=limits, audit=audit, telemetry=telemetry
-    )
+    app.add_middleware(Guard)  # the last is the outermost
     return app
 
 

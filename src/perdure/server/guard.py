@@ -23,11 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.access import Forbidden, Refused
 from perdure.server.call import IDS
-from perdure.server.limits import Clients, Limits
 from perdure.server.logs import SAFE, Audit, is_change
 from perdure.server.reply import refusal
-from perdure.server.sessions import Sessions
-from perdure.server.telemetry import Telemetry
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
@@ -60,37 +57,19 @@ class Seen:
 class Guard:
     """Refuses requests for another host's name, of other sites, of a form that claims to be JSON.
 
-    It passes messages on as they come, so that streams stay streams.
-
-    Args:
-        app: What is guarded.
-        hosts: The names of this server; None: it may be called by any.
-        sessions: Of browsers.
-        limits: How much a client may ask for.
-        audit: Where changes are recorded, before their reply is sent.
-        telemetry: Measures requests; None: nothing does.
+    It passes messages on as they come, so that streams stay streams. What it needs to know is in
+    the state of the application.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Collection[str] | None,
-        sessions: Sessions,
-        limits: Limits,
-        audit: Audit,
-        telemetry: Telemetry | None,
-    ) -> None:
-        self._app, self._sessions, self._audit = app, sessions, audit
-        self._hosts = None if hosts is None else {each.lower() for each in hosts}
-        self._clients, self._wait_s = Clients(limits), limits.body_wait_s
-        self._measured = telemetry.request if telemetry else lambda *_: nullcontext()
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun = Headers(scope=scope), time.perf_counter()
+        state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
         method = scope["method"] if scope["method"] in _METHODS else "other"
         given = headers.get("x-request-id", "")
         seen = Seen(method, given if _ID.fullmatch(given) else uuid4().hex)
@@ -105,53 +84,59 @@ class Guard:
                 reply["X-Request-ID"] = seen.request_id
                 for name, value in _HEADERS.items():
                     reply.setdefault(name, value)
-                await self._record(scope, seen.status)
+                await _record(scope, seen.status)
                 answered = True
                 seen.stream = reply.get("content-type", "").startswith("text/event-stream")
             elif message["type"] == "http.response.body":
                 seen.bytes += len(message.get("body", b""))
             await send(message)
 
-        with self._measured(headers, seen):
+        measured = state.telemetry.request(headers, seen) if state.telemetry else nullcontext()
+        with measured:
             try:
-                app = self._refused(scope, headers) or self._app
-                await app(scope, _received(scope, receive, self._wait_s), sending)
+                app = _refused(scope, headers) or self._app
+                await app(scope, _received(scope, receive, state.limits.body_wait_s), sending)
             finally:
                 if not answered:
                     seen.status = 500
-                    await self._record(scope, seen.status)
+                    await _record(scope, seen.status)
                 seen.route = getattr(scope.get("route"), "path", None) or scope["root_path"] or "-"
                 seen.ms = round(1000 * (time.perf_counter() - begun), 3)
                 line = f"{seen.method} {seen.route} {seen.status} {seen.ms:.0f} ms"
                 _LOG.info(line, extra={"fields": asdict(seen)})
 
-    async def _record(self, scope: Scope, status: int) -> None:
-        """Record a request if it changes something, or was to."""
-        action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
-        if is_change(action, scope["method"]):
-            state, given = scope["state"], scope.get("path_params", {})
-            path = {name: given[name] for name in IDS if name in given}
-            await self._audit.record(state.get("call"), action, status, state["request_id"], path)
 
-    def _refused(self, scope: Scope, headers: Headers) -> ASGIApp | None:
-        """The reply to a request that is refused; None: it is not."""
-        try:
-            self._check_host(headers.get("host", ""))
-            self._clients.take((scope.get("client") or ("",))[0])
-            has_session = self._sessions.apply(scope)
-            if has_session:
-                scope["state"]["session"] = True
-            if scope["method"] not in SAFE:
-                _check_site(headers, has_session)
-                _check_kind(scope["path"], headers)
-        except Refused as exc:
-            return refusal(Request(scope), exc)
-        return None
+async def _record(scope: Scope, status: int) -> None:
+    """Record a request in the audit log if it changes something, or was to."""
+    action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
+    if is_change(action, scope["method"]):
+        state, given = scope["state"], scope.get("path_params", {})
+        path = {name: given[name] for name in IDS if name in given}
+        audit: Audit = scope["app"].state.audit
+        await audit.record(state.get("call"), action, status, state["request_id"], path)
 
-    def _check_host(self, host: str) -> None:
-        """Else a site whose name leads here would be of the same origin (DNS rebinding)."""
-        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
-            raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
+
+def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
+    """The reply to a request that is refused; None: it is not."""
+    state = scope["app"].state
+    try:
+        _check_host(headers.get("host", ""), state.hosts)
+        state.clients.take((scope.get("client") or ("",))[0])
+        has_session = state.sessions.apply(scope)
+        if has_session:
+            scope["state"]["session"] = True
+        if scope["method"] not in SAFE:
+            _check_site(headers, has_session)
+            _check_kind(scope["path"], headers)
+    except Refused as exc:
+        return refusal(Request(scope), exc)
+    return None
+
+
+def _check_host(host: str, hosts: Collection[str] | None) -> None:
+    """Refuse another name: a site whose name leads here is of the same origin (DNS rebinding)."""
+    if hosts is not None and _split(f"//{host}").hostname not in hosts:
+        raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
 
 
 def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:
