@@ -116,7 +116,7 @@ class Local:
         return {}
 
 
-def action(name: Action) -> Callable[[Endpoint], Endpoint]:
+def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Name the action of an endpoint; `create_app` refuses an endpoint without one."""
 
     def named(endpoint: Endpoint) -> Endpoint:
@@ -126,10 +126,8 @@ def action(name: Action) -> Callable[[Endpoint], Endpoint]:
     return named
 
 
-def public(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint that everybody may call, and that reaches no database."""
-    endpoint.action = None  # type: ignore[attr-defined]
-    return endpoint
+public: Final = action(None)
+"""Marks an endpoint that everybody may call, and that reaches no database."""
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
