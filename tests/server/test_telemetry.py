@@ -89,6 +89,39 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     assert found["perdure_jobs", "dead"] == 0
 
 
+def test_a_reply_does_not_wait_for_a_long_count(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.server.telemetry._WAIT_S", 0.0)
+    monkeypatch.setattr("perdure.server.telemetry._FRESH_S", -1.0)
+
+    async def course() -> list[bytes]:
+        databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()
+        parts = await databases.of(None)
+        stats = parts.saver.astats
+
+        async def slow() -> dict[str, Any]:
+            await held.wait()
+            return await stats()
+
+        monkeypatch.setattr(parts.saver, "astats", slow)
+        texts = [await telemetry.exposition(parts) for _ in range(2)]
+        held.set()
+        counting = telemetry._counting
+        assert counting is not None
+        await counting
+        texts.append(await telemetry.exposition(parts))
+        await databases.aclose()
+        await telemetry.exposition(parts)
+        assert telemetry._counting is not None
+        await telemetry._counting
+        return texts
+
+    sized = [b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(course())]
+    assert sized == [False, False, True]
+    assert "sizes for the metrics cannot be counted" in caplog.text
+
+
 def test_only_an_admin_reads_metrics_and_only_if_they_are_on(settings: Settings) -> None:
     with running(create_app(settings)) as url:
         assert httpx.get(f"{url}/metrics").status_code == 404
