@@ -16,13 +16,14 @@ from dataclasses import asdict
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from opentelemetry.propagate import extract
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer
+
 from perdure import __version__
 from perdure.errors import ConfigurationError, MissingDependency, PerdureError
 from perdure.server.call import Parts
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
-
     from perdure.memory.due import DueThreads
     from perdure.server.guard import Seen
 
@@ -47,7 +48,6 @@ class Telemetry:
     """
 
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
-        from opentelemetry.trace import NoOpTracer
         from prometheus_client import CollectorRegistry, Gauge, Histogram
 
         self.has_metrics, self._tracer = metrics, tracer or NoOpTracer()
@@ -138,9 +138,6 @@ class Telemetry:
 
     @contextmanager
     def _span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
-        from opentelemetry.propagate import extract
-        from opentelemetry.trace import SpanKind, StatusCode
-
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
         # an error's text may have content in it; its class has none
