@@ -79,10 +79,10 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
         return [each["thread_id"] for each in answer.json()["threads"]]
 
     assert listed() == [f"t{number}" for number in range(51, 1, -1)]
-    assert listed(skip=50) == ["t1", "t0"]
+    assert listed(start=50) == ["t1", "t0"]
     assert listed(meta="topic=a") == [f"t{number}" for number in range(51, 0, -2)]
     assert listed(since="2999-01-01") == listed(until="1999-01-01") == []
-    for wrong in ({"meta": "topic"}, {"since": "soon"}, {"skip": -1}):
+    for wrong in ({"meta": "topic"}, {"since": "soon"}, {"start": -1}):
         answer = client.get(link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
         assert "That did not work" in answer.text
