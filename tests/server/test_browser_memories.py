@@ -21,7 +21,7 @@ from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
 from perdure.server import create_app
 from perdure.server.access import Filter, Identity, Local
-from perdure.server.changes import changes
+from perdure.server.pages_items import changes
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
 from tests.contracts.puts import put

@@ -128,6 +128,25 @@ def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpo
     expect(tab.locator("article:target")).to_contain_text("Question 10?")
 
 
+def test_views_that_are_not_read_are_told(
+    tab: Page, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a page whose views are longer than it reads, turns above say how long theirs are."""
+    talk(saver, "long", "One?", "Two?", "Three?")
+    monkeypatch.setattr("perdure.server.turns._READ", 4)
+    tab.goto(link("/ui/thread", id="long"))
+    seen = tab.locator("section.turn > .column:nth-child(2)").all_inner_texts()
+    assert [text.splitlines()[0] for text in seen] == [
+        "1 message open it to see its tokens",
+        "3 messages open it to see its tokens",
+        seen[2].splitlines()[0],
+    ]
+    assert re.match(r"5 messages, \d+ tokens", seen[2])
+    tab.get_by_role("link", name="3 messages").click()
+    expect(tab.locator(".said")).to_have_count(3)
+    expect(tab.locator(".bar rect")).to_have_count(1)
+
+
 def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckpointer) -> None:
     call = {"name": "look_up", "args": {"word": "moss"}, "id": "c1"}
     answer: Any = [

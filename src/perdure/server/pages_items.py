@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, NamedTuple
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Form, Query
@@ -19,9 +22,8 @@ from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, Vers
 from perdure.memory import Collection
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, verbatim
-from perdure.server.changes import changes
 from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
-from perdure.server.reply import status_of
+from perdure.server.reply import encoded, status_of
 from perdure.stores import Provenance
 
 routes = Pages()
@@ -30,6 +32,11 @@ Number = Annotated[int, Form()]
 PAGE: Final = 50
 _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
+Kind = Literal["same", "removed", "added"]
+_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS: Final = 2_000  # texts of more are not compared word by word
+_CHARS: Final = 2_000  # of a part that is shown
+_MOST: Final = 100  # paths that are shown
 _FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 _DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
@@ -308,3 +315,56 @@ def _object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f'{what} is {text!r:.80}; expected an object, like {{"a": 1}}')
     return found
+
+
+# -- what changed between two versions, path by path and word by word
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed at a path of a value: texts that stayed, went and came, in order."""
+
+    path: str
+    parts: tuple[tuple[Kind, str], ...]
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The paths at which two values differ, at most a hundred of them.
+
+    >>> changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
+    (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
+    """
+    old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
+    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return [Change(path, _parts(old.get(path), new.get(path))) for path in differ[:_MOST]]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Each leaf of a value, as text, by its path; a list is a leaf."""
+    if isinstance(value, Mapping) and (value or not path):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, str):
+        yield path, value
+    else:
+        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
+
+
+def _parts(old: str | None, new: str | None) -> tuple[tuple[Kind, str], ...]:
+    if old is None or new is None:
+        return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
+    one, other = _WORD.findall(old[: _CHARS * 10]), _WORD.findall(new[: _CHARS * 10])
+    if max(len(one), len(other)) > _WORDS:
+        return ("removed", _cut(old)), ("added", _cut(new))
+    parts: list[tuple[Kind, str]] = []
+    for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append(("same", _cut("".join(one[a:b]))))
+            continue
+        parts += [("removed", _cut("".join(one[a:b])))] if a < b else []
+        parts += [("added", _cut("".join(other[c:d])))] if c < d else []
+    return tuple(parts)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CHARS else f"{text[:_CHARS]}… ({len(text):,} characters)"

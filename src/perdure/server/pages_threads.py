@@ -17,11 +17,11 @@ from perdure.memory import VIEWS, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, cut, shown
 from perdure.server.pages import Pages, Start, Values, moment, query
-from perdure.server.turns import by_turn, mark, turns_of, view_row
+from perdure.server.turns import mark, turns_of, view_row
 
 routes = Pages()
 PAGE: Final = 50  # threads
-_AFTER: Final = 5  # turns below a message that a link leads to
+_AFTER: Final = 20  # messages below one that a link leads to
 
 
 # -- the list
@@ -132,16 +132,13 @@ async def thread(
 
 
 async def _to_message(of: Asked, message: str) -> Response:
-    """Lead to the page that has a message."""
-    turns = by_turn(await of.saver.ahistory(of.id, checkpoint_ns=of.ns))
-    for number, turn in enumerate(turns):
-        for item in turn:
-            if getattr(item.value, "id", None) == message:
-                after = turns[number + _AFTER :]
-                path = query(
-                    "/ui/thread", **of.named, before=after[0][0].position if after else None
-                )
-                return RedirectResponse(f"{path}#m-{item.position}", 303)
+    """Lead to the page that has a message, and some below it."""
+    items = await of.saver.ahistory(of.id, checkpoint_ns=of.ns)
+    for number, item in enumerate(items):
+        if getattr(item.value, "id", None) == message:
+            end = next((below.position for below in items[number + _AFTER :]), None)
+            path = query("/ui/thread", **of.named, before=end)
+            return RedirectResponse(f"{path}#m-{item.position}", 303)
     raise UnknownThread(f"the thread {of.id!r} has no message {message!r}; it may be erased")
 
 

@@ -15,6 +15,7 @@ Step = tuple[CheckpointInfo, StateDifference]
 TURNS: Final = 30
 _ITEMS: Final = 240  # messages of a page, at most
 _BATCH: Final = 200  # checkpoints read at once
+_VIEWS: Final = 100  # views listed at once
 _MOST_STEPS: Final = 400  # of a page
 _READ: Final = 2_000  # messages of views that a page reads; of other views it says how many
 
@@ -108,10 +109,10 @@ async def _views(
     """
     infos: list[CheckpointInfo] = []
     while order is None or began is None or order > began:
-        found = await saver.acheckpoints(thread_id, checkpoint_ns=VIEWS, limit=_BATCH, before=order)
+        found = await saver.acheckpoints(thread_id, checkpoint_ns=VIEWS, limit=_VIEWS, before=order)
         since = [each for each in found if began is None or each.order > began]
         infos += [each for each in since if ns in each.metadata["parents"]]
-        if len(found) < _BATCH:
+        if len(found) < _VIEWS:
             break
         order = found[-1].order
     sizes, read, left = [sum(each.counts.values()) for each in infos], 0, _READ
