@@ -95,6 +95,8 @@ def test_three_columns(tab: Page, garden: str) -> None:
     tab.goto(link("/ui/thread", id=garden))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(2)
+    here = tab.get_by_role("link", name="Threads")
+    expect(here).to_have_attribute("aria-current", "true")
     said, seen, changed = turns.last.locator(".column").all()
     expect(said.locator(".said")).to_have_count(2)
     expect(said).to_contain_text("Answer: Is it warm enough for lettuce?")
