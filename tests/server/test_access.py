@@ -207,8 +207,8 @@ def in_query(dependant: Dependant) -> Iterator[Any]:
     for each in dependant.query_params:
         if not hasattr(each.field_info.annotation, "model_fields"):
             yield each
-    for each in dependant.dependencies:
-        yield from in_query(each)
+    for inner in dependant.dependencies:
+        yield from in_query(inner)
 
 
 def ask(place: Place, url: str, route: Route, key: str = "") -> httpx.Response:
