@@ -100,13 +100,13 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
 FROM store_namespaces n, LATERAL (
     (SELECT i.*, i.id AS first FROM store_items i
      WHERE i.ns = n.ns AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
-     ORDER BY i.id LIMIT ?4::bigint + ?5::bigint)
+     ORDER BY i.id {order} LIMIT ?4::bigint + ?5::bigint)
     UNION ALL
     (SELECT i.*, i.made FROM store_items i
      WHERE i.ns = n.ns AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
-     ORDER BY i.made LIMIT ?4::bigint + ?5::bigint)
+     ORDER BY i.made {order} LIMIT ?4::bigint + ?5::bigint)
 ) AS i
-WHERE n.path >= ?1 AND n.path < ?2 ORDER BY n.path, i.first LIMIT ?4 OFFSET ?5;
+WHERE n.path >= ?1 AND n.path < ?2 ORDER BY n.path, i.first {order} LIMIT ?4 OFFSET ?5;
 
 -- removable: what of each key is expired, and which closed versions a rule does not keep once those are closed
 WITH closed (ns, key, version, valid_to, size, expired) AS (

@@ -174,6 +174,12 @@ class Wanted:
     filter: Filter | None = None
     provenance: Filter | None = None
     as_of: int | None = None  # look at that moment of the past instead
+    newest_first: bool = False  # within a namespace
+
+    @property
+    def order(self) -> str:
+        """Of creation, in SQL."""
+        return "DESC" if self.newest_first else ""
 
 
 @dataclass(slots=True)
@@ -204,7 +210,7 @@ class Reader:
         if wanted.as_of is None:
             sql, params = yield from self._under(wanted)
         else:
-            sql, params = self.sql["under_as_of"], ()
+            sql, params = self.sql["under_as_of"].format(order=wanted.order), ()
         bound = (*span(wanted.prefix), wanted.now if wanted.as_of is None else wanted.as_of)
         unchecked = wanted.filter is None and wanted.provenance is None
         skipped = offset if unchecked else 0
@@ -276,7 +282,9 @@ class Reader:
     def _under(self, wanted: Wanted) -> Flow[tuple[str, tuple[Any, ...]]]:
         """The statement of a search at present, and the parameters of its condition."""
         condition, indexed = yield from self._condition(wanted)
-        sql = self.sql["under"].format(condition=condition.numbered(6), indexed=indexed)
+        sql = self.sql["under"].format(
+            condition=condition.numbered(6), indexed=indexed, order=wanted.order
+        )
         return sql, condition.params
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
