@@ -24,13 +24,12 @@ from perdure.server import changes as comparing
 from perdure.server import create_app
 from perdure.server import keys as keys_module
 from perdure.server.access import ADMIN
-from perdure.server.audit import Audit
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
+from perdure.server.logs import Audit, log_to_stderr
 from perdure.server.reply import encoded
-from perdure.server.request_log import log_to_stderr
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, says
