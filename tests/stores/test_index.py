@@ -151,10 +151,10 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
 def test_a_view_stays_as_it_is() -> None:
     """What a search looks at does not change with the index."""
     found = Index(MODEL, 1 << 30)
-    found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER) for n in range(1, 90)])
+    found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)])
     view = found.view(0)
     before = view.term("a"), view.candidates.rows["id"].copy()
-    found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER)])
+    found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     found.keep(np.array([5, 90]))
     found.compact()
 
