@@ -246,7 +246,7 @@ class Indexes:
         with held.lock:
             if held.number > state.number:
                 raise Overtaken
-            if held.index is None or held.number != state.number:
+            if held.index is None or held.number != state.number or held.nbytes > self.budget:
                 held.clear()
                 held.index, held.number = Index(state.model, self.approximate_above), state.number
             new = np.setdiff1d(asked, held.index.rows["id"])

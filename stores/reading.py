@@ -248,10 +248,10 @@ class Reader:
 
     def closed(self, wanted: Wanted) -> Flow[list[Row]]:
         """The path and id of each version wanted that was closed after the moment looked at."""
-        found = yield self.sql("closed_as_of", *span(wanted.prefix), wanted.as_of)
+        found: list[Row] = yield self.sql("closed_as_of", *span(wanted.prefix), wanted.as_of)
         if wanted.filter is None and wanted.provenance is None:
             return found
-        chosen: list[Row] = []
+        chosen = list[Row]()
         for begin in range(0, len(found), _PAGE):
             some = json.dumps([number for _, number in found[begin : begin + _PAGE]])
             rows = yield self.sql("versions_by_ids", some)

@@ -648,7 +648,7 @@ def test_what_was_not_searched_for_longest_is_dropped(tmp_path: Path, analysed: 
     with opened(tmp_path) as store:
         whole = store.search((), query="word0 number7", limit=400)
 
-    assert held == [b"n2\0", b"n3\0"]
+    assert held == [(b"n2\0", False), (b"n3\0", False)]
     assert taken <= alone * 5 // 2
     assert all(before[n] == again[n] for n in again)
     assert read == 0  # n0 was read from its compact form
