@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import ipaddress
 import socket
 from contextlib import ExitStack
@@ -111,16 +110,7 @@ def serve(
             limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
         )
-        _spare_collections()
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _spare_collections() -> None:
-    """Full collections stop all that is streamed: without the modules, and a tenth as often."""
-    gc.collect()
-    gc.freeze()
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(young, middle, 10 * old)
 
 
 def _check_tenants(access: Access | None, db: str) -> None:
