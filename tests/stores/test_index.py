@@ -92,6 +92,7 @@ entries = st.builds(
     actor=st.none() | st.sampled_from(["Ann", "Bo"]),
     at=st.just(0.0),
     expires=st.sampled_from([FOREVER, 5, 10]),
+    since=st.just(0),
 )
 steps = st.lists(
     st.lists(entries, max_size=4)  # put
@@ -609,6 +610,8 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:  # as the first version left it
         db.execute("DROP TABLE store_indexes")
         db.execute("DROP INDEX store_items_made")
+        db.execute("DROP INDEX store_versions_span")
+        db.execute("CREATE INDEX store_versions_end ON store_versions (valid_to)")
         db.execute("ALTER TABLE store_namespaces DROP COLUMN changes")
         for table in ("store_items", "store_versions"):
             for column in ("searched", "made"):
