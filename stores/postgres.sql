@@ -62,6 +62,10 @@ ALTER TABLE store_versions SET (autovacuum_vacuum_scale_factor = 0.05, toast.aut
 ALTER TABLE store_index SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE store_indexes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
+-- postgres_2: what was closed after a moment is found by namespace
+CREATE INDEX store_versions_span ON store_versions (ns, valid_to, valid_from);
+DROP INDEX store_versions_end;
+
 -- bump_setting: count something up
 INSERT INTO store_settings (name, value) VALUES (?, '1')
 ON CONFLICT (name) DO UPDATE SET value = (store_settings.value::bigint + 1)::text;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from perdure.stores.values import decode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE = 256  # namespaces read at a time
+_PAGE = 256  # namespaces, or closed versions, read at a time
 _SELECTIVE = 2_000  # an index that finds more rows than this loses to reading in order
 _INDEX = "store_path:"  # what names of path indexes begin with
 
@@ -250,6 +251,18 @@ class Reader:
         rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", ALL)
         matches = wanted.filter.matches
         return [row for row, value in rows if matches(decode(stored_text(value)))]
+
+    def closed(self, wanted: Wanted) -> Flow[list[Row]]:
+        """The path and id of each version wanted that was closed after the moment looked at."""
+        found: list[Row] = yield self.sql("closed_as_of", *span(wanted.prefix), wanted.as_of)
+        if wanted.filter is None and wanted.provenance is None:
+            return found
+        chosen = list[Row]()
+        for begin in range(0, len(found), _PAGE):
+            some = json.dumps([number for _, number in found[begin : begin + _PAGE]])
+            rows = yield self.sql("versions_by_ids", some)
+            chosen += [(row[1], row[0]) for row in rows if self.checked(row, wanted)]
+        return chosen
 
     # -- conditions and indexes
 

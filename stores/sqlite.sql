@@ -231,10 +231,18 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
 ORDER BY 2, 11 {order} LIMIT ?4 OFFSET ?5;
 
--- ids_left: which ids of a list are those of versions, present or closed
-SELECT asked.value FROM json_each(?) AS asked
-WHERE EXISTS (SELECT 1 FROM store_items i WHERE i.id = asked.value)
-OR EXISTS (SELECT 1 FROM store_versions v WHERE v.id = asked.value);
+-- closed_as_of: versions under a prefix that were valid at a moment and closed after it
+SELECT n.path, v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
+
+-- versions_by_ids: versions of a list of ids, present or closed
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM json_each(?1) AS asked CROSS JOIN store_items i ON i.id = asked.value
+JOIN store_namespaces n ON n.ns = i.ns
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM json_each(?1) AS asked CROSS JOIN store_versions v ON v.id = asked.value
+JOIN store_namespaces n ON n.ns = v.ns;
 
 -- by_ids: present items of a list of ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
