@@ -293,7 +293,5 @@ async def delete_preview(request: Request, call: Caller, id: str) -> Response:
 async def delete(call: Caller, id: str) -> Response:
     """Delete a thread."""
     await call.permit({"thread_id": id})
-    await call.threads.get(id)
-    async with call.threads.turn(id):
-        await call.threads.delete(id)
+    await call.threads.delete(id)
     return RedirectResponse("/ui/threads", 303)
