@@ -185,7 +185,8 @@ async def correct(
         wrong = f"version {last.version} came meanwhile; look at it before you replace it"
         return await _item(request, call, place, 409, wrong=wrong, typed=text)
     change = collection.asupersede if how == "supersede" else collection.aupdate
-    outcome = await change(place.key, text, provenance=_by_hand(call), config=config)
+    options: dict[str, Any] = {"if_version": version, "provenance": _by_hand(call)}
+    outcome = await change(place.key, text, config=config, **options)
     if outcome.change in ("refused", "quarantined"):
         return await _item(request, call, place, 422, wrong=str(outcome), typed=text)
     return _to_item(place, outcome.change)
