@@ -81,7 +81,7 @@ async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckp
         if graph is not None:
             shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
         else:
-            shown = snapshot(_of_tuple(found) if found else _nothing(config))
+            shown = snapshot(_stored(found, config))
     return await reply(_selected(shown, body.select))
 
 
@@ -140,7 +140,7 @@ async def search_history(call: Caller, request: Request, thread_id: Id, body: Hi
         if graph is not None:
             found = [each async for each in graph.aget_state_history(config, **page)]
         else:
-            found = [_of_tuple(each) async for each in call.saver.alist(config, **page)]
+            found = [_stored(each, config) async for each in call.saver.alist(config, **page)]
     return await reply([_selected(snapshot(each), body.select) for each in found])
 
 
@@ -260,13 +260,10 @@ def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nothing(config: RunnableConfig) -> StateSnapshot:
-    """The state of a thread without a checkpoint."""
-    return StateSnapshot({}, (), config, None, None, None, (), ())
-
-
-def _of_tuple(found: CheckpointTuple) -> StateSnapshot:
+def _stored(found: CheckpointTuple | None, config: RunnableConfig) -> StateSnapshot:
     """What a checkpoint tells of a state; which tasks come next only its graph knows."""
+    if found is None:
+        return StateSnapshot({}, (), config, None, None, None, (), ())
     waiting = tuple(each for some in interrupts_of(found).values() for each in some)
     return StateSnapshot(
         values=values_of(found.checkpoint["channel_values"]),

@@ -7,7 +7,7 @@ keeps: metadata, and that a thread without a turn exists. Its status is written 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -147,9 +147,8 @@ class Threads:
             await self.get(thread_id)
             await self._saver.adelete_thread(thread_id)
             with suppress(InvalidNamespace):
-                await self._store.abatch(
-                    [PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)]
-                )
+                removals = [PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)]
+                await self._store.abatch(removals)
                 await self._forget_versions()
 
     async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
@@ -174,17 +173,13 @@ class Threads:
         Raises:
             AlreadyLocked: A run holds it.
         """
-        lock = self._saver.lock(thread_id, timeout_s=timeout_s)
-        try:
-            await lock.__aenter__()
-        except StorageUnavailable as exc:
-            raise AlreadyLocked(
-                f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
-            ) from exc
-        try:
+        why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout_s))
+            except StorageUnavailable as exc:
+                raise AlreadyLocked(why) from exc
             yield
-        finally:
-            await lock.__aexit__(None, None, None)
 
     async def user(self, thread_id: str) -> str | None:
         """Whose the newest checkpoint of a thread is; None: nobody's, or there is none."""
@@ -257,8 +252,8 @@ class Threads:
         key = "updated_at" if sort_by in (None, "state_updated_at") else sort_by
         asked = dict(metadata or {})
         walks = key == "updated_at" and sort_order != "asc"  # in the order of the answer
-        named: Named | None = None if ids is None else dict.fromkeys(ids)
-        if named is None:
+        named: Named | None = dict.fromkeys(ids or ())
+        if ids is None:
             named = await self._indexed({**asked, **self._filter}, status)
         found: list[Thread] = []
 
@@ -290,22 +285,19 @@ class Threads:
 
     async def _indexed(self, wanted: Mapping[str, Any], status: str | None) -> Named | None:
         """The threads that may meet one condition; None: no index knows, or they are many."""
-        asked: list[tuple[Any, list[Any]]] = []  # of records, of heads
+        asked: list[tuple[Any, tuple[str, ...], Any]] = []  # of records; of which names in heads
         if status in ("interrupted", "error"):
-            asked.append(({"status": status}, []))
+            asked.append(({"status": status}, (), None))
         for name, value in wanted.items():
             if isinstance(value, str) and name.isidentifier():
-                names = (name, "user_id") if name == "owner" else (name,)
-                of_heads = [{each: value} for each in names]
-                asked.append(({"metadata": {name: {"$eq": value}}}, of_heads))
-        for of_records, of_heads in asked:
-            options: Any = {"filter": of_records, "limit": _FEW, "refresh_ttl": False}
-            items = await self._store.asearch(RECORDS, **options)
+                names: tuple[str, ...] = (name, "user_id") if name == "owner" else (name,)
+                asked.append(({"metadata": {name: value}}, names, value))
+        for filter, names, value in asked:
+            items = await self._store.asearch(RECORDS, filter=filter, limit=_FEW, refresh_ttl=False)
             found: Named = dict.fromkeys(item.key for item in items)
-            for each in of_heads:
-                if len(found) < _FEW:
-                    heads = await self._saver.aheads(limit=_FEW, filter=each)
-                    found |= {head.thread_id: head for head in heads}
+            for name in names if len(found) < _FEW else ():
+                heads = await self._saver.aheads(limit=_FEW, filter={name: value})
+                found |= {head.thread_id: head for head in heads}
             if len(found) < _FEW:
                 return found
         return None
@@ -331,11 +323,8 @@ class Threads:
         while more:
             heads = await self._heads(heads, limit=size, active_since=since)
             more = len(heads) == size
-            rows: list[Row] = [
-                (head.updated_at, head.thread_id, head)
-                for head in heads
-                if head.thread_id not in seen
-            ]
+            new = [head for head in heads if head.thread_id not in seen]
+            rows: list[Row] = [(head.updated_at, head.thread_id, head) for head in new]
             seen.update(row[1] for row in rows)
             began = []
             while waiting and (not more or waiting[-1][0] > heads[-1].updated_at):
