@@ -269,7 +269,7 @@ class Threads:
             )
 
         if named is not None:
-            found, walks = [*filter(is_wanted, await self._named(named))], False
+            found += filter(is_wanted, await self._named(named))
         else:
             async for page in self._pages(active_since, offset + limit):
                 found += filter(is_wanted, page)
@@ -303,15 +303,18 @@ class Threads:
         return None
 
     async def _named(self, named: Named) -> list[Thread]:
-        """Those of some threads that there are."""
+        """Those of some threads that there are, in the order of `_pages`."""
         rows: list[Row] = []
         for thread_id, head in named.items():
             if head is None:
                 with suppress(UnknownThread):
                     head = await self._saver.ahead(thread_id)
-            if head is not None or await self._get(UNSTARTED, [thread_id]):
-                rows.append((datetime.max, thread_id, head))
-        return await self._recorded(rows)  # a record alone is left of a thread deleted elsewhere
+            if head is not None:
+                rows.append((head.updated_at, thread_id, head))
+            else:  # a record alone is left of a thread that another program deleted
+                waiting = await self._get(UNSTARTED, [thread_id])
+                rows += [(item.created_at - _SOON, key, None) for key, item in waiting.items()]
+        return await self._recorded(sorted(rows, key=lambda row: row[0], reverse=True))
 
     async def _pages(self, since: datetime | None, size: int) -> AsyncIterator[list[Thread]]:
         """All threads, the latest activity first; those without a turn are where they began."""
