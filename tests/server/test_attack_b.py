@@ -20,8 +20,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.cli.app import app
 from perdure.errors import ConfigurationError
 from perdure.graphs import chat_graph
-from perdure.server import changes as comparing
-from perdure.server import create_app
+from perdure.server import create_app, pages_items
 from perdure.server import keys as keys_module
 from perdure.server.access import ADMIN
 from perdure.server.auth_file import AuthFile
@@ -359,7 +358,7 @@ def test_a_page_of_versions_compares_no_more_than_it_can(
         def get_opcodes(self) -> list[Any]:
             return []
 
-    monkeypatch.setattr(comparing, "SequenceMatcher", Counting)
+    monkeypatch.setattr(pages_items, "SequenceMatcher", Counting)
     for words in ("." * 1000 + "," * 990, "," * 1000 + "." * 990):
         value = {f"field {number}": words for number in range(100)}
         item = {"namespace": ["memories", "ann"], "key": "k", "value": value}

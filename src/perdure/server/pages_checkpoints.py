@@ -225,6 +225,5 @@ async def delete_preview(of: OfThread) -> Values:
 @action("threads:delete")
 async def delete(of: OfThread) -> Response:
     """Delete a thread."""
-    async with of.call.threads.turn(of.id):
-        await of.call.threads.delete(of.id)
+    await of.call.threads.delete(of.id)
     return go_to("/ui/threads")

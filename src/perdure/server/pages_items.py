@@ -257,11 +257,12 @@ async def edit(
         if text:
             collection, config = collection_of(call, place.ns)
             change = collection.asupersede if how == "supersede" else collection.aupdate
-            outcome = await change(place.key, text, provenance=by_hand, config=config)
+            options: dict[str, Any] = {"if_version": version, "provenance": by_hand}
+            outcome = await change(place.key, text, config=config, **options)
             if outcome.change in ("refused", "quarantined"):
                 raise ConfigurationError(str(outcome))
             return go_to("/ui/memory", **place._asdict(), done=outcome.change)
-        options: dict[str, Any] = {} if searched else {"index": False}
+        options = {} if searched else {"index": False}
         if present is not None:  # it expires when it would have
             left = present.expires_at and present.expires_at - datetime.now(UTC)
             options["ttl"] = left and max(left.total_seconds() / 60, 0.01)
