@@ -51,6 +51,22 @@ def talk(gate: Gate) -> StateGraph[State]:
     return made.add_edge(START, "hear").add_edge("hear", "answer")
 
 
+def stubborn(first: Gate, second: Gate, told: threading.Event) -> StateGraph[State]:
+    """Cancelled, it goes on until its gate is open, as one that tidies up does; `told` is set."""
+
+    async def go(state: State) -> dict[str, Any]:
+        gate = second if first.reached.is_set() else first
+        gate.reached.set()
+        while not gate.open.is_set():
+            try:
+                await asyncio.sleep(0.005)
+            except asyncio.CancelledError:
+                told.set()
+        return {"heard": ["went on"]}
+
+    return StateGraph(State).add_node(go).add_edge(START, "go")
+
+
 def ask() -> StateGraph[State]:
     """Asks somebody, and hears the answer."""
 

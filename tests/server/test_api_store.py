@@ -213,3 +213,16 @@ def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
 
         assert [each.status_code for each in (*answers, read)] == [403] * 5
         assert client.post("items/search", json={}).status_code == 200
+
+
+def test_perdures_own_namespaces_are_written_by_nobody(client: httpx.Client) -> None:
+    """An admin included: a record of another form would break each list of threads."""
+    client.post("/threads", json={"thread_id": "t"})
+    for namespace in (["perdure.server", "threads"], ["perdure", "quarantine"]):
+        place = {"namespace": namespace, "key": "t"}
+        put = client.put("/store/items", json={**place, "value": {"metadata": 5}})
+
+        assert put.status_code == 403
+        assert client.request("DELETE", "/store/items", json=place).status_code == 403
+    assert client.post("/threads/search", json={}).status_code == 200
+    assert client.patch("/threads/t", json={"metadata": {"n": 1}}).status_code == 200

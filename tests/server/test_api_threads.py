@@ -337,8 +337,8 @@ def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -
 
         found = sdk.threads.get_state(thread_id)["metadata"]
         assert (found["user_id"], found["source"]) == ("ann", "update")
-        assert "owner" not in found
         assert sdk.threads.get(thread_id)["metadata"]["user_id"] == "ann"
+    assert sdk.threads.get("t")["metadata"]["owner"] == "ann"
 
 
 def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) -> None:
@@ -428,6 +428,7 @@ BAD: list[tuple[str, str, Any]] = [
     ("POST", "/threads/search", {"ids": ["\ud800"]}),
     ("POST", "/threads/search", {"extract": {"a": "values.b"}}),
     ("POST", "/threads/search", {"values": {"a": 1}}),
+    ("POST", "/threads/search", {"ids": ["x"] * 1001}),
     ("POST", "/threads/count", {"metadata": 5}),
     ("POST", "/threads/prune", {}),
     ("POST", "/threads/prune", {"thread_ids": ["t"], "strategy": "some"}),
@@ -455,6 +456,22 @@ def test_bad_input_is_answered_with_a_sentence(
     assert 400 <= answer.status_code < 500, answer.text
     assert isinstance(answer.json()["detail"], str), answer.text
     assert standing[1].get("/threads/t").status_code == 200
+
+
+def test_a_thread_that_is_refused_is_not_created(standing: Standing) -> None:
+    steps = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "hear"}]}]
+    asked = {"thread_id": "new", "metadata": {"graph_id": "chat"}, "supersteps": steps}
+
+    assert standing[1].post("/threads", json=asked).status_code == 422
+    assert standing[1].get("/threads/new").status_code == 404
+
+
+def test_a_prune_that_is_refused_deletes_nothing(standing: Standing) -> None:
+    for thread_ids in (["t", ""], ["t", *["x"] * 1000]):
+        answer = standing[1].post("/threads/prune", json={"thread_ids": thread_ids})
+
+        assert answer.status_code == 422
+        assert standing[1].get("/threads/t").status_code == 200
 
 
 # -- who may

@@ -367,3 +367,55 @@ def test_an_auth_that_keeps_its_handlers_elsewhere(
     text = "from langgraph_sdk import Auth\nauth = object.__new__(Auth)\n"
     with pytest.raises(ConfigurationError, match=r"langgraph-sdk \d.* install another version"):
         AuthFile(written(tmp_path, text))
+
+
+TEAM = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers): return headers[b"x-api-key"].decode().removeprefix("key-of-")
+
+@auth.on.threads
+async def threads(ctx, value):
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
+
+@auth.on.store
+async def store(ctx, value): return True
+"""
+"""Threads are their owners', the store is a team's."""
+
+
+def test_a_search_of_everything_has_nothing_of_perdures_own(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.server.call._PAGE", 2)
+    served = create_app(settings, access=AuthFile(written(tmp_path, TEAM, "team.py")))
+    places = [[label, "x"] for label in ("a", "b", "perdure.notes", "q", "r")]
+
+    def listed(path: str, **asked: Any) -> Any:
+        return bob.post(f"/store/{path}", json=asked).json()
+
+    with running(served) as url, httpx.Client(base_url=url, headers={"x-api-key": "bob"}) as bob:
+        for number in range(5):
+            own = {"thread_id": f"t{number}", "metadata": {"topic": "SECRET of ann"}}
+            assert bob.post("/threads", json=own, headers={"x-api-key": "ann"}).is_success
+        for place in places:
+            bob.put("/store/items", json={"namespace": place, "key": "k", "value": {}})
+        direct = {"namespace_prefix": ["perdure.server", "threads"]}
+        assert bob.post("/store/items/search", json=direct).status_code == 403
+        assert "SECRET" not in bob.get("/ui/store/items.json").text
+        assert "perdure.server" not in bob.get("/ui/store.json").text
+        for prefix in (None, ["*"], []):
+            assert listed("namespaces", prefix=prefix)["namespaces"] == places
+        assert listed("namespaces", max_depth=1, limit=2, offset=3)["namespaces"] == [["q"], ["r"]]
+        pages = [listed("items/search", limit=2, offset=n)["items"] for n in (0, 2, 4, 6)]
+
+    assert [[item["namespace"] for item in page] for page in pages] == [
+        places[:2],
+        places[2:4],
+        places[4:],
+        [],
+    ]

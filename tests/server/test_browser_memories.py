@@ -297,7 +297,7 @@ def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> Non
     assert store.history(where, "k") == []
     store.put(("perdure.server", "threads"), "k", {"n": 1})
     path = place("perdure.server", "threads", key="k")
-    assert client.post(f"/ui/forget?{path}").status_code == 422
+    assert client.post(f"/ui/forget?{path}").status_code == 403
     assert store.get(("perdure.server", "threads"), "k") is not None
 
 

@@ -158,6 +158,19 @@ def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
     assert found == [200, 404, 404, 404, 200, 404, 200, 200, 404]
 
 
+def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
+    url: str, folder: Path
+) -> None:
+    """Bob reserves the id that Ann's agent, which is no client of the server, will use."""
+    of_ann, of_bob = {"x-api-key": ANN}, {"x-api-key": BOB}
+    assert httpx.post(f"{url}/threads", json={"thread_id": "daily"}, headers=of_bob).is_success
+    with open_checkpointer(str(folder / "memory.db")) as saver:
+        talk(saver, "daily", said=["SECRET of ann", "yes"], user_id="ann")
+
+    assert httpx.get(f"{url}/threads/daily", headers=of_bob).status_code == 404
+    assert httpx.get(f"{url}/threads/daily", headers=of_ann).status_code == 200
+
+
 def test_filters(file: Path) -> None:
     keys = Keys(file)
 
@@ -244,9 +257,9 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_names_that_perdure_needs() -> None:
     """Else a user of such a name saw, in a list of namespaces, those of perdure's own notes."""
     from perdure.memory.store_adapter import NOTES
-    from perdure.server.threads import RECORDS
+    from perdure.server.threads import RECORDS, UNSTARTED
 
-    assert {*NOTES, RECORDS[1]} == module._NOTES
+    assert {*NOTES, RECORDS[1], UNSTARTED[1]} == module._NOTES
 
 
 def test_new_keys() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel.remote import RemoteGraph
 from langgraph_sdk import get_client, get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import ConflictError, NotFoundError
@@ -26,9 +30,11 @@ from perdure.memory import views
 from perdure.server import create_app, runs
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.graphs import Graphs
+from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running
-from tests.server.talking import Gate, ask, fail, model, says, talk, who
+from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who
+from tests.talks import talk as conversation
 
 
 @pytest.fixture
@@ -158,6 +164,14 @@ def test_an_interrupt_is_answered_by_a_command(sdk: SyncLangGraphClient) -> None
     assert sdk.threads.get("t")["status"] == "idle"
 
 
+def test_a_thread_whose_question_an_update_answers_is_idle(sdk: SyncLangGraphClient) -> None:
+    sdk.runs.wait("t", "ask", input={})
+    sdk.threads.update_state("t", {"heard": ["yes"]}, as_node="hear")
+
+    assert sdk.threads.get_state("t")["next"] == []
+    assert sdk.threads.get("t")["status"] == "idle"
+
+
 def test_a_run_that_stops_before_a_node_is_interrupted(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
@@ -197,6 +211,61 @@ def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate
     assert parts[-1].data["status"] == "success"
     assert values["heard"] == ["hello"]
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"},
+        {"config": {"configurable": {"checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"}}},
+        {"checkpoint": {"checkpoint_map": {"": "1f1e71fc-53de-6a0e-8005-e771d5265d49"}}},
+    ],
+    ids=["checkpoint_id", "configurable", "checkpoint_map"],
+)
+def test_a_run_at_an_unknown_checkpoint_is_refused(
+    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate, place: dict[str, Any]
+) -> None:
+    gate.open.set()
+    sdk.runs.wait("t", "talk", input=says("one"))
+
+    answer = client.post("/threads/t/runs/wait", json=body("two", **place))
+
+    assert texts(sdk) == ["one", "heard 1"]
+    assert answer.status_code == 404
+
+
+def test_a_served_graph_is_a_node_of_another(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    remote = RemoteGraph("talk", sync_client=sdk)
+    outer = StateGraph(MessagesState).add_node("remote", remote).add_edge(START, "remote").compile()
+
+    given: Any = says("hello")
+    found = outer.invoke(given)
+
+    assert [message.text for message in found["messages"]][-1] == "heard 1"
+
+
+def test_a_client_does_not_say_what_the_server_does(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    """What it has in its metadata of that, as a graph that calls this one has, is left out."""
+    gate.open.set()
+    said: Any = {"user_id": "bob", "owner": "bob", "run_id": "r", "langgraph_step": 1, "n": 1}
+    config: Any = {"metadata": said | {"m": 2}}
+
+    sdk.runs.wait("t", "talk", input=says("hello"), metadata=said, config=config)
+
+    stored: Any = sdk.threads.get_state("t")["metadata"]
+    run: Any = sdk.runs.list("t")[0]
+    assert (stored["user_id"], stored["run_id"]) == ("ann", run["run_id"])
+    assert (stored["n"], stored["m"], "owner" in stored) == (1, 2, False)
+    assert run["metadata"] == {"n": 1, "graph_id": "talk"}
+
+
+def test_null_is_as_good_as_nothing(client: httpx.Client, gate: Gate) -> None:
+    gate.open.set()
+    names = [name for name in RunRequest.model_fields if name not in ("assistant_id", "input")]
+    config = {"tags": None, "configurable": {"checkpoint_map": None}, "metadata": None}
+    for nulls in (dict.fromkeys(names), {"config": config}):
+        assert client.post("/runs/wait", json={**body(), **nulls}).json()["heard"] == ["hello"]
 
 
 # -- runs that overlap
@@ -263,6 +332,78 @@ def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
     assert sdk.threads.search() == []
 
 
+def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, gate: Gate) -> None:
+    client.post("/threads", json={"thread_id": "t"})
+    with client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events:
+        assert gate.reached.wait(60)
+        pruned = client.post("/threads/prune", json={"thread_ids": ["t"]})
+        gate.open.set()
+        events.read()  # to the end of the run
+
+    assert pruned.status_code == 409 or client.get("/threads/t").status_code == 404
+
+
+def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
+    client: httpx.Client, settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
+    client.post("/threads", json={"thread_id": "t"})
+    with (
+        client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events,
+        running(create_app(settings, graphs=graphs)) as other,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        assert gate.reached.wait(60)
+        deletion = pool.submit(httpx.delete, f"{other}/threads/t", timeout=60)
+        concurrent.futures.wait([deletion], 1)  # it is done at once, or waits for the run's end
+        gate.open.set()
+        events.read()
+        status = deletion.result().status_code
+
+    assert status == 409 or client.get("/threads/t").status_code == 404
+
+
+def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
+    settings: Settings, gate: Gate
+) -> None:
+    second, told = Gate(), threading.Event()
+    served = Graphs({"stubborn": stubborn(gate, second, told)})
+    asked = {"assistant_id": "stubborn", "input": {}}
+    with (
+        running(create_app(settings, graphs=served)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        client.post("/threads", json={"thread_id": "t"})
+        client.post("/threads/t/runs", json=asked)
+        assert gate.reached.wait(60)
+        deletion = pool.submit(httpx.delete, f"{url}/threads/t", timeout=60)
+        until(lambda: deletion.done() or told.is_set())  # it waits for the first run
+        with client.stream("POST", "/threads/t/runs/stream", json=asked) as events:
+            gate.open.set()
+            until(lambda: deletion.done() or second.reached.is_set())
+            second.open.set()
+            events.read()
+        status = deletion.result().status_code
+
+        assert status == 409 or client.get("/threads/t").status_code == 404
+
+
+def test_a_run_that_waits_does_not_bring_a_deleted_thread_back(
+    sdk: SyncLangGraphClient, client: httpx.Client, settings: Settings, gate: Gate
+) -> None:
+    gate.open.set()
+    with SQLiteCheckpointer.open(settings.db) as saver, ExitStack() as streaming:
+        conversation(saver, "agent")
+        with saver.lock("agent"):
+            asked = client.stream("POST", "/threads/agent/runs/stream", json=body())
+            events = streaming.enter_context(asked)
+            saver.delete_thread("agent")
+        told = events.read().decode()
+
+    assert "UnknownThread" in told
+    assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
+
+
 @pytest.mark.parametrize("path", ["stream", "wait"])
 @pytest.mark.parametrize(
     ("mode", "left"),
@@ -326,8 +467,10 @@ def test_the_oldest_runs_are_forgotten(
 
 REFUSED: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"user_id": "bob"}}}, 422, "'user_id' is 'bob'"),
-    ({"metadata": {"owner": "bob"}}, 422, "'owner' is 'bob'"),
-    ({"config": {"metadata": {"run_id": "r"}}}, 422, "'run_id' is 'r'"),
+    ({"config": {"configurable": {"owner": "bob"}}}, 422, "'owner' is 'bob'"),
+    ({"config": {"configurable": {"run_id": "r"}}}, 422, "'run_id' is 'r'"),
+    ({"config": {"configurable": {"checkpoint_id": 5}}}, 422, "checkpoint_id is 5"),
+    ({"checkpoint": {"checkpoint_map": "x"}}, 422, "checkpoint_map is 'x'"),
     ({"config": {"configurable": {"thread_id": "other"}}}, 422, "'thread_id' is 'other'"),
     ({"config": {"configurable": {"__pregel_store": 1}}}, 422, "'__pregel_store' is 1"),
     ({"config": {"configurable": {"langgraph_auth_user": {}}}}, 422, "'langgraph_auth_user'"),
@@ -348,6 +491,29 @@ def test_a_run_is_refused_with_a_sentence(sdk: SyncLangGraphClient, client: http
 
         assert (reply.status_code, why in reply.text) == (status, True), reply.text
     assert sdk.runs.list("t") == []
+
+
+@pytest.mark.parametrize("path", ["/runs/wait", "/threads/new/runs/wait"])
+def test_a_run_that_is_refused_writes_nothing(client: httpx.Client, path: str) -> None:
+    asked = body(assistant_id="nope") | ({"if_not_exists": "create"} if "new" in path else {})
+    lost = asked | {"assistant_id": "talk", "checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"}
+
+    answer = client.post(path, json=asked)
+
+    assert answer.status_code == 404
+    assert client.post(path, json=lost).status_code == 404
+    assert client.post("/threads/count", json={}).json() == 0
+
+
+def test_an_unknown_choice_in_a_query_is_refused(
+    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
+) -> None:
+    gate.open.set()
+    run = sdk.runs.create("t", "talk", input=says("one"))
+
+    path = f"/threads/t/runs/{run['run_id']}/stream"
+    assert client.get(path, params={"stream_mode": "nope"}).status_code == 422
+    assert client.get("/threads/t/runs", params={"status": "nope"}).status_code == 422
 
 
 def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> None:
@@ -411,6 +577,50 @@ def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Ga
         assert bob.threads.search() == []
 
 
+class Team(Named):
+    """Shows root everything; the threads that others make are their team's."""
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        if identity.user == "root":
+            return {}
+        if action == "threads:create":
+            value["metadata"]["owner"] = f"the team of {identity.user}"
+        return {}
+
+
+def test_a_run_leaves_a_thread_to_its_owner(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+    """Whoever runs it: an admin on the thread of an agent, a user on that of a team."""
+    gate.open.set()
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        conversation(saver, "agent", user_id="ann")
+    with (
+        running(create_app(settings, graphs=graphs, access=Team())) as url,
+        get_sync_client(url=url, headers={"x-user": "root"}) as root,
+        get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
+    ):
+
+        def owner(thread_id: str) -> Any:
+            found: Any = root.threads.get(thread_id)["metadata"]
+            return found["owner"]
+
+        bob.threads.create(thread_id="t", graph_id="talk")
+        root.runs.wait("agent", "talk", input=says("look"))
+        threads: Any = bob.threads  # of which the annotations say that a copy returns nothing
+        copied = threads.copy("agent")["thread_id"]
+        again = threads.copy(copied)["thread_id"]
+        for change in (
+            lambda: bob.threads.update_state("t", {"heard": ["x"]}, as_node="hear"),
+            lambda: bob.runs.wait("t", "talk", input=says("hi")),
+            lambda: root.runs.wait("t", "talk", input=says("look")),
+            lambda: root.threads.update_state("t", {"heard": ["x"]}, as_node="hear"),
+        ):
+            change()
+
+            assert owner("t") == "the team of bob"
+        assert owner("agent") == "ann"
+        assert owner(copied) == owner(again) == "the team of bob"
+
+
 # -- the newer protocol
 
 v3 = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
@@ -453,6 +663,7 @@ def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate
 
 COMMANDS: list[tuple[str, Any, str]] = [
     ("run.start", {"assistant_id": "none"}, "invalid_argument"),
+    ("run.start", {"assistant_id": "none", "if_not_exists": "create"}, "invalid_argument"),
     ("run.start", {}, "invalid_argument"),
     ("input.respond", {"response": 1}, "invalid_argument"),
     ("input.respond", {"interrupt_id": "i", "response": 1}, "invalid_argument"),

@@ -13,8 +13,8 @@ import pytest
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import AlreadyLocked, UnknownThread, VersionConflict
-from perdure.server.access import Filter, Forbidden
-from perdure.server.threads import RECORDS, UNSTARTED, Threads, contains
+from perdure.server.access import Filter, Forbidden, contains
+from perdure.server.threads import RECORDS, UNSTARTED, Threads
 from perdure.settings import Settings
 from tests.server.graphs import say
 

@@ -130,6 +130,19 @@ public: Final = action(None)
 """Marks an endpoint that everybody may call, and that reaches no database."""
 
 
+def contains(value: Any, wanted: Any) -> bool:
+    """Whether a value has all that is wanted: dicts may have more, lists more and in any order."""
+    if isinstance(wanted, Mapping):
+        return isinstance(value, Mapping) and all(
+            name in value and contains(value[name], each) for name, each in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(value, list) and all(
+            any(contains(one, each) for one in value) for each in wanted
+        )
+    return bool(value == wanted)
+
+
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
     """Whether the metadata of a thread meets a filter."""
     return all(_meets(metadata.get(name), wanted) for name, wanted in filter.items())

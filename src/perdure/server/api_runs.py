@@ -16,14 +16,16 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
+from langgraph_sdk.schema import RunStatus
 
+from perdure.server import api_states
 from perdure.server.access import Refused, action
 from perdure.server.call import Call, Caller
 from perdure.server.graphs import Graph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
-from perdure.server.run_request import RunRequest
+from perdure.server.run_request import Mode, RunRequest
 from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
@@ -85,7 +87,7 @@ async def listed(
     thread_id: Id,
     limit: Annotated[int, Query(ge=0, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0)] = 0,
-    status: str | None = None,
+    status: RunStatus | None = None,
 ) -> Response:
     """The runs of a thread, newest first."""
     await call.permit({"thread_id": thread_id})
@@ -117,7 +119,7 @@ async def join(run: Known, request: Request) -> Response:
 async def join_stream(
     run: Known,
     request: Request,
-    stream_mode: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI copies it
+    stream_mode: Annotated[list[Mode | Literal[""]], Query()] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
@@ -150,6 +152,8 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
     Raises:
         ConfigurationError: It asks for what it may not.
         UnknownThread: There is no such thread, and none is to be created.
+        UnknownCheckpoint: It is to go on from one that the thread has not.
+        UnknownGraph: It is not served.
     """
     temporary = not thread_id
     thread_id = thread_id or str(uuid4())
@@ -165,10 +169,15 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
         }
     )
     body.metadata = dict(permitted.get("metadata") or {})
-    if temporary or body.if_not_exists == "create":
-        await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
-    else:
+    runs.graphs.name(body.assistant_id)
+    creates = temporary or body.if_not_exists == "create"
+    if body.places or not creates:
         await call.threads.get(thread_id)
+    for ns, checkpoint_id in body.places.items():
+        at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+        await api_states.checkpoint_at(call, api_states.config_of(thread_id, at))
+    if creates:
+        await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
     temporary = temporary and body.on_completion == "delete"
     return runs.start(call, body, thread_id, play, temporary=temporary)
 

@@ -76,7 +76,7 @@ async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckp
     """The state at a checkpoint, also of a subgraph."""
     await call.permit({"thread_id": thread_id})
     thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
-    found = await _checkpoint(call, config)
+    found = await checkpoint_at(call, config)
     async with _graph_of(request, call, thread) as graph:
         if graph is not None:
             shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
@@ -96,7 +96,7 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     thread = await call.threads.get(thread_id)
     config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
     async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
-        await _checkpoint(call, config)
+        await checkpoint_at(call, config)
         if graph is None:
             raise ConfigurationError(
                 f"the thread {thread_id!r} belongs to the graph "
@@ -106,6 +106,8 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
         config = await _carrying(call, thread, config)
         with _refusing():
             new = await graph.aupdate_state(config, body.values, as_node=body.as_node)
+        is_open = (await graph.aget_state(config_of(thread_id))).next
+        await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
     made = checkpoint_of(new)
     return {
         "checkpoint": made,
@@ -169,7 +171,7 @@ def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> Ru
     return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
 
 
-async def _checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
+async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
     """The checkpoint at a config; None: the thread has none.
 
     Raises:
@@ -185,8 +187,7 @@ async def _checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | N
 
 async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
     """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
-    own = ("owner", "user_id")
-    known = {name: value for name, value in thread["metadata"].items() if name not in own}
+    known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
     user = await call.threads.user(thread["thread_id"]) or call.identity.user
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 

@@ -10,10 +10,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from perdure.errors import InvalidValue
-from perdure.server.access import Forbidden, action
+from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.reply import reply
-from perdure.server.threads import RESERVED
 
 routes = APIRouter(tags=["store"])
 Json = dict[str, Any]
@@ -103,8 +102,8 @@ async def search(call: Caller, body: ItemSearch) -> Response:
     names = {"filter", "limit", "offset", "query"}
     given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
     options = {name: given[name] for name in names}
-    prefix, refresh = given["namespace"], body.refresh_ttl
-    found = await call.store.asearch(prefix, refresh_ttl=refresh, **options)
+    options["refresh_ttl"] = body.refresh_ttl
+    found = await call.listed(call.store.asearch, given["namespace"], **options)
     return await reply({"items": [item.dict() for item in found]})
 
 
@@ -115,16 +114,15 @@ async def namespaces(call: Caller, body: Namespaces) -> Response:
     asked = body.model_dump(exclude={"prefix", "suffix"})
     asked["suffix"] = None if body.suffix is None else tuple(body.suffix)
     given = await _permitted(call, body.prefix, asked)
-    found = await call.store.alist_namespaces(prefix=given.pop("namespace"), **given)
+    prefix = given.pop("namespace")
+    found = await call.listed(call.store.alist_namespaces, prefix=prefix, **given)
     return await reply({"namespaces": found})
 
 
 async def _permitted(call: Call, namespace: list[str] | None, asked: Json) -> Json:
-    """What is asked for, as it is permitted; the server's own records are for admins only."""
+    """What is asked for, as it is permitted."""
     labels = None if namespace is None else tuple(namespace)
     given = await call.permit({"namespace": labels, **asked})
     if given["namespace"] is not None:
         given["namespace"] = tuple(given["namespace"])
-    if RESERVED in (given["namespace"] or ())[:1] and not call.identity.is_admin:
-        raise Forbidden(f"the namespace {given['namespace']!r} is the server's own")
     return given

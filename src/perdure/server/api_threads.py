@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from perdure.checkpointers.address import check_thread_id
 from perdure.errors import UnknownThread, VersionConflict
 from perdure.server import api_states
 from perdure.server.access import action
@@ -21,6 +22,7 @@ from perdure.server.threads import SortBy, Status, Thread
 routes = APIRouter(tags=["threads"])
 Json = dict[str, Any]
 Nothing = Annotated[None, Field(description="Not supported; anything given is refused.")]
+Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 Empty = Annotated[Json | None, Field(max_length=0, description="Not supported but empty.")]
 
 
@@ -46,7 +48,7 @@ class Wanted(BaseModel):
 
     metadata: Json | None = None
     values: Empty = None
-    ids: list[str] | None = None
+    ids: Ids | None = None
     status: Status | None = None
 
 
@@ -64,7 +66,7 @@ class Search(Wanted):
 class Prune(BaseModel):
     """The body of `POST /threads/prune`."""
 
-    thread_ids: list[str]
+    thread_ids: Ids
     strategy: Literal["delete", "keep_latest"] = "delete"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity
-from perdure.server.threads import Threads
+from perdure.server.threads import RESERVED, Threads
 from perdure.settings import Settings, is_dsn
 from perdure.stores import open_store
 from perdure.stores.base import Namespace
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
-_OWN: Final = "perdure"  # how the first labels of perdure's own namespaces begin
+_OWN: Final = ("perdure", RESERVED)  # the first labels of perdure's own namespaces
+_PAGE: Final = 1_000  # read at once, where such are left out
 _MOST: Final = 32  # tenants that are open
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
 
@@ -125,8 +126,8 @@ class Call:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
             self._filter = await self._access.permit(self.identity, self.action, asked)
-        [first, *_] = asked.get("namespace") or ("",)
-        if not self.identity.is_admin and str(first).startswith(_OWN):
+        writes = self.action in ("store:put", "store:delete")
+        if is_own(asked.get("namespace") or ()) and (writes or not self.identity.is_admin):
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
         self._parts = await self._databases.of(self.identity.tenant)
         return asked
@@ -155,6 +156,25 @@ class Call:
         runs = partial(self._databases.runs, self.identity.tenant)
         return Threads(*self._permitted(), self._filter, runs)
 
+    async def listed(
+        self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any
+    ) -> list[Any]:
+        """What a list or a search of the store returns; perdure's own only to an admin."""
+        prefix = given[0] if given else options["prefix"]
+        if self.identity.is_admin or (prefix or "*")[0] != "*":
+            return await read(*given, **options)
+        found: list[Any] = []
+        start, at = options.pop("offset"), 0
+        end = start + options.pop("limit")
+        size = min(end, _PAGE)
+        while len(found) < end:
+            page = await read(*given, **options, limit=size, offset=at)
+            found += [each for each in page if not is_own(getattr(each, "namespace", each))]
+            if len(page) < size:
+                break
+            at, size = at + size, _PAGE
+        return found[start:end]
+
     @property
     def memories(self) -> tuple[str, ...]:
         """The namespace of the user's memories."""
@@ -164,6 +184,11 @@ class Call:
         if self._parts is None:
             raise RuntimeError(f"{self.action} reaches for the database before it is permitted")
         return self._parts
+
+
+def is_own(namespace: Sequence[str]) -> bool:
+    """Whether a namespace is one of perdure's own, which nobody writes to by hand."""
+    return bool(namespace) and namespace[0] in _OWN
 
 
 def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:

@@ -170,7 +170,8 @@ async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
     await _read(reading.saver, id, "", checkpoint)
     owner = {"owner": call.identity.user}
     asked = await call.permit({"thread_id": new, "metadata": owner})
-    await call.threads.create(new, {**source["metadata"], **asked["metadata"]})
+    known = source["metadata"]
+    await call.threads.create(new, {**known, **asked["metadata"]}, of=known.get("user_id"))
     await call.saver.acopy_thread(id, new, checkpoint_id=checkpoint)
     return go_to("/ui/thread", id=new)
 

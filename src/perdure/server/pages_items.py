@@ -21,7 +21,7 @@ from starlette.responses import Response
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, VersionConflict
 from perdure.memory import Collection
 from perdure.server.access import action
-from perdure.server.call import Call, Caller, verbatim
+from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
 from perdure.server.reply import encoded, status_of
 from perdure.stores import Provenance
@@ -40,8 +40,6 @@ _MOST: Final = 100  # paths that are shown
 _FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 _DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
-_OWN: Final = ("perdure", "perdure.server")
-"""First labels of perdure's own notes, which only perdure changes."""
 
 
 class Place(NamedTuple):
@@ -86,12 +84,7 @@ async def _one(call: Caller, asked: Asked) -> Place:
 
 
 async def _to_change(call: Caller, asked: Asked, new_key: Text = "") -> Place:
-    place = await _one(call, Place(asked.ns, asked.key or new_key))
-    if not _may_change(place.ns):
-        raise ConfigurationError(
-            f"in {place.ns!r} perdure keeps its own notes, which these pages only show"
-        )
-    return place
+    return await _one(call, Place(asked.ns, asked.key or new_key))
 
 
 One = Annotated[Place, Depends(_one)]
@@ -109,9 +102,8 @@ async def tree(call: Caller, asked: Asked, start: Start = 0) -> Values:
     ns = asked.ns
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
-    found = await call.store.alist_namespaces(
-        prefix=prefix, max_depth=depth, limit=_NAMESPACES + 1, offset=start
-    )
+    options: dict[str, Any] = {"max_depth": depth, "limit": _NAMESPACES + 1, "offset": start}
+    found = await call.listed(call.store.alist_namespaces, prefix=prefix, **options)
     if prefix == ns:  # in which "*" is a label, not any label
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
@@ -137,7 +129,7 @@ async def items(
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
-    found = await call.store.asearch(ns, **options)
+    found = await call.listed(call.store.asearch, ns, **options)
     return {
         "ns": ns,
         "given": {"q": q, "filter": filter, "as_of": as_of},
@@ -221,7 +213,7 @@ def _is_memory(call: Call, item: Any) -> bool:
 
 
 def _may_change(namespace: Namespace) -> bool:
-    return bool(namespace) and namespace[0] not in _OWN
+    return bool(namespace) and not is_own(namespace)
 
 
 def _escaped(value: Mapping[str, Any]) -> str:

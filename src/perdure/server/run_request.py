@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Send
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from perdure.errors import ConfigurationError
 
@@ -29,6 +29,28 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _is_ours(name: str) -> bool:
+    return name in _OURS or name.startswith(("__", "langgraph_"))
+
+
+def _theirs(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if not _is_ours(name)}
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_theirs)]
+"""Metadata of a client, without what the server alone sets: a graph that calls this one sends it"""
+
+
+class Given(BaseModel):
+    """A part of a request, in which null is as good as nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        is_object = isinstance(given, Mapping)
+        return {n: v for n, v in given.items() if v is not None} if is_object else given
+
+
 class Order(BaseModel):
     """langgraph's `Command`."""
 
@@ -44,25 +66,31 @@ class Order(BaseModel):
         return Command(update=self.update, resume=self.resume, goto=goto)
 
 
-class Configured(BaseModel):
-    """Of langchain's config, what a client may set."""
-
-    tags: list[str] = []
-    recursion_limit: int = Field(default=25, ge=1, le=1000)
-    configurable: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
-
-
 class Place(BaseModel):
     """Where to go on from."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None
     checkpoint_ns: str | None = None
-    checkpoint_map: dict[str, Any] | None = None
+    checkpoint_map: dict[str, str] | None = None
 
 
-class RunRequest(BaseModel):
+class Configurable(Place):
+    """The same, and what else a graph takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Configured(Given):
+    """Of langchain's config, what a client may set."""
+
+    tags: list[str] = []
+    recursion_limit: int = Field(default=25, ge=1, le=1000)
+    configurable: Configurable = Configurable()
+    metadata: Metadata = {}
+
+
+class RunRequest(Given):
     """The body of a request for a run, as `langgraph_sdk` sends it."""
 
     assistant_id: str
@@ -72,7 +100,7 @@ class RunRequest(BaseModel):
     checkpoint_id: str | None = None
     config: Configured = Configured()
     context: dict[str, Any] | None = None
-    metadata: dict[str, Any] = {}
+    metadata: Metadata = {}
     interrupt_before: Literal["*"] | list[str] | None = None
     interrupt_after: Literal["*"] | list[str] | None = None
     stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
@@ -106,25 +134,33 @@ class RunRequest(BaseModel):
         """Refuse what the server alone decides.
 
         Raises:
-            ConfigurationError: The config or the metadata name another user or thread, or
-                langgraph's own keys.
+            ConfigurationError: The config names another user or thread, or langgraph's own keys.
         """
         own = {"thread_id": thread_id, "user_id": user, "owner": user}
-        place = {"thread_id": self.checkpoint.thread_id} if self.checkpoint else {}
-        for part in (self.config.configurable, self.config.metadata, self.metadata, place):
-            for name, value in part.items():
-                ours = name in _OURS or name.startswith(("__", "langgraph_"))
-                if ours and value is not None and value != own.get(name):
-                    raise ConfigurationError(
-                        f"{name!r} is {value!r}, and the server alone sets it: leave it out"
-                    )
+        for name, value in self._configurable.items():
+            if _is_ours(name) and value is not None and value != own.get(name):
+                raise ConfigurationError(
+                    f"{name!r} is {value!r}, and the server alone sets it: leave it out"
+                )
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The checkpoints that it names, by their namespaces."""
+        at = self._configurable
+        here = {at.get("checkpoint_ns", ""): at.get("checkpoint_id")}
+        return {ns: id for ns, id in {**here, **at.get("checkpoint_map", {})}.items() if id}
+
+    @property
+    def _configurable(self) -> dict[str, Any]:
+        given = self.config.configurable.model_dump(exclude_unset=True)
+        given |= (self.checkpoint or Place()).model_dump(exclude_none=True)
+        given |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
+        return {n: v for n, v in given.items() if v is not None or n not in Place.model_fields}
 
     def config_with(self, ours: Mapping[str, Any]) -> RunnableConfig:
         """The config of the run, with what the server alone sets."""
-        at = (self.checkpoint or Place()).model_dump(exclude_none=True)
-        at |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
         return {
-            "configurable": {**self.config.configurable, **at, **ours},
+            "configurable": {**self._configurable, **ours},
             "metadata": {**self.config.metadata, **self.metadata},
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,

@@ -125,7 +125,7 @@ class Runs:
     """
 
     def __init__(self, graphs: Graphs, telemetry: Telemetry | None = None) -> None:
-        self._graphs = graphs
+        self.graphs = graphs
         self._measured = telemetry.run if telemetry else contextlib.nullcontext
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
@@ -170,7 +170,7 @@ class Runs:
             UnknownGraph: It is not served.
             Refused: Another run is under way, and the request is to be rejected then.
         """
-        graph, tenant = self._graphs.name(request.assistant_id), call.identity.tenant
+        graph, tenant = self.graphs.name(request.assistant_id), call.identity.tenant
         active = self.active(tenant, thread_id)
         if active and request.multitask_strategy == "reject":
             raise Refused(
@@ -212,12 +212,14 @@ class Runs:
 
     async def _turn(self, run: Run, call: Call, play: Play) -> None:
         run.status, saver, identity = "running", call.saver, call.identity
+        known = (await call.threads.get(run.thread_id))["metadata"]  # it may be deleted by now
         ids = {"thread_id": run.thread_id, "user_id": identity.user, "run_id": run.run_id}
         graph_ids = {"graph_id": run.graph, "assistant_id": id_of(run.graph)}
         login = {"langgraph_auth_user": identity.raw} if identity.raw is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids})
+        config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}
         config["callbacks"] = [record_views(saver)]
-        opened = self._graphs.opened(
+        opened = self.graphs.opened(
             *(run.graph, saver, call.store, config),
             access="threads.create_run",
             user=identity.raw,

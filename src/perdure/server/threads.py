@@ -23,7 +23,7 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Filter, Forbidden, meets
+from perdure.server.access import Filter, Forbidden, contains, meets
 from perdure.stores import VersionRetention
 from perdure.stores.base import PutItem, StoredItem
 from perdure.stores.whole_store import WholeStore
@@ -90,8 +90,9 @@ class Threads:
         metadata: Mapping[str, Any] | None = None,
         *,
         if_exists: Literal["raise", "do_nothing"] = "raise",
+        of: str | None = None,
     ) -> Thread:
-        """Create a thread; None: under a new id.
+        """Create a thread; None: under a new id. `of`: whose checkpoints are copied to it.
 
         Raises:
             VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead,
@@ -103,7 +104,7 @@ class Threads:
         left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
         if await self._find(thread_id) is None:
             self._check(given)
-            record = {"metadata": given, "status": "idle"}
+            record = {"metadata": given, "status": "idle", "of": of}
             version = left.version if left else 0
             puts = [
                 PutItem(RECORDS, thread_id, record, False, if_version=version),
@@ -159,7 +160,8 @@ class Threads:
         source = await self._find(thread_id)
         if source is None:
             raise UnknownThread(f"there is no thread {thread_id!r}")
-        made = await self.create(metadata={**source["metadata"], **metadata})
+        known = source["metadata"]
+        made = await self.create(metadata={**known, **metadata}, of=known.get("user_id"))
         with suppress(UnknownThread):  # it has no turn
             await self._saver.acopy_thread(thread_id, made["thread_id"])
             if source["status"] != "busy":
@@ -370,30 +372,21 @@ class Threads:
         return {key: item for key, item in zip(keys, found, strict=True) if item is not None}
 
 
-def contains(value: Any, wanted: Any) -> bool:
-    """Whether a value has all that is wanted: dicts may have more, lists more and in any order."""
-    if isinstance(wanted, Mapping):
-        return isinstance(value, Mapping) and all(
-            name in value and contains(value[name], each) for name, each in wanted.items()
-        )
-    if isinstance(wanted, list):
-        return isinstance(value, list) and all(
-            any(contains(one, each) for one in value) for each in wanted
-        )
-    return bool(value == wanted)
-
-
 def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) -> Thread:
     known = record.value if record else {}
     told: Mapping[str, Any] = head.metadata if head else {}
     kept = {n: v for n, v in told.items() if n not in _OWN and not n.startswith(_OTHERS)}
-    user = {"user_id": told["user_id"]} if "user_id" in told else {}  # no client writes it
-    owner = {"owner": told["user_id"]} if user else {}
+    given, user = known.get("metadata", {}), told.get("user_id")
+    owner = kept.get("owner", user)
+    if owner is None or (user is not None and user == known.get("of")):
+        owner = given.get("owner", owner)
+    # the newest checkpoint tells whose it is: whoever made the record may be another
+    own = {name: each for name, each in (("owner", owner), ("user_id", user)) if each is not None}
     moments = [each for each in (head, record) if each is not None]
     return {
         "thread_id": thread_id,
         "created_at": min(each.created_at for each in moments),
         "updated_at": max(each.updated_at for each in moments),
-        "metadata": {**kept, **owner, **known.get("metadata", {}), **user},
+        "metadata": {**kept, **given, **own},
         "status": known.get("status", "idle"),
     }
