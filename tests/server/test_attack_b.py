@@ -18,12 +18,10 @@ from typer.testing import CliRunner
 
 from perdure.checkpointers import open_checkpointer
 from perdure.cli.app import app
-from perdure.errors import ConfigurationError
 from perdure.graphs import chat_graph
 from perdure.server import create_app, pages_items
 from perdure.server import keys as keys_module
 from perdure.server.access import ADMIN
-from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
@@ -33,7 +31,6 @@ from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, says
 from tests.server.talking import talk as talking
-from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, ROOT, entry
 from tests.talks import talk
 
@@ -154,30 +151,6 @@ def test_whoever_deletes_a_thread_does_not_hear_the_next_one(users: As) -> None:
     assert heard is None
 
 
-@pytest.mark.xfail(strict=True, reason="the owner of a record is believed before that of the head")
-def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
-    users: As, settings: Settings
-) -> None:
-    """Bob reserves the id that Ann's agent, which is no client of the server, will use."""
-    ok(users.bob.post("/threads", json={"thread_id": "ann-daily"}))
-    with open_checkpointer(settings.db) as saver:
-        talk(saver, "ann-daily", said=[SECRET, "yes"], user_id="ann")
-
-    assert SECRET not in users.bob.get("/threads/ann-daily").text
-    assert users.ann.get("/threads/ann-daily").status_code == 200
-
-
-@pytest.mark.xfail(strict=True, reason="a run of an admin makes an agent's thread the admin's")
-def test_a_run_of_an_admin_leaves_a_thread_to_its_owner(users: As, settings: Settings) -> None:
-    with open_checkpointer(settings.db) as saver:
-        talk(saver, "agent", said=["hi", "yes"], user_id="ann")
-    ok(users.ann.get("/threads/agent"))
-
-    ok(users.root.post("/threads/agent/runs/wait", json={**RUN, "input": says("look")}))
-
-    assert users.ann.get("/threads/agent").status_code == 200
-
-
 @pytest.mark.xfail(strict=True, reason="a key is looked at once when a stream begins")
 def test_a_revoked_key_ends_its_streams(
     users: As, keys: Path, monkeypatch: pytest.MonkeyPatch
@@ -196,51 +169,6 @@ def test_a_revoked_key_ends_its_streams(
 
 
 # -- namespaces of perdure's own
-
-
-TEAM = """
-from langgraph_sdk import Auth
-
-auth = Auth()
-
-@auth.authenticate
-async def user(headers): return headers[b"x-api-key"].decode().removeprefix("key-of-")
-
-@auth.on.threads
-async def threads(ctx, value):
-    value.setdefault("metadata", {})["owner"] = ctx.user.identity
-    return {"owner": ctx.user.identity}
-
-@auth.on.store
-async def store(ctx, value): return True
-"""
-"""Threads are their owners', the store is a team's."""
-
-
-@pytest.mark.xfail(strict=True, reason="the check of the first label passes what has no label")
-def test_a_search_of_everything_has_nothing_of_perdures_own(
-    settings: Settings, graphs: Graphs, tmp_path: Path
-) -> None:
-    access = AuthFile(written(tmp_path, TEAM, "team.py"))
-    served = create_app(settings, access=access, graphs=graphs)
-    with running(served) as url, clients(url) as users:
-        ok(users.ann.post("/threads", json={"thread_id": "t", "metadata": {"topic": SECRET}}))
-        direct = {"namespace_prefix": ["perdure.server", "threads"]}
-        assert users.bob.post("/store/items/search", json=direct).status_code == 403
-        found = users.bob.post("/store/items/search", json={"namespace_prefix": []})
-        page = users.bob.get("/ui/store/items.json")
-        names = [users.bob.post("/store/namespaces", json=each) for each in ({}, {"prefix": ["*"]})]
-
-    assert SECRET not in found.text + page.text
-    assert not [each for each in names if "perdure" in each.text]
-
-
-@pytest.mark.xfail(strict=True, reason="keys.py's list of labels lacks the server's second one")
-def test_no_user_is_called_like_a_label_of_perdures_own(tmp_path: Path) -> None:
-    file = tmp_path / "keys.toml"
-    file.write_text(entry(ANN, "unstarted"))
-    with pytest.raises(ConfigurationError, match="no user can be called 'unstarted'"):
-        Keys(file)
 
 
 # -- pages
@@ -312,22 +240,7 @@ def test_an_address_that_is_none(url: str) -> None:
     assert httpx.get(f"{url}/ui/threads", headers=sent).status_code == 401
 
 
-@pytest.mark.xfail(strict=True, reason="if_not_exists is given to RunRequest twice")
-def test_a_command_may_say_what_is_so_anyway(users: As) -> None:
-    order = {**START, "params": {**RUN, "if_not_exists": "create"}}
-
-    assert users.ann.post("/threads/t/commands", json=order).status_code < 500
-
-
 # -- what a request leaves
-
-
-@pytest.mark.xfail(strict=True, reason="the thread is made before the graph is looked up")
-def test_a_run_of_no_graph_leaves_no_thread(users: As) -> None:
-    wrong = {"assistant_id": "nope", "input": {}}
-    assert users.ann.post("/runs/wait", json=wrong).status_code == 404
-
-    assert users.ann.post("/threads/search", json={}).json() == []
 
 
 @pytest.mark.xfail(strict=True, reason="runs in the background are no requests, and not counted")
