@@ -20,9 +20,9 @@ from perdure.checkpointers import open_checkpointer
 from perdure.cli.app import app
 from perdure.errors import ConfigurationError
 from perdure.graphs import chat_graph
-from perdure.server import changes as comparing
 from perdure.server import create_app
 from perdure.server import keys as keys_module
+from perdure.server import pages_items as comparing
 from perdure.server.access import ADMIN
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
@@ -313,7 +313,6 @@ def test_an_address_that_is_none(url: str) -> None:
     assert httpx.get(f"{url}/ui/threads", headers=sent).status_code == 401
 
 
-@pytest.mark.xfail(strict=True, reason="if_not_exists is given to RunRequest twice")
 def test_a_command_may_say_what_is_so_anyway(users: As) -> None:
     order = {**START, "params": {**RUN, "if_not_exists": "create"}}
 
