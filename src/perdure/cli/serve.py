@@ -73,7 +73,7 @@ def serve(
         from perdure.server.logs import Audit, log_to_stderr
         from perdure.server.telemetry import Telemetry
     except ImportError as exc:
-        raise MissingDependency('the server needs packages: pip install "perdure[server]"') from exc
+        raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
         key, digest = made_key(new_key)
         note(f"the key of {new_key}, which is shown this once:\n{key}")
