@@ -76,8 +76,11 @@ def test_keys_and_names(tmp_path: Path) -> None:
     keys.write_text(entry(ANN, "ann"))
     keys.chmod(0o644)
     options = ("--keys", str(keys), "--allowed-host", "mem.example", "--host", "0.0.0.0")
-    options += ("--proxy", "127.0.0.1")
-    with served(*options, db=tmp_path / "memory.db") as (url, said, process):
+    with served(*options, "--proxy", "127.0.0.1", db=tmp_path / "memory.db") as (
+        url,
+        said,
+        process,
+    ):
         assert f"chmod 600 {keys}" in said
         local = url.replace("0.0.0.0", "127.0.0.1")
         assert answers(local, "/ui/login", host="mem.example") == 200

@@ -131,7 +131,8 @@ def test_all_replies_have_headers_against_sniffing(url: str) -> None:
 
 def test_what_is_private_is_not_kept_by_caches(url: str) -> None:
     def kept(path: str) -> str | None:
-        return httpx.get(url + path).headers.get("cache-control")
+        found: str | None = httpx.get(url + path).headers.get("cache-control")
+        return found
 
     for path in ("/ui/threads", "/ui/threads.json", "/threads/t", "/memories"):
         assert kept(path) == "no-store", path
