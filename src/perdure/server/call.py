@@ -181,6 +181,7 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases)
     connection.state.call = call
+    await state.audit.check(endpoint.action, connection.scope["method"])
     with state.clients.one((identity.tenant, identity.user)), call.used():
         yield call
 
