@@ -13,7 +13,8 @@ from typing import Final
 from perdure.server.access import Refused
 
 _MOST: Final = 10_000  # clients of which a rate is kept
-_AGAIN_S: Final = 5
+AGAIN_S: Final = 5
+"""When to ask again, if as much as may be is under way."""
 
 
 class TooMany(Refused):
@@ -86,7 +87,7 @@ class AtOnce:
             TooMany: As many as may be are under way.
         """
         if self._open[client] >= self._most:
-            raise TooMany(f"{self._most} requests are under way; end some first", _AGAIN_S)
+            raise TooMany(f"{self._most} requests are under way; end some first", AGAIN_S)
         self._open[client] += 1
         try:
             yield

@@ -59,6 +59,7 @@ class Threads:
         filter: What their metadata must meet.
         runs: Tells the runs of a thread that are under way; with one it is shown as busy. That is
             not written down: a server that was killed leaves no thread busy.
+        forget: Called with the id of a thread that is no more, before another has it.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Threads:
         store: WholeStore,
         filter: Filter,
         runs: Callable[[str], Sequence[object]] = lambda _: (),
+        forget: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._saver, self._store, self._filter, self._runs = saver, store, filter, runs
+        self._forget = forget
 
     # -- one thread
 
@@ -102,6 +105,7 @@ class Threads:
         left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
         if await self._find(thread_id) is None:
             self._check(given)
+            self._forget(thread_id)  # another program may have deleted one
             record = {"metadata": given, "status": "idle"}
             version = left.version if left else 0
             puts = [
@@ -144,6 +148,7 @@ class Threads:
         with suppress(InvalidNamespace):
             await self._store.abatch([PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)])
             await self._forget_versions()
+        self._forget(thread_id)
 
     async def prune(self, thread_id: str) -> None:
         """Delete the checkpoints of a thread but for its head; what was said stays readable."""
