@@ -115,16 +115,16 @@ class Log:
         """
         reader, looked = object(), monotonic()
         try:
+            self._read[reader] = number
             while True:
                 if monotonic() - looked >= LOOK_S:
                     await look()
                     looked = monotonic()
                 if number < self.dropped:
                     raise LookupError(f"the events up to {self.dropped} are no longer kept")
-                self._read[reader] = number
                 more, found = self._more, self._entries[number - self.dropped :]
                 if found:
-                    number = found[-1].number
+                    number = self._read[reader] = found[-1].number
                     yield found
                 elif self._closed:
                     return
