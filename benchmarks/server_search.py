@@ -6,7 +6,8 @@
 The server is `perdure serve` in a process of its own. A third of the memories have provenance. The
 time is of whole requests by HTTP from the same machine: the median and the slowest of twenty
 different ones, after the first, which loads the search index: in the first server from the items,
-in the second from its compact form. CPU and resident memory are of the server's process.
+in the others from its compact form. A hundredth of the memories were changed or deleted after the
+moment of the searches of the past. CPU and resident memory are of the server's process.
 """
 
 from __future__ import annotations
@@ -29,17 +30,25 @@ from many_items import Texts
 
 from perdure.stores import Provenance, PutItem, SQLiteStore
 
-USER, ROUNDS = "ann", 20
+USER, ROUNDS, CHANGED = "ann", 20, 100
 
 
-def filled(path: Path, items: int) -> None:
-    """Memories of one user, and 1,000 namespaces beside."""
+def filled(path: Path, items: int) -> datetime:
+    """Memories of one user, and 1,000 namespaces beside. Returns a moment before some changed."""
     texts, now = Texts(1), datetime.now(UTC)
     with SQLiteStore.open(path) as store:
         for begin in range(0, items, 2_000):
             some = texts.made(min(2_000, items - begin), 12)
             store.batch([put(begin + n, text, now) for n, text in enumerate(some)])
         store.batch([PutItem(("notes", f"user{n}"), "k", {"n": n}) for n in range(1_000)])
+        time.sleep(0.01)
+        past = datetime.now(UTC)
+        some, changed = range(0, items, CHANGED), list[PutItem]()
+        for n, text in zip(some, texts.made(len(some), 12), strict=True):
+            each = put(n, text, now)
+            changed.append(PutItem(each.namespace, each.key, None) if n % 1_000 == 0 else each)
+        store.batch(changed)
+    return past
 
 
 def put(number: int, text: str, now: datetime) -> PutItem:
@@ -58,12 +67,14 @@ def main() -> None:
     items = parser.parse_args().items
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory.db"
-        filled(path, items)
+        past = filled(path, items)
         with serving(path) as (client, pid):
             line("search, from items", pid, client, [("/ui/memories", {"q": "tea"})] * 5)
             time.sleep(3)  # the compact form is written
         with serving(path) as (client, pid):
             measured(client, pid, items)
+        with serving(path) as (client, pid):
+            of_the_past(client, pid, past)
 
 
 @contextmanager
@@ -95,13 +106,11 @@ def measured(client: httpx.Client, pid: int, items: int) -> None:
     """Print a line for each page."""
     texts = Texts(2)
     print(f"idle: {resident(pid)} MB")
-    past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
-    words = [" ".join(each.split()[:5]) for each in texts.made(ROUNDS + 1, 12)]
+    words = queries(texts)
     pages = {
         "search": [("/ui/memories", {"q": each}) for each in words],
         "search, facts only": [("/ui/memories", {"q": w, "kind": "fact"}) for w in words],
         "search, why not": [("/ui/memories", {"q": w, "why": "k77"}) for w in words],
-        "search, as of": [("/ui/memories", {"q": w, "as_of": past}) for w in words[:4]],
         "list, newest": [("/ui/memories", {"start": n * 50}) for n in range(ROUNDS + 1)],
         "list, in the middle": [("/ui/memories", {"start": items // 2})] * 5,
         "list, facts": [("/ui/memories", {"kind": "fact", "start": n}) for n in range(9)],
@@ -115,6 +124,29 @@ def measured(client: httpx.Client, pid: int, items: int) -> None:
     }
     for name, asked in pages.items():
         line(name, pid, client, asked)
+
+
+def queries(texts: Texts) -> list[str]:
+    """Beginnings of texts."""
+    return [" ".join(each.split()[:5]) for each in texts.made(ROUNDS + 1, 12)]
+
+
+def of_the_past(client: httpx.Client, pid: int, past: datetime) -> None:
+    """Print a line for each kind of search of the past."""
+    words = queries(Texts(2))
+    asked = {
+        "as of": [{"q": each, "as_of": past.isoformat()} for each in words],
+        "as of, facts only": [
+            {"q": each, "as_of": past.isoformat(), "kind": "fact"} for each in words
+        ],
+        "as of, other moments": [
+            {"q": each, "as_of": (past + timedelta(microseconds=n)).isoformat()}
+            for n, each in enumerate(words)
+        ],
+        "as of, list": [{"as_of": past.isoformat(), "start": n * 50} for n in range(ROUNDS + 1)],
+    }
+    for name, params in asked.items():
+        line(name, pid, client, [("/ui/memories", each) for each in params])
 
 
 def line(name: str, pid: int, client: httpx.Client, asked: list[tuple[str, Any]]) -> None:

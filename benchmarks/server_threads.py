@@ -20,6 +20,7 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.server.threads import Threads
 
 USERS, EVERY = 100, 200  # users of the threads; one in so many threads has no turn
+UNSTARTED = 1_000  # more of these, at the end
 
 
 async def fill(saver: SQLiteCheckpointer, threads: Threads, many: int) -> None:
@@ -35,7 +36,7 @@ async def fill(saver: SQLiteCheckpointer, threads: Threads, many: int) -> None:
         checkpoint["channel_values"] = {"messages": said}
         checkpoint["channel_versions"] = {"messages": 1}
         metadata: Any = {"source": "loop", "step": 1, "user_id": f"user{number % USERS}"}
-        metadata["title"] = f"conversation {number}"
+        metadata |= {"title": f"conversation {number}", "graph_id": "chat"}
         config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         await saver.aput(config, checkpoint, metadata, {"messages": 1})
 
@@ -51,6 +52,29 @@ async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) 
     print(f"{name:28} {wall:8.1f} ms, {cpu:8.1f} ms of the processor, {len(found)} found")
 
 
+async def measure(
+    threads: Threads, saver: SQLiteCheckpointer, store: SQLiteStore, many: int
+) -> None:
+    """Print how long searches take."""
+    own = Threads(saver, store, {"owner": "user7"})
+    nobody = Threads(saver, store, {"owner": "nobody"})
+    await timed("newest 20", lambda: threads.search(limit=20), 21)
+    await timed("20 of one of 100 users", lambda: own.search(limit=20), 5)
+    await timed("of a user without threads", lambda: nobody.search(limit=20), 3)
+    await timed("20 by text", lambda: threads.search(text="ion 77", limit=20), 3)
+    rare = {"label": "label 1"}
+    await timed("the oldest, by metadata", lambda: threads.search(metadata=rare), 3)
+    await timed("20 after half of all", lambda: threads.search(limit=20, offset=many // 2), 3)
+    named = [f"thread-{number}" for number in range(20)]
+    await timed("20 by id", lambda: threads.search(ids=named, limit=20), 5)
+    await timed("one that is interrupted", lambda: threads.search(status="interrupted"), 3)
+    wide = {"graph_id": "chat"}
+    await timed("20 by what all have", lambda: threads.search(metadata=wide, limit=20), 5)
+    for number in range(UNSTARTED):
+        await threads.create(f"unstarted-{number}")
+    await timed("newest 20 of 1,000 unstarted", lambda: threads.search(limit=20), 5)
+
+
 async def main(many: int) -> None:
     """Measure."""
     with tempfile.TemporaryDirectory() as folder:
@@ -62,19 +86,7 @@ async def main(many: int) -> None:
             threads = Threads(saver, store, {})
             await fill(saver, threads, many)
             await threads.count()  # forgets which threads had no turn when they were created
-            own = Threads(saver, store, {"owner": "user7"})
-            nobody = Threads(saver, store, {"owner": "nobody"})
-            await timed("newest 20", lambda: threads.search(limit=20), 21)
-            await timed("20 of one of 100 users", lambda: own.search(limit=20), 5)
-            await timed("of a user without threads", lambda: nobody.search(limit=20), 3)
-            await timed("20 by text", lambda: threads.search(text="ion 77", limit=20), 3)
-            rare = {"label": "label 1"}
-            await timed("the oldest, by metadata", lambda: threads.search(metadata=rare), 3)
-            await timed(
-                "20 after half of all", lambda: threads.search(limit=20, offset=many // 2), 3
-            )
-            named = [f"thread-{number}" for number in range(20)]
-            await timed("20 by id", lambda: threads.search(ids=named, limit=20), 5)
+            await measure(threads, saver, store, many)
 
 
 if __name__ == "__main__":

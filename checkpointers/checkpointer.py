@@ -403,9 +403,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         after: str | None = None,
         prefix: str = "",
         active_since: datetime | None = None,
+        filter: Mapping[str, Any] | None = None,
     ) -> _List[ThreadHead]:
-        """The heads of a page of threads: cheaper than `threads`, whose arguments it takes."""
-        return self.database.read(lambda: self._threads.heads(limit, after, prefix, active_since))
+        """The heads of a page of threads: cheaper than `threads`, whose arguments it takes.
+
+        With a `filter`, only heads whose metadata has these values, as in `list`.
+        """
+        asked = limit, after, prefix, active_since, filter or {}
+        return self.database.read(lambda: self._threads.heads(*asked))
 
     aheads = awaited(heads)
 

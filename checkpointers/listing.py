@@ -17,6 +17,7 @@ from perdure.checkpointers.address import Address, address, optional_text
 from perdure.checkpointers.reader import Reader, damaged_index
 from perdure.checkpointers.records import pack_id, place, span, tag, tags_of, unpack_id
 from perdure.storage.database import Database
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
@@ -28,6 +29,12 @@ _ALL: Final = (1 << 63) - 1  # above every key
 def matches(metadata: Mapping[str, Any], where: Where) -> bool:
     """Whether metadata has all of these values; a dotted key also names a value within a dict."""
     return all(_at(metadata, name) == value for name, value in where.items())
+
+
+def number_of(seal: Seal, where: Where) -> int | None:
+    """The number under which the first value that is indexed is; None: none is."""
+    numbers = (tag(seal, name, where[name]) for name in where if "." not in name)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _at(metadata: Mapping[str, Any], name: str) -> Any:
@@ -82,7 +89,7 @@ class Listing:
 
     def owners(self, where: Where) -> Flow[list[tuple[str, int]] | None]:
         """`(thread_id, key)` of every checkpoint that matches; None: no index tells."""
-        number, last = self._number(where), -1
+        number, last = number_of(self.seal, where), -1
         if number is None:
             return None
         yield from self._check_tags(number, 0, _ALL)
@@ -95,11 +102,6 @@ class Listing:
                 if matches(self._tagged(thread_id, ns, row, number, True), where):
                     out.append((thread_id, last))
         return out
-
-    def _number(self, where: Where) -> int | None:
-        """The number under which the first value that is indexed is."""
-        numbers = (tag(self.seal, name, where[name]) for name in where if "." not in name)
-        return next((number for number in numbers if number is not None), None)
 
     def _check_tags(self, number: int, start: int, stop: int) -> Flow[None]:
         """Make sure that a search in the index of metadata ended where it should.
@@ -207,7 +209,7 @@ class Listing:
         return stop, uid
 
     def _page(self, start: int, stop: int, where: Where) -> Flow[list[Row]]:
-        number = self._number(where)
+        number = number_of(self.seal, where)
         if number is not None:
             yield from self._check_tags(number, start, stop)
             return (yield self.sql("tagged_page", number, start, stop, _PAGE))  # type: ignore[no-any-return]

@@ -301,6 +301,16 @@ SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads 
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
+-- tagged_threads: those of them whose head has a metadata value
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
+WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+AND EXISTS (
+    SELECT 1 FROM namespaces n JOIN tags g ON g.tag = ?6 AND g.checkpoint = CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END
+    WHERE n.thread = t.thread AND n.ns = ''
+) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
+
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread_id = ?;
 

@@ -16,13 +16,8 @@ from perdure.checkpointers.address import (
     optional_text,
 )
 from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.manifest import (
-    ALIASES,
-    DICT,
-    count,
-    joined,
-    positions,
-)
+from perdure.checkpointers.listing import Where, matches, number_of
+from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.reader import Found, Reader, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
@@ -128,13 +123,24 @@ class Threads:
         return out
 
     def heads(
-        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
+        self,
+        limit: int,
+        after: str | None,
+        prefix: str,
+        active_since: datetime | None,
+        where: Where,
     ) -> Flow[list[ThreadHead]]:
         """The heads of a page of threads; see `Checkpointer.heads`."""
-        out = []
-        for row in (yield from self._rows(limit, after, prefix, active_since)):
-            out.append((yield from self._thread_head(row)))
-        return out
+        number, out = number_of(self.reader.seal, where), list[ThreadHead]()
+        while True:
+            rows = yield from self._rows(limit, after, prefix, active_since, number)
+            for row in rows:
+                head = yield from self._thread_head(row)
+                if not where or matches(head.metadata, where):
+                    out.append(head)
+            if len(out) >= limit or len(rows) < limit:
+                return out[:limit]
+            after = rows[-1][1]
 
     def head(self, thread_id: str) -> Flow[ThreadHead]:
         """The head of one thread; see `Checkpointer.head`."""
@@ -157,7 +163,12 @@ class Threads:
         return tuple(ns for _, ns, _ in namespaces), head
 
     def _rows(
-        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
+        self,
+        limit: int,
+        after: str | None,
+        prefix: str,
+        active_since: datetime | None,
+        number: int | None = None,
     ) -> Flow[list[Row]]:
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
@@ -168,8 +179,10 @@ class Threads:
         if after is not None:
             thread, _, _, updated_at, _ = yield from self._row(after)
             last = (updated_at, thread)
-        rows = yield self.sql("list_threads", *last, prefix.encode(), limit, since)
-        return list(rows)
+        asked: list[Any] = [*last, prefix.encode(), limit, since]
+        if number is None:
+            return list((yield self.sql("list_threads", *asked)))
+        return list((yield self.sql("tagged_threads", *asked, number)))
 
     def one(self, thread_id: str) -> Flow[ThreadInfo]:
         """One thread; see `Checkpointer.thread`."""

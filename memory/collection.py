@@ -37,6 +37,7 @@ class Collection:
     - `provenance`: where it comes from; its `trust` says whose words it rests on: `"user"`,
       `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
     - `config`: the run's; None: within a node, the config of its run.
+    - `if_version`: the memory must be at this version, else it is a `VersionConflict`.
     - `as_of`: a moment of the past, in a store with versions.
 
     Args:
@@ -77,12 +78,14 @@ class Collection:
         key: str,
         memory: Given,
         *,
+        if_version: int | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
         """Correct a memory that was wrong or badly put. Fields that are not given stay."""
         source = provenance_of(config, provenance)
-        return self.writer(config).replace(key, memory, source, "updated")
+        writer = self.writer(config)
+        return writer.replace(key, memory, source, "updated", if_version=if_version)
 
     def _supersede(
         self,
@@ -90,6 +93,7 @@ class Collection:
         memory: Given,
         *,
         at: datetime | None = None,
+        if_version: int | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
@@ -98,7 +102,7 @@ class Collection:
         The turns on which the previous text rests are marked as past in the same transaction.
         """
         until, source = at and moment("at", at), provenance_of(config, provenance)
-        return self.writer(config).replace(key, memory, source, "superseded", until)
+        return self.writer(config).replace(key, memory, source, "superseded", until, if_version)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
         """Delete a memory: it is not found and not extracted any more; its past stays."""

@@ -14,7 +14,13 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
+from perdure.errors import (
+    ConfigurationError,
+    InvalidValue,
+    LimitExceeded,
+    UnknownMemory,
+    VersionConflict,
+)
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.plan import OWN, SAME, Change, change_note, judged, one_by_one, own_fields
@@ -38,11 +44,17 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 P = ParamSpec("P")
 
 
-def _alone(method: Callable[P, Effects[Outcome]]) -> Callable[P, Effects[Outcome]]:
+def _alone(
+    method: Callable[P, Effects[Outcome | VersionConflict]],
+) -> Callable[P, Effects[Outcome]]:
     @wraps(method)
     def attempted(*args: P.args, **options: P.kwargs) -> Effects[Outcome]:
         writer: Any = args[0]
-        return one_by_one(writer.adapter, writer.namespace, partial(method, *args, **options))
+        attempt = partial(method, *args, **options)
+        outcome = yield from one_by_one(writer.adapter, writer.namespace, attempt)
+        if isinstance(outcome, VersionConflict):
+            raise outcome
+        return outcome
 
     return attempted
 
@@ -64,7 +76,7 @@ class MemoryWriter:
         provenance: Provenance,
         key: str | None = None,
         instead: Replacement | None = None,
-    ) -> Effects[Outcome]:
+    ) -> Effects[Outcome | VersionConflict]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
         value = self.value(given)
         note = yield from change_note(self.adapter, self.namespace)
@@ -113,10 +125,16 @@ class MemoryWriter:
         provenance: Provenance,
         change: Replacement,
         at: datetime | None = None,
-    ) -> Effects[Outcome]:
-        """Update or supersede a memory."""
+        if_version: int | None = None,
+    ) -> Effects[Outcome | VersionConflict]:
+        """Update or supersede a memory; a conflict with `if_version` is returned: no try helps."""
         note = yield from change_note(self.adapter, self.namespace)
         previous = yield from self._present(key)
+        if if_version not in (None, previous.version):
+            return VersionConflict(
+                f"the memory {key!r} is at version {previous.version}, not {if_version!r}; read it "
+                "again before you change it"
+            )
         value = self.value(given, previous.value)
         if value == own_fields(previous.value):
             return Outcome("unchanged", key, SAME)

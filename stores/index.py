@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.stores.expansion import Vocabulary
-from perdure.stores.index_view import ROW, Ints, Postings, Vectors, View, places
+from perdure.stores.index_view import ROW, Ints, Postings, Vectors, View, ordered, places
 from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix
 
@@ -27,7 +27,7 @@ _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
-_FORM: Final = 1  # version of the stored form
+_FORM: Final = 2  # version of the stored form
 _ALIGNED: Final = 8  # bytes
 _LENGTH: Final = 8  # bytes of the length of the head
 
@@ -44,6 +44,7 @@ class Entry(NamedTuple):
     actor: str | None  # who said it
     at: float  # seconds since 1970; NaN: unknown
     expires: int  # microseconds since 1970
+    since: int  # when it was put, likewise
 
 
 class Covered(NamedTuple):
@@ -99,6 +100,7 @@ class Index:
             (
                 entry.id,
                 entry.expires,
+                entry.since,
                 entry.position,
                 entry.at,
                 -1 if entry.thread is None else self.threads[entry.thread],
@@ -167,7 +169,7 @@ class Index:
     def compact(self) -> None:
         """Sort all words into the postings; drop rows that died, and words that no row has."""
         rows = self.rows
-        order = _ordered(rows, np.flatnonzero(rows["alive"]))
+        order = ordered(rows, np.flatnonzero(rows["alive"]))
         place = places(order, len(rows))
         vectors = self._joined_vectors(place)
         words, of, counts = self._recent
@@ -266,12 +268,12 @@ class Index:
             ends.max(where=ends <= now, initial=-FOREVER),
             ends.min(where=ends > now, initial=FOREVER),
         )
-        order = _ordered(rows, np.flatnonzero(inside & (ends > now)))
+        order = ordered(rows, np.flatnonzero(inside & (ends > now)))
         self._view = View(
             order,
             self.vocabulary,
             list(self.actors),
-            len(self.threads),
+            list(self.threads),
             self.nbytes,
             rows,
             self.postings,
@@ -279,14 +281,6 @@ class Index:
             parts,
         )
         return self._view
-
-
-def _ordered(rows: NDArray[Any], some: Ints) -> Ints:
-    """Some rows by thread, place in the thread, and age."""
-    thread = rows["thread"][some]
-    if not (thread >= 0).any():
-        return some[np.argsort(rows["id"][some], kind="stable")]
-    return some[np.lexsort((rows["id"][some], rows["position"][some], thread))]
 
 
 def _numbers(names: Iterable[str] = ()) -> dict[str, int]:

@@ -13,11 +13,12 @@ import json
 import logging
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ _LOG = logging.getLogger("perdure")
 _READ: Final = 1 << 12  # rows read at a time
 _MANY: Final = 1 << 12  # items: of fewer all ids are read when some are gone
 _LARGEST: Final = 1 << 29  # bytes of a compact form; SQLite's own limit is 10^9
+_Key = tuple[bytes, bool]  # a path, and whether of its closed versions
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
 
 
@@ -99,16 +101,25 @@ class Indexes:
     erased: Callable[[], None]  # called on an erasure, here or by another process
     told_lacking: bool = False  # whether it was said that items lack vectors
     _lock: threading.Lock = field(default_factory=threading.Lock)  # nothing is read under it
-    _held: OrderedDict[bytes, _Held] = field(default_factory=OrderedDict)
+    _held: OrderedDict[_Key, _Held] = field(default_factory=OrderedDict)
     _nbytes: int = 0
     _erasures: int = 0
 
     # -- looking
 
     def scope(
-        self, prefix: bytes, now: int, sought: Sought, ids: Sequence[int] | None = None
+        self,
+        prefix: bytes,
+        now: int,
+        sought: Sought,
+        ids: Sequence[int] | None = None,
+        as_of: int | None = None,
+        closed: Sequence[Row] = (),
     ) -> Flow[Scope]:
         """The items under a prefix that are alive now, at most those with some ids.
+
+        With `as_of` those that were alive then: of the present ones, and of versions that were
+        closed since, each given as its path and id.
 
         Raises:
             Overtaken: Another thread has read a newer state.
@@ -116,40 +127,30 @@ class Indexes:
         marks, rows = yield [self.sql("marks"), self.sql("namespaces_under", *span(prefix))]
         state = yield from self._entered(marks[0])
         chosen = None if ids is None else np.array(ids, np.int64)
+        ended = defaultdict[bytes, list[int]](list)
+        for path, number in closed:
+            ended[path].append(number)
+        parts = [(row[1], partial(self._view, _Namespace(*row), state, now, as_of)) for row in rows]
+        parts += [(path, partial(self._closed, path, some, state)) for path, some in ended.items()]
+        threads: list[tuple[bytes, str]] = []
 
         def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
             out = []
             total = 0
-            for row in rows:
-                admit = total <= self.budget  # else it is read anew each time
-                view = yield from self._view(_Namespace(*row), state, now, admit=admit)
+            threads.clear()
+            for path, read in parts:
+                # else it is read anew each time
+                view = yield from read(admit=total <= self.budget)
                 total += view.nbytes
                 if chosen is not None:
                     view = view.narrowed(chosen)
                 if len(view.order):
                     out.append(take(view))
+                    threads.extend((path, name) for name in view.threads if ended)
             return out
 
-        return (yield from scope_of(each, sought, state.model, self.approximate_above))
-
-    def past(self, rows: Sequence[Row], sought: Sought) -> Flow[Scope]:
-        """A scope of some versions, present or closed, made for one search."""
-        state = yield from self._entered((yield self.sql("marks"))[0])
-        ids = json.dumps([row[0] for row in rows])
-        found = yield self.sql("index_of", state.number, ids)
-        searched = {number: (vectors, fields) for number, vectors, fields in found}
-        rows = [
-            (*row[:7], None, *row[8:10], *searched[row[0]]) for row in rows if row[0] in searched
-        ]
-        index = Index(state.model, self.approximate_above)
-        index.add(sorted(self._entries(rows, state.model, apart=True)))
-        view = index.view(0)
-
-        def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
-            yield from ()
-            return [take(view)] if len(view.order) else []
-
-        return (yield from scope_of(each, sought, state.model, self.approximate_above))
+        scope = yield from scope_of(each, sought, state.model, self.approximate_above)
+        return scope.rethreaded(threads) if ended else scope
 
     def purge(self) -> Flow[None]:
         """Let go of what was erased; a search does so too."""
@@ -168,17 +169,19 @@ class Indexes:
         if outdated:
             self.erased()
             rows = yield self.sql("namespaces_under", *span(b""))
-            there = {namespace.path: namespace for namespace in map(_Namespace._make, rows)}
+            there = {
+                (namespace.path, False): namespace for namespace in map(_Namespace._make, rows)
+            }
             with self._lock:
                 every = list(self._held.items())
-            for path, held in every:
-                yield from self._purge(held, path, there.get(path), state)
+            for key, held in every:
+                yield from self._purge(held, key, there.get(key), state)
             with self._lock:
                 self._erasures = max(self._erasures, erasures)
         return state
 
     def _purge(
-        self, held: _Held, path: bytes, namespace: _Namespace | None, state: _State
+        self, held: _Held, key: _Key, namespace: _Namespace | None, state: _State
     ) -> Flow[None]:
         """Bring an index into step and drop the words that none of its items has any more."""
         with held.lock:
@@ -186,31 +189,31 @@ class Indexes:
                 return
             if namespace is None or held.index is None or held.changes > namespace.changes:
                 held.clear()
-                self._weigh(path, held, 0)
+                self._weigh(key, held, 0)
             elif held.changes != namespace.changes:
                 index = yield from self._in_step(held, namespace, state)
                 index.compact()
                 held.fresh = namespace.items  # the compact form is gone
             held.erasures = state.erasures
 
-    def _of(self, path: bytes, state: _State, *, admit: bool) -> _Held:
+    def _of(self, key: _Key, state: _State, *, admit: bool) -> _Held:
         with self._lock:
-            held = self._held.get(path)
+            held = self._held.get(key)
             if held is not None and held.erasures == state.erasures:
-                self._held.move_to_end(path)
+                self._held.move_to_end(key)
                 return held
             if held is not None and held.erasures > state.erasures:
                 raise Overtaken
             held = _Held(state.erasures)
             if admit:
-                self._nbytes -= self._held[path].nbytes if path in self._held else 0
-                self._held[path] = held
+                self._nbytes -= self._held[key].nbytes if key in self._held else 0
+                self._held[key] = held
             return held
 
-    def _weigh(self, path: bytes, held: _Held, nbytes: int) -> None:
+    def _weigh(self, key: _Key, held: _Held, nbytes: int) -> None:
         """Note what an index takes, and let go of others if it is too much."""
         with self._lock:
-            if self._held.get(path) is not held:
+            if self._held.get(key) is not held:
                 return
             self._nbytes += nbytes - held.nbytes
             held.nbytes = nbytes
@@ -218,8 +221,11 @@ class Indexes:
                 _, dropped = self._held.popitem(last=False)
                 self._nbytes -= dropped.nbytes
 
-    def _view(self, namespace: _Namespace, state: _State, now: int, *, admit: bool) -> Flow[View]:
-        held = self._of(namespace.path, state, admit=admit)
+    def _view(
+        self, namespace: _Namespace, state: _State, now: int, as_of: int | None, *, admit: bool
+    ) -> Flow[View]:
+        key = (namespace.path, False)
+        held = self._of(key, state, admit=admit)
         with held.lock:
             if (
                 held.changes > namespace.changes
@@ -228,10 +234,35 @@ class Indexes:
             ):
                 raise Overtaken
             index = yield from self._in_step(held, namespace, state)
-            yield from self._expire(held, index, now)
-            view = index.view(now)
-        self._weigh(namespace.path, held, view.nbytes)
-        return view
+            yield from self._expire(held, index, now if as_of is None else max(now, as_of))
+            view = index.view(now if as_of is None else as_of)
+        self._weigh(key, held, view.nbytes)
+        return view if as_of is None else view.until(as_of)
+
+    def _closed(self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool) -> Flow[View]:
+        """Some closed versions of a namespace. Their index has those that were ever asked for."""
+        held = self._of((path, True), state, admit=admit)
+        asked = np.array(ids, np.int64)
+        with held.lock:
+            if held.number > state.number:
+                raise Overtaken
+            if held.index is None or held.number != state.number or held.nbytes > self.budget:
+                held.clear()
+                held.index, held.number = Index(state.model, self.approximate_above), state.number
+            new = np.setdiff1d(asked, held.index.rows["id"])
+            for begin in range(0, len(new), _READ):
+                entries = yield from self._versions(new[begin : begin + _READ].tolist(), state)
+                held.index.add(entries)
+            view = held.index.view(0)
+        self._weigh((path, True), held, view.nbytes)
+        return view.narrowed(asked)
+
+    def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[Entry]]:
+        """The search data of those versions that search finds."""
+        found = yield self.sql("index_of", state.number, json.dumps(ids))
+        searched = {number: (vectors, fields) for number, vectors, fields in found}
+        rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
+        return self._entries([(*row, *searched[row[0]]) for row in rows], state.model)
 
     # -- keeping in step
 
@@ -329,13 +360,8 @@ class Indexes:
             index.prolong(dict((yield self.sql("expiries", json.dumps(due)))))
         held.expired_to = now
 
-    def _entries(
-        self, rows: Sequence[Row], model: Model | None, *, apart: bool = False
-    ) -> list[Entry]:
-        """The search data of some versions; vectors that are not stored are made now.
-
-        `apart`: they are of several namespaces, whose threads are not the same.
-        """
+    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
+        """The search data of some versions; vectors that are not stored are made now."""
         values = [self.records.value(row) for row in rows]
         bare = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -343,7 +369,7 @@ class Indexes:
         derived = iter(self.preparer.derived(bare, model))
         out = []
         for row, value in zip(rows, values, strict=True):
-            number, path, key, version, _, _, _, expires, _, stored, vectors, fields = row
+            number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row
             words, asks = self.preparer.analysed(value, fields)
             said = self.records.provenance(stored, path, key, version)
             position, at, thread = said.get("position"), said.get("at"), said.get("thread_id")
@@ -353,11 +379,12 @@ class Indexes:
                 asks,
                 (next(derived) if vectors is None else self.records.vectors(vectors, number))
                 or b"",
-                f"{path.decode()}{thread}" if apart and thread is not None else thread,
+                thread,
                 float(number if position is None else position),
                 said.get("actor"),
                 math.nan if at is None else datetime.fromisoformat(at).timestamp(),
                 FOREVER if expires is None else expires,
+                since,
             )
             out.append(entry)
         return out

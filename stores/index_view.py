@@ -7,7 +7,7 @@ views, with what the query needs of them, so that the views themselves may be dr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -35,6 +35,7 @@ ROW: Final = np.dtype(
     [
         ("id", "<i8"),
         ("expires", "<i8"),  # microseconds since 1970
+        ("since", "<i8"),  # when it was put, likewise
         ("position", "<f8"),
         ("at", "<f8"),  # seconds since 1970; NaN: unknown
         ("thread", "<i4"),  # -1: none; so for `actor`
@@ -89,7 +90,7 @@ class View:
     order: Ints  # the rows that are in, those of a thread side by side, in its order
     vocabulary: Vocabulary  # may have got more
     actors: Sequence[str]  # by number
-    threads: int  # how many have a number
+    threads: Sequence[str]  # by number
     nbytes: int  # what the index takes, about
     rows: NDArray[Any]
     postings: Postings
@@ -154,6 +155,19 @@ class View:
         """The same with only the rows that have one of some ids."""
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
+    def until(self, at: int) -> View:
+        """The same without the rows that were put after a moment."""
+        inside = self.rows["since"][self.order] <= at
+        return self if inside.all() else replace(self, order=self.order[inside])
+
+
+def ordered(rows: NDArray[Any], some: Ints) -> Ints:
+    """Some rows by thread, place in the thread, and age."""
+    thread = rows["thread"][some]
+    if not (thread >= 0).any():
+        return some[np.argsort(rows["id"][some], kind="stable")]
+    return some[np.lexsort((rows["id"][some], rows["position"][some], thread))]
+
 
 def places(order: Ints, count: int) -> NDArray[np.int32]:
     """The place of each row among some, or -1."""
@@ -199,6 +213,18 @@ class Scope:
         """The rows that have a word, each once, and how often."""
         return self.terms.get(word, NOWHERE)
 
+    def rethreaded(self, names: Sequence[Hashable]) -> Scope:
+        """The same with threads of one name made one; a name for each number of a thread."""
+        numbers = dict[Hashable, int]()
+        codes = [numbers.setdefault(name, len(numbers)) for name in names]
+        rows = self.candidates.rows.copy()
+        rows["thread"] = np.array([*codes, -1])[rows["thread"]]
+        order = ordered(rows, np.arange(len(rows)))
+        place = places(order, len(rows)).astype(np.int64)
+        terms = {word: (place[of], counts) for word, (of, counts) in self.terms.items()}
+        cosines = None if self.cosines is None else self.cosines[order]
+        return Scope(Candidates(rows[order]), self.actors, len(numbers), terms, cosines)
+
 
 def scope_of(
     each: Each, sought: Sought, model: Model | None, approximate_above: int
@@ -216,7 +242,7 @@ def scope_of(
             if sought.model != model:
                 raise model.mismatch(sought.model)
             cosines = view.cosines(sought.vector, approximate_above)
-        return Scope(view.candidates, view.actors, view.threads, terms_of(view), cosines)
+        return Scope(view.candidates, view.actors, len(view.threads), terms_of(view), cosines)
 
     scope = _joined((yield from each(part)))
     unknown = _unknown(scope, sought) if len(scope) else []

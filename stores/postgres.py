@@ -24,7 +24,7 @@ from perdure.stores.whole_store import WholeStore
 _SQL: Final = NamedSQL(
     load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
 )
-SCHEMA: Final = Migration("stores", (_SQL["postgres_1"],))
+SCHEMA: Final = Migration("stores", (_SQL["postgres_1"], _SQL["postgres_2"]))
 _FEW: Final = 4  # values that are compared one by one
 _READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
 _READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL

@@ -62,6 +62,10 @@ ALTER TABLE store_versions SET (autovacuum_vacuum_scale_factor = 0.05, toast.aut
 ALTER TABLE store_index SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE store_indexes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
+-- postgres_2: what was closed after a moment is found by namespace
+CREATE INDEX store_versions_span ON store_versions (ns, valid_to, valid_from);
+DROP INDEX store_versions_end;
+
 -- bump_setting: count something up
 INSERT INTO store_settings (name, value) VALUES (?, '1')
 ON CONFLICT (name) DO UPDATE SET value = (store_settings.value::bigint + 1)::text;
@@ -100,13 +104,13 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
 FROM store_namespaces n, LATERAL (
     (SELECT i.*, i.id AS first FROM store_items i
      WHERE i.ns = n.ns AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
-     ORDER BY i.id LIMIT ?4::bigint + ?5::bigint)
+     ORDER BY i.id {order} LIMIT ?4::bigint + ?5::bigint)
     UNION ALL
     (SELECT i.*, i.made FROM store_items i
      WHERE i.ns = n.ns AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
-     ORDER BY i.made LIMIT ?4::bigint + ?5::bigint)
+     ORDER BY i.made {order} LIMIT ?4::bigint + ?5::bigint)
 ) AS i
-WHERE n.path >= ?1 AND n.path < ?2 ORDER BY n.path, i.first LIMIT ?4 OFFSET ?5;
+WHERE n.path >= ?1 AND n.path < ?2 ORDER BY n.path, i.first {order} LIMIT ?4 OFFSET ?5;
 
 -- removable: what of each key is expired, and which closed versions a rule does not keep once those are closed
 WITH closed (ns, key, version, valid_to, size, expired) AS (

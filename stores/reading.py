@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from perdure.stores.values import decode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE = 256  # namespaces read at a time
+_PAGE = 256  # namespaces, or closed versions, read at a time
 _SELECTIVE = 2_000  # an index that finds more rows than this loses to reading in order
 _INDEX = "store_path:"  # what names of path indexes begin with
 
@@ -174,6 +175,12 @@ class Wanted:
     filter: Filter | None = None
     provenance: Filter | None = None
     as_of: int | None = None  # look at that moment of the past instead
+    newest_first: bool = False  # within a namespace
+
+    @property
+    def order(self) -> str:
+        """Of creation, in SQL."""
+        return "DESC" if self.newest_first else ""
 
 
 @dataclass(slots=True)
@@ -204,7 +211,7 @@ class Reader:
         if wanted.as_of is None:
             sql, params = yield from self._under(wanted)
         else:
-            sql, params = self.sql["under_as_of"], ()
+            sql, params = self.sql["under_as_of"].format(order=wanted.order), ()
         bound = (*span(wanted.prefix), wanted.now if wanted.as_of is None else wanted.as_of)
         unchecked = wanted.filter is None and wanted.provenance is None
         skipped = offset if unchecked else 0
@@ -245,6 +252,18 @@ class Reader:
         matches = wanted.filter.matches
         return [row for row, value in rows if matches(decode(stored_text(value)))]
 
+    def closed(self, wanted: Wanted) -> Flow[list[Row]]:
+        """The path and id of each version wanted that was closed after the moment looked at."""
+        found: list[Row] = yield self.sql("closed_as_of", *span(wanted.prefix), wanted.as_of)
+        if wanted.filter is None and wanted.provenance is None:
+            return found
+        chosen = list[Row]()
+        for begin in range(0, len(found), _PAGE):
+            some = json.dumps([number for _, number in found[begin : begin + _PAGE]])
+            rows = yield self.sql("versions_by_ids", some)
+            chosen += [(row[1], row[0]) for row in rows if self.checked(row, wanted)]
+        return chosen
+
     # -- conditions and indexes
 
     def indexes(self) -> Flow[list[str]]:
@@ -276,7 +295,9 @@ class Reader:
     def _under(self, wanted: Wanted) -> Flow[tuple[str, tuple[Any, ...]]]:
         """The statement of a search at present, and the parameters of its condition."""
         condition, indexed = yield from self._condition(wanted)
-        sql = self.sql["under"].format(condition=condition.numbered(6), indexed=indexed)
+        sql = self.sql["under"].format(
+            condition=condition.numbered(6), indexed=indexed, order=wanted.order
+        )
         return sql, condition.params
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:

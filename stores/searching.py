@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-_Past = dict[int, StoredItem]  # the items of a scope of the past, by id
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
@@ -69,11 +68,11 @@ class Searcher:
         self, wanted: Wanted, query: Query, limit: int, offset: int
     ) -> Effects[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
-        scope, past, ranked = yield from self._ranked(query, wanted)
+        scope, ranked = yield from self._ranked(query, wanted)
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
-            lambda: self._fetch(wanted, query, scope, ranked, past, limit, offset),
+            lambda: self._fetch(wanted, query, scope, ranked, limit, offset),
             snapshot=False,
         )
         return found
@@ -84,7 +83,7 @@ class Searcher:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        scope, _, ranked = yield from self._ranked(query, wanted)
+        scope, ranked = yield from self._ranked(query, wanted)
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
@@ -97,23 +96,26 @@ class Searcher:
 
     # -- the rows and their scores
 
-    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[tuple[Scope, _Past]]:
+    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[Scope]:
         while True:
             with suppress(Overtaken):
-                found: tuple[Scope, _Past] = yield Read(lambda: self._scope(wanted, sought))
+                found: Scope = yield Read(lambda: self._scope(wanted, sought))
                 return found
 
-    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[tuple[Scope, _Past]]:
-        if wanted.as_of is not None:
-            found = yield from self.reader.rows(wanted)
-            scope = yield from self.indexes.past([row for row, _ in found], sought)
-            return scope, {row[0]: item for row, item in found}
+    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[Scope]:
+        as_of, closed = wanted.as_of, list[Row]()
+        present = wanted
+        if as_of is not None:
+            closed = yield from self.reader.closed(wanted)
+            present = replace(wanted, now=as_of, as_of=None)
         ids = None
         if wanted.filter is not None or wanted.provenance is not None:
-            ids = yield from self.reader.ids(wanted)
-        return (yield from self.indexes.scope(wanted.prefix, wanted.now, sought, ids)), {}
+            ids = yield from self.reader.ids(present)
+            ids += [number for _, number in closed]
+        scope = self.indexes.scope(wanted.prefix, wanted.now, sought, ids, as_of, closed)
+        return (yield from scope)
 
-    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
+    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         model = self.embeddings.model
         vector = yield from self._vector(query, wanted)
@@ -127,9 +129,9 @@ class Searcher:
             None if vector is None or model is None else model.of(len(vector)),
             corrected=self.masked is None,
         )
-        scope, past = yield from self._scoped(wanted, sought)
+        scope = yield from self._scoped(wanted, sought)
         if not len(scope):
-            return scope, past, None
+            return scope, None
         cosines = scope.cosines
         if cosines is not None and wanted.as_of is None:
             self._tell_lacking(cosines)
@@ -141,7 +143,7 @@ class Searcher:
             terms.append(Term(*scope.term(self._kept(word)), found))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
-            return scope, past, None
+            return scope, None
         candidates = scope.candidates
         arrangement, date = None, None
         if query.context:
@@ -153,7 +155,7 @@ class Searcher:
         lone = not terms or (not known and len(scope) == 1)
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
-            return scope, past, Ranked(scores, {"vector": scores})
+            return scope, Ranked(scores, {"vector": scores})
         ranked = rank(
             candidates.lengths,
             terms=terms,
@@ -165,7 +167,7 @@ class Searcher:
         ).comparable()
         if cosines is not None and not terms:
             ranked = _with_vectors_first(ranked, cosines)
-        return scope, past, ranked
+        return scope, ranked
 
     def _kept(self, word: str) -> str:
         """A word as the index has it."""
@@ -218,7 +220,6 @@ class Searcher:
         query: Query,
         scope: Scope,
         ranked: Ranked,
-        past: _Past,
         limit: int,
         offset: int,
     ) -> Flow[list[FoundItem]]:
@@ -234,7 +235,7 @@ class Searcher:
 
         places = takewhile(counts, _best_first(ranked.scores, scope.ids, reach))
         while some := list(islice(places, min(reach - len(out), _TOGETHER))):
-            items = yield from self._items(scope.ids[some].tolist(), wanted, past)
+            items = yield from self._items(scope.ids[some].tolist(), wanted)
             for place, item in zip(some, items, strict=True):
                 if item is None or (item.namespace, item.key) in seen:
                     continue
@@ -243,12 +244,13 @@ class Searcher:
                 out.append(FoundItem(item, float(ranked.scores[place]), parts))
         return out[offset:]
 
-    def _items(self, ids: list[int], wanted: Wanted, past: _Past) -> Flow[list[StoredItem | None]]:
+    def _items(self, ids: list[int], wanted: Wanted) -> Flow[list[StoredItem | None]]:
         """The items of versions, None for one that was deleted, or erased, meanwhile."""
         asked = json.dumps(ids)
         if wanted.as_of is not None:
-            left = {row[0] for row in (yield self.sql("ids_left", asked))}
-            return [past[number] if number in left else None for number in ids]
+            rows = yield self.sql("versions_by_ids", asked)
+            then = {row[0]: self.reader.records.item(row) for row in rows}
+            return [then.get(number) for number in ids]
         found = {row[0]: row for row in (yield self.sql("by_ids", asked, self.now()))}
         items = {number: self.reader.records.item(row) for number, row in found.items()}
         for number in ids:

@@ -204,7 +204,7 @@ AND ns = (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2) AND key = ?3;
 SELECT i.id, i.ns, i.size, i.expires_at, n.path FROM store_items i CROSS JOIN store_namespaces n ON n.ns = i.ns
 WHERE i.expires_at IS NOT NULL AND i.expires_at <= ? ORDER BY i.expires_at LIMIT ?;
 
--- under: present items under a prefix; within a namespace in the order in which they were made: SQLite merges two lists
+-- under: present items under a prefix; within a namespace in the order in which they were made, or DESC: SQLite merges two lists
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.id
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
@@ -216,7 +216,7 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
-ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
+ORDER BY 2, 11 {order} LIMIT ?4 OFFSET ?5;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
@@ -229,12 +229,20 @@ SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, N
        coalesce(v.made, v.id)
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
-ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
+ORDER BY 2, 11 {order} LIMIT ?4 OFFSET ?5;
 
--- ids_left: which ids of a list are those of versions, present or closed
-SELECT asked.value FROM json_each(?) AS asked
-WHERE EXISTS (SELECT 1 FROM store_items i WHERE i.id = asked.value)
-OR EXISTS (SELECT 1 FROM store_versions v WHERE v.id = asked.value);
+-- closed_as_of: versions under a prefix that were valid at a moment and closed after it
+SELECT n.path, v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
+
+-- versions_by_ids: versions of a list of ids, present or closed
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM json_each(?1) AS asked CROSS JOIN store_items i ON i.id = asked.value
+JOIN store_namespaces n ON n.ns = i.ns
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM json_each(?1) AS asked CROSS JOIN store_versions v ON v.id = asked.value
+JOIN store_namespaces n ON n.ns = v.ns;
 
 -- by_ids: present items of a list of ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance

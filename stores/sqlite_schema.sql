@@ -79,6 +79,10 @@ ALTER TABLE store_items ADD COLUMN made INTEGER;
 ALTER TABLE store_versions ADD COLUMN made INTEGER;
 CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL;
 
+-- step_3: what was closed after a moment is found by namespace
+CREATE INDEX store_versions_span ON store_versions (ns, valid_to, valid_from);
+DROP INDEX store_versions_end;
+
 -- create_path_index: an index on a path of the value
 CREATE INDEX IF NOT EXISTS "{name}" ON store_items (ns, {expression});
 

@@ -7,6 +7,7 @@ whole file is in `perdure.stores.whole_store`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -182,6 +183,7 @@ class Store(BaseStore):
         weights: Weights | None = None,
         during: Span | None = None,
         min_score: float | None = None,
+        newest_first: bool = False,
     ) -> Effects[list[FoundItem]]:
         """Items under a prefix that match the filters; with a query, the best answers.
 
@@ -207,6 +209,7 @@ class Store(BaseStore):
                 from it score higher (`Weights.date`); others are still found.
             min_score: The lowest score to return, the same in every search: 1 for an item with all
                 words of the query or its very vector; 0.3 leaves out most unrelated items.
+            newest_first: Without a query, whether what was created last in a namespace comes first.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
@@ -217,6 +220,7 @@ class Store(BaseStore):
             ConfigurationError: Another argument is wrong.
         """
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
+        wanted = replace(wanted, newest_first=newest_first)
         asked = query_of(query, mode, context, explain, weights, during, min_score)
         refresh = self._parts.refreshes(refresh_ttl)
         return self._items.search(wanted, asked, limit, offset, refresh)

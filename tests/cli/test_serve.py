@@ -99,7 +99,7 @@ def test_what_is_refused(
         assert "give --keys or --auth" in says("--host", host)
     assert "give one of them" in says("--keys", str(keys), "--auth", auth)
     assert "cannot be read" in says("--keys", "none.toml")
-    assert "cannot be loaded" in says("--auth", "none.py:auth")
+    assert "cannot be imported" in says("--auth", "none.py:auth")
     assert "cannot be read" in says("--graphs", "none.json")
     assert "Address already in use" in says("--port", str(taken_port))
     assert "choose another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))

@@ -328,6 +328,13 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
     assert len(saver.heads(active_since=heads[-1].updated_at)) == 5
     assert [saver.head(head.thread_id) for head in heads] == heads
     assert all(head.created_at <= head.updated_at for head in heads)
+    put(saver, {}, metadata={"user_id": "bob", "n": 1, "of": {"n": 1}}, uid="z", thread="t3")
+    put(saver, {}, metadata={"user_id": "bob", "n": 2}, uid="z", thread="t0")
+    assert {"t0", "t3"} == {head.thread_id for head in saver.heads(filter={"user_id": "bob"})}
+    assert {"t1", "t2", "t4"} == {head.thread_id for head in saver.heads(filter={"user_id": "ann"})}
+    for where in ({"n": 1, "user_id": "bob"}, {"n": 1}, {"of.n": 1}):
+        assert [head.thread_id for head in saver.heads(limit=1, filter=where)] == ["t3"]
+    assert saver.heads(filter={"user_id": "u1"}) == []
     with pytest.raises(UnknownThread, match="'no'"):
         saver.head("no")
     with pytest.raises(ConfigurationError, match="time zone"):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from perdure.errors import (
     ConfigurationError,
     InvalidValue,
+    VersionConflict,
 )
 from perdure.memory.collection import Collection
 from perdure.memory.turns import turn_key
@@ -316,6 +317,22 @@ def test_changes_at_once(tmp_path: Path) -> None:
         "Ann has run 0 marathons",
         *said,
     }
+
+
+@pytest.mark.parametrize("method", ["update", "supersede"])
+def test_a_change_of_another_version_is_refused(
+    ours: SQLiteStore, colour: str, method: str
+) -> None:
+    """Of two changes to what was read, the second one is a conflict and writes nothing."""
+    collection = Collection(ours)
+    key = collection.insert(TEA, config=ANN).key
+    done(colour, collection, method, key, COFFEE, if_version=1, config=ANN)
+
+    with pytest.raises(VersionConflict, match="at version 2, not 1"):
+        done(colour, collection, method, key, "Ann drinks water", if_version=1, config=ANN)
+    memory = collection.get(str(key), config=ANN)
+    assert memory is not None
+    assert (memory.text, memory.version) == (COFFEE, 2)
 
 
 def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:

@@ -66,7 +66,6 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
     "POST /ui/compare": {"a": "1", "b": "2"},
     "POST /ui/fork": {"new": FORK},
     "POST /ui/prune": {"last": "1"},
-    "POST /ui/item": {"value": '{"text": "changed"}'},
     "POST /ui/memory": {"text": "changed"},
     "POST /ui/forget-all": {"typed": "forget everything"},
 }

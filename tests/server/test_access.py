@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from perdure.checkpointers import open_checkpointer
@@ -201,19 +202,23 @@ def of_ann(place: Place) -> Any:
     )
 
 
+def in_query(dependant: Dependant) -> Iterator[Any]:
+    """The parameters of an endpoint's query, and of what it depends on; models have defaults."""
+    for each in dependant.query_params:
+        if not hasattr(each.field_info.annotation, "model_fields"):
+            yield each
+    for inner in dependant.dependencies:
+        yield from in_query(inner)
+
+
 def ask(place: Place, url: str, route: Route, key: str = "") -> httpx.Response:
     """The answer to the example of a route."""
-    named = dict(place.named)
-    if any(
-        each.name == "ns" and each.field_info.annotation is str
-        for each in route.of.dependant.query_params
-    ):
+    named, queried = dict(place.named), [*in_query(route.of.dependant)]
+    if any(each.name == "ns" and each.field_info.annotation is str for each in queried):
         del named["ns"]  # it is a namespace of checkpoints
     missing = {each.name for each in route.of.dependant.path_params} - named.keys()
     missing |= {
-        each.name
-        for each in route.of.dependant.query_params
-        if each.field_info.is_required() and each.name not in named
+        each.name for each in queried if each.field_info.is_required() and each.name not in named
     }
     has_body = route.of.body_field is not None and not route.path.startswith("/ui/")
     assert not missing, f"{route.name} has {missing}: add them to NAMED in tests/server/examples.py"

@@ -61,8 +61,10 @@ def test_a_memory_is_changed_and_forgotten(client: httpx.Client) -> None:
     corrected = client.patch("/memories/home", json={"memory": "I live in Lyons."}).json()
     replaced = {"memory": "I live in Rome.", "supersede": True}
     moved = client.patch("/memories/home", json=replaced).json()
+    stale = client.patch("/memories/home", json={"memory": "I live in Bonn.", "if_version": 2})
     versions = client.get("/memories/home/history").json()
 
+    assert (stale.status_code, "at version 3, not 2" in stale.text) == (409, True)
     assert (corrected["change"], moved["change"]) == ("updated", "superseded")
     assert [each["text"][10:] for each in versions] == ["Lyon.", "Lyons.", "Rome."]
     assert texts(client, as_of=past.isoformat()) == ["I live in Lyon."]

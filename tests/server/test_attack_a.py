@@ -132,7 +132,6 @@ def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, ga
     assert pruned.status_code == 409 or client.get("/threads/t").status_code == 404
 
 
-@pytest.mark.xfail(strict=True, reason="a deletion does not take the thread's lock")
 def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
     client: httpx.Client, settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
@@ -152,7 +151,6 @@ def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
     assert status == 409 or client.get("/threads/t").status_code == 404
 
 
-@pytest.mark.xfail(strict=True, reason="a run that is sent during a deletion stores again")
 def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
     client: httpx.Client, url: str, gate: Gate, second: Gate, told: threading.Event
 ) -> None:
@@ -200,7 +198,6 @@ def test_a_run_of_an_unknown_graph_writes_nothing(client: httpx.Client, path: st
     assert client.post("/threads/count", json={}).json() == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the thread is created before its supersteps are checked")
 @pytest.mark.parametrize(("graph", "nodes"), [("nope", ["hear"]), ("talk", ["hear", "nope"])])
 def test_a_thread_whose_supersteps_are_refused_is_not_created(
     client: httpx.Client, graph: str, nodes: list[str]

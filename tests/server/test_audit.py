@@ -25,8 +25,8 @@ from perdure.server.access import (
     Unauthenticated,
     action,
 )
-from perdure.server.audit import Audit, is_change
 from perdure.server.call import Caller
+from perdure.server.logs import Audit, is_change
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -187,11 +187,20 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
         assert httpx.get(f"{url}/probe/a").status_code == 200
 
 
+def test_a_part_of_a_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `write` does on a disk that is almost full."""
+    audit = Audit(tmp_path / "audit")
+    monkeypatch.setattr("os.write", lambda file, line: len(line) - 1)
+    with pytest.raises(OSError, match="part of a record"):
+        audit._write(b"{}\n")
+    audit.close()
+
+
 def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     for _ in range(2):
         audit = Audit(file)
-        audit._write(b"{}")
+        audit._write(b"{}\n")
         audit.close()
     assert file.read_text() == "{}\n{}\n"
     assert file.stat().st_mode & 0o777 == 0o600

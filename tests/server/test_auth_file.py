@@ -274,7 +274,8 @@ def test_what_is_no_user(tmp_path: Path, given: str) -> None:
 def connection() -> Any:
     from starlette.requests import Request
 
-    return Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    return Request(scope)
 
 
 def test_all_documented_parameters(tmp_path: Path, settings: Settings) -> None:
@@ -309,18 +310,21 @@ def _raises(says: str) -> Iterator[None]:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    user = "@auth.authenticate\ndef user({}): ...\n"
     auth = "from langgraph_sdk import Auth\nauth = Auth()\n"
+    user = f"{auth}@auth.authenticate\ndef user({{}}): ...\n"
     cases: list[tuple[str, Callable[[], str]]] = [
-        (r"expected \./auth\.py:auth", lambda: "auth.py"),
+        (r"expected .*file\.py:name", lambda: "auth.py"),
         ("FileNotFoundError", lambda: str(tmp_path / "none.py:auth")),
         ("ModuleNotFoundError", lambda: "no_such_module:auth"),
         ("SyntaxError", lambda: written(tmp_path, "def")),
         ("ZeroDivisionError", lambda: written(tmp_path, "1/0")),
-        ("AttributeError", lambda: written(tmp_path, "")),
-        ("is int; expected langgraph_sdk.Auth", lambda: written(tmp_path, "auth = 1")),
-        ("no handler under @auth.authenticate", lambda: written(tmp_path, auth)),
-        ("has the parameter 'scopes'", lambda: written(tmp_path, auth + user.format("scopes"))),
+        ("AttributeError", lambda: written(tmp_path, "", "empty.py")),
+        ("is int; expected langgraph_sdk.Auth", lambda: written(tmp_path, "auth = 1", "number.py")),
+        ("no handler under @auth.authenticate", lambda: written(tmp_path, auth, "nobody.py")),
+        (
+            "has the parameter 'scopes'",
+            lambda: written(tmp_path, auth + user.format("scopes"), "scopes.py"),
+        ),
     ]
     for says, path in cases:
         with _raises(says):

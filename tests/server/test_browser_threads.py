@@ -79,10 +79,10 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
         return [each["thread_id"] for each in answer.json()["threads"]]
 
     assert listed() == [f"t{number}" for number in range(51, 1, -1)]
-    assert listed(skip=50) == ["t1", "t0"]
+    assert listed(start=50) == ["t1", "t0"]
     assert listed(meta="topic=a") == [f"t{number}" for number in range(51, 0, -2)]
     assert listed(since="2999-01-01") == listed(until="1999-01-01") == []
-    for wrong in ({"meta": "topic"}, {"since": "soon"}, {"skip": -1}):
+    for wrong in ({"meta": "topic"}, {"since": "soon"}, {"start": -1}):
         answer = client.get(link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
         assert "That did not work" in answer.text
@@ -95,6 +95,8 @@ def test_three_columns(tab: Page, garden: str) -> None:
     tab.goto(link("/ui/thread", id=garden))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(2)
+    here = tab.get_by_role("link", name="Threads")
+    expect(here).to_have_attribute("aria-current", "true")
     said, seen, changed = turns.last.locator(".column").all()
     expect(said.locator(".said")).to_have_count(2)
     expect(said).to_contain_text("Answer: Is it warm enough for lettuce?")
@@ -126,6 +128,25 @@ def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpo
     wanted = saver.history("long")[20]
     tab.goto(link("/ui/thread", id="long", message=wanted.value.id))
     expect(tab.locator("article:target")).to_contain_text("Question 10?")
+
+
+def test_views_that_are_not_read_are_told(
+    tab: Page, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a page whose views are longer than it reads, turns above say how long theirs are."""
+    talk(saver, "long", "One?", "Two?", "Three?")
+    monkeypatch.setattr("perdure.server.turns._READ", 4)
+    tab.goto(link("/ui/thread", id="long"))
+    seen = tab.locator("section.turn > .column:nth-child(2)").all_inner_texts()
+    assert [text.splitlines()[0] for text in seen] == [
+        "1 message open it to see its tokens",
+        "3 messages open it to see its tokens",
+        seen[2].splitlines()[0],
+    ]
+    assert re.match(r"5 messages, \d+ tokens", seen[2])
+    tab.get_by_role("link", name="3 messages").click()
+    expect(tab.locator(".said")).to_have_count(3)
+    expect(tab.locator(".bar rect")).to_have_count(1)
 
 
 def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckpointer) -> None:

@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from perdure.server import create_app
 from perdure.server.app import _check_actions
 from perdure.server.keys import Keys
-from perdure.server.limits import _MOST, Limits, Rate, TooMany
+from perdure.server.limits import _MOST, Clients, Limits, TooMany
 from perdure.settings import Settings
 from tests.server.probe import probed
 from tests.server.running import running
@@ -238,7 +238,7 @@ def test_the_rate_of_an_address(settings: Settings) -> None:
 def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("perdure.server.limits.monotonic", lambda: now)
-    rate = Rate(per_s=2, burst=3)
+    rate = Clients(Limits(per_s=2, burst=3))
 
     def taken(client: str, times: int) -> int:
         done = 0

@@ -82,7 +82,7 @@ def test_the_server_logs_to_stderr(settings: Settings, tmp_path: Path, style: st
 
 
 def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
-    from perdure.server.request_log import JSONLines
+    from perdure.server.logs import JSONLines
 
     record = logging.LogRecord("perdure.x", logging.WARNING, "", 1, "two\n%s", ("lines",), None)
     line = json.loads(JSONLines().format(record))

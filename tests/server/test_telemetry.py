@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.responses import StreamingResponse
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.graphs import chat_graph
 from perdure.server import create_app
-from perdure.server.access import action, public
+from perdure.server.access import action
 from perdure.server.call import Caller, Databases
 from perdure.server.telemetry import Telemetry
 from perdure.settings import Settings
@@ -43,7 +40,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def app_of(settings: Settings, telemetry: Telemetry | None, held: threading.Event) -> Any:
+def app_of(settings: Settings, telemetry: Telemetry) -> Any:
     """An application whose routes use the database as runs and pages do."""
     app = create_app(settings, telemetry=telemetry)
 
@@ -64,50 +61,65 @@ def app_of(settings: Settings, telemetry: Telemetry | None, held: threading.Even
         with pytest.raises(InvalidNamespace):
             await call.store.aput((), CANARY, {})
 
-    @app.get("/stream")
-    @public
-    async def stream() -> StreamingResponse:
-        async def events() -> AsyncIterator[str]:
-            yield "data: 1\n\n"
-            await asyncio.to_thread(held.wait, 30)
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
     return app
 
 
 def test_metrics_count_what_is_done(settings: Settings) -> None:
-    held = threading.Event()
-    app = app_of(settings, Telemetry(metrics=True), held)
+    app = app_of(settings, Telemetry(metrics=True))
     with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         for _ in range(2):
             assert client.post(f"/turn/{CANARY}").status_code == 200
-        with client.stream("GET", "/stream") as streamed:
-            pieces = streamed.iter_text()  # a name, else it is closed
-            assert next(pieces) == "data: 1\n\n"
+        found, end = dict[tuple[str, ...], float](), time.monotonic() + 30
+        while ("perdure_jobs", "dead") not in found and time.monotonic() < end:
             text = client.get("/metrics").text
-            assert samples(text)["perdure_open", "streams"] == 1
-            held.set()
-        end = time.monotonic() + 30
-        while samples(text)["perdure_open", "streams"] and time.monotonic() < end:
-            text = client.get("/metrics").text
+            found = samples(text)
     assert CANARY not in text
-    found = samples(text)
-    assert found["perdure_open", "streams"] == 0
-    assert found["perdure_open", "runs"] == 0
     assert found["perdure_request_seconds_count", "POST", "/turn/{thread_id}", "200"] == 2
     counts = "perdure_operation_seconds_count"
     assert found[counts, "", "run", "graph"] == 2
     assert found[counts, "", "put", "store"] == 2
-    assert found[counts, "", "search", "store"] == 4  # of which two are batches
-    assert found[counts, "", "batch", "store"] == 2
+    assert found[counts, "", "search", "store"] == 2
+    assert found[counts, "", "batch", "store"] == 5  # one counts the jobs
     assert found[counts, "InvalidNamespace", "put", "store"] == 2
     assert found[counts, "", "put", "threads"] == 6  # input, node, and the end, of each turn
-    assert found[counts, "", "get", "threads"] == 2
+    assert found[counts, "", "get_tuple", "threads"] == 2
     assert found["perdure_size", "threads"] == 1
     assert found["perdure_size", "items"] == 1
     assert found["perdure_size", "size_bytes"] > 0
     assert found["perdure_jobs", "dead"] == 0
+
+
+def test_a_reply_does_not_wait_for_a_long_count(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.server.telemetry._WAIT_S", 0.0)
+    monkeypatch.setattr("perdure.server.telemetry._FRESH_S", -1.0)
+
+    async def course() -> list[bytes]:
+        databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()
+        parts = await databases.of(None)
+        stats = parts.saver.astats
+
+        async def slow() -> dict[str, Any]:
+            await held.wait()
+            return await stats()
+
+        monkeypatch.setattr(parts.saver, "astats", slow)
+        texts = [await telemetry.exposition(parts) for _ in range(2)]
+        held.set()
+        counting = telemetry._counting
+        assert counting is not None
+        await counting
+        texts.append(await telemetry.exposition(parts))
+        await databases.aclose()
+        await telemetry.exposition(parts)
+        assert telemetry._counting is not None
+        await telemetry._counting
+        return texts
+
+    sized = [b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(course())]
+    assert sized == [False, False, True]
+    assert "sizes for the metrics cannot be counted" in caplog.text
 
 
 def test_only_an_admin_reads_metrics_and_only_if_they_are_on(settings: Settings) -> None:
@@ -124,7 +136,7 @@ def test_spans_tell_what_is_done_without_content(
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     telemetry = Telemetry(tracer=provider.get_tracer("test"))
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    with running(app_of(settings, telemetry, threading.Event())) as url:
+    with running(app_of(settings, telemetry)) as url:
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
         turn = httpx.post(f"{url}/turn/{CANARY}?q={CANARY}", headers=headers)
         assert turn.status_code == 200
@@ -137,7 +149,7 @@ def test_spans_tell_what_is_done_without_content(
     wanted = {
         "perdure.graph.run",
         "perdure.threads.put",
-        "perdure.threads.get",
+        "perdure.threads.get_tuple",
         "perdure.store.search",
     }
     assert wanted <= spans.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,7 +50,6 @@ def test_a_search_by_text_and_time(settings: Settings) -> None:
 
         assert ids(await threads.search(text="GARDEN")) == ["three", "one"]
         assert ids(await threads.search(text="tw")) == ["two"]
-        assert ids(await threads.search(prefix="t")) == ["three", "two"]
         assert ids(await threads.search(active_since=between)) == ["three"]
         assert ids(await threads.search(active_until=between)) == ["two", "one"]
         assert await threads.count(text="garden") == 2
@@ -129,16 +129,17 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
         say(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        deleted = False
+        deleted, read = False, threads._recorded
 
-        async def wanted(thread: Any, *asked: Any) -> bool:
+        async def recorded(rows: Any) -> Any:
             nonlocal deleted
-            if thread["thread_id"] == "t4" and not deleted:
+            found = await read(rows)
+            if "t4" in ids(found) and not deleted:
                 deleted = True
                 await threads.delete("t4")
-            return True
+            return found
 
-        monkeypatch.setattr(threads, "_is_wanted", wanted)
+        monkeypatch.setattr(threads, "_recorded", recorded)
         assert ids(await threads.search()) == ["t5", "t4", "t3", "t2", "t1", "t0"]
         assert ids(await threads.search()) == ["t5", "t3", "t2", "t1", "t0"]
 
@@ -164,6 +165,73 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
             await threads.update("of-ann", {"owner": "eve"})
 
     run(settings, use, {"owner": "ann"})
+
+
+@pytest.mark.parametrize("few", [0, 300])
+def test_an_index_finds_what_a_walk_finds(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr("perdure.server.threads._FEW", few)
+    say(settings, "chat", "hi", label="a")
+    say(settings, "both", "hi", label="a")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("new", {"label": "a", "x.y": "z", "$eq": "no operator"})
+        await threads.create("theirs", {"owner": "eve", "label": "b"})
+        await threads.update("both", {"label": "b"})
+        await threads.set_status("chat", "interrupted")
+        order = [each for each in ids(await threads.search()) if each in ("both", "theirs")]
+
+        assert set(ids(await threads.search(metadata={"label": "a"}))) == {"new", "chat"}
+        assert ids(await threads.search(metadata={"label": "b"})) == order
+        assert set(ids(await threads.search(metadata={"owner": "ann"}))) == {"both", "chat"}
+        assert ids(await threads.search(metadata={"owner": "eve", "label": "b"})) == ["theirs"]
+        assert ids(await threads.search(metadata={"x.y": "z", "$eq": "no operator"})) == ["new"]
+        assert ids(await threads.search(status="interrupted")) == ["chat"]
+        assert await threads.search(metadata={"label": "c"}) == []
+
+    run(settings, use)
+
+
+def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
+    say(settings, "t", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        running = Threads(threads._saver, store, {}, lambda thread_id: ["a run"])
+
+        assert (await running.get("t"))["status"] == "busy"
+        assert ids(await running.search(status="busy")) == ["t"]
+        assert (await running.copy("t", {}))["status"] == "busy"
+        assert [each["status"] for each in await threads.search()] == ["idle", "idle"]
+
+    run(settings, use)
+
+
+def test_a_thread_is_not_deleted_in_a_turn(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.server.threads._WAIT_S", 0)
+    say(settings, "t", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        held, over = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with opened(settings, {}) as (others, _), others.turn("t"):
+                held.set()
+                await over.wait()
+
+        other = asyncio.create_task(hold(), context=Context())
+        await held.wait()
+        with pytest.raises(AlreadyLocked, match="under way"):
+            await threads.delete("t")
+        over.set()
+        await other
+        assert ids(await threads.search()) == ["t"]
+        await threads.delete("t")
+        assert await threads.search() == []
+
+    run(settings, use)
 
 
 def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> None:

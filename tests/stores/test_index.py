@@ -92,6 +92,7 @@ entries = st.builds(
     actor=st.none() | st.sampled_from(["Ann", "Bo"]),
     at=st.just(0.0),
     expires=st.sampled_from([FOREVER, 5, 10]),
+    since=st.just(0),
 )
 steps = st.lists(
     st.lists(entries, max_size=4)  # put
@@ -151,10 +152,10 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
 def test_a_view_stays_as_it_is() -> None:
     """What a search looks at does not change with the index."""
     found = Index(MODEL, 1 << 30)
-    found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER) for n in range(1, 90)])
+    found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)])
     view = found.view(0)
     before = view.term("a"), view.candidates.rows["id"].copy()
-    found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER)])
+    found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     found.keep(np.array([5, 90]))
     found.compact()
 
@@ -609,6 +610,8 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:  # as the first version left it
         db.execute("DROP TABLE store_indexes")
         db.execute("DROP INDEX store_items_made")
+        db.execute("DROP INDEX store_versions_span")
+        db.execute("CREATE INDEX store_versions_end ON store_versions (valid_to)")
         db.execute("ALTER TABLE store_namespaces DROP COLUMN changes")
         for table in ("store_items", "store_versions"):
             for column in ("searched", "made"):
@@ -648,7 +651,7 @@ def test_what_was_not_searched_for_longest_is_dropped(tmp_path: Path, analysed: 
     with opened(tmp_path) as store:
         whole = store.search((), query="word0 number7", limit=400)
 
-    assert held == [b"n2\0", b"n3\0"]
+    assert held == [(b"n2\0", False), (b"n3\0", False)]
     assert taken <= alone * 5 // 2
     assert all(before[n] == again[n] for n in again)
     assert read == 0  # n0 was read from its compact form

@@ -37,6 +37,22 @@ def test_items_come_in_the_order_of_creation(any_store: SQLiteStore, clock: Cloc
     assert keys(any_store.search(A, filter={"n": 2})) == ["d", "c", "b"]
 
 
+def test_the_newest_come_first(store: SQLiteStore, clock: Clock) -> None:
+    """Page by page, of a filter and of a moment."""
+    for key in "abcd":
+        store.put(A, key, {"n": key in "bd", "key": key})
+    before = clock.forward()
+    clock.forward()
+    store.put(A, "b", {"n": 2})
+    store.delete(A, "d")
+
+    assert keys(store.search(A, newest_first=True)) == ["c", "b", "a"]
+    assert keys(store.search(A, newest_first=True, limit=2, offset=1)) == ["b", "a"]
+    assert keys(store.search(A, newest_first=True, filter={"n": False})) == ["c", "a"]
+    past = store.search(A, newest_first=True, as_of=before, limit=2)
+    assert [(item.key, item.version) for item in past] == [("d", 1), ("c", 1)]
+
+
 def test_a_filter_finds_values_of_any_bytes(store: SQLiteStore) -> None:
     """Of each length, with NUL, and with what only looks like it; with and without a query."""
     texts = ["x" * n for n in range(20)] + ["\0x", "x\0", r"\u0000", "é\0", "😀"]

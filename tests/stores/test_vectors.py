@@ -191,7 +191,7 @@ def test_what_a_filter_leaves_is_compared_exactly() -> None:
     index = Index(Model("m", DIMS, "float32", 1), 1000)
     index.add(
         [
-            Entry(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER)
+            Entry(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER, 0)
             for number, row in enumerate(rows)
         ]
     )

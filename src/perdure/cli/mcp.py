@@ -28,9 +28,8 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
     try:
         import mcp as _  # noqa: F401 - the server imports it when it starts
 
-        from perdure.server.audit import Audit
+        from perdure.server.logs import Audit, log_to_stderr
         from perdure.server.mcp import serve_stdio
-        from perdure.server.request_log import log_to_stderr
     except ImportError as exc:
         raise MissingDependency('MCP needs packages: pip install "perdure[server]"') from exc
     with opened(db, user, create=True) as file:

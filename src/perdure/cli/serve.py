@@ -63,11 +63,10 @@ def serve(
         import uvicorn
 
         from perdure.server import create_app
-        from perdure.server.audit import Audit
         from perdure.server.graphs import Graphs
         from perdure.server.guard import LOOPBACK
         from perdure.server.keys import new_key as made_key
-        from perdure.server.request_log import log_to_stderr
+        from perdure.server.logs import Audit, log_to_stderr
         from perdure.server.telemetry import Telemetry
     except ImportError as exc:
         raise MissingDependency('the server needs packages: pip install "perdure[server]"') from exc

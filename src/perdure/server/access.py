@@ -116,7 +116,7 @@ class Local:
         return {}
 
 
-def action(name: Action) -> Callable[[Endpoint], Endpoint]:
+def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Name the action of an endpoint; `create_app` refuses an endpoint without one."""
 
     def named(endpoint: Endpoint) -> Endpoint:
@@ -126,10 +126,8 @@ def action(name: Action) -> Callable[[Endpoint], Endpoint]:
     return named
 
 
-def public(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint that everybody may call, and that reaches no database."""
-    endpoint.action = None  # type: ignore[attr-defined]
-    return endpoint
+public: Final = action(None)
+"""Marks an endpoint that everybody may call, and that reaches no database."""
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
@@ -138,11 +136,9 @@ def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def _meets(value: Any, wanted: Any) -> bool:
-    if not isinstance(wanted, Mapping):
-        return bool(value == wanted)
-    if wanted.keys() == {"$eq"}:
-        return bool(value == wanted["$eq"])
-    if wanted.keys() == {"$contains"} and isinstance(value, list | tuple):
-        each = wanted["$contains"]
-        return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
-    return False
+    match wanted:
+        case {"$eq": equal, **others} if not others:
+            return bool(value == equal)
+        case {"$contains": each, **others} if not others and isinstance(value, list | tuple):
+            return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
+    return not isinstance(wanted, Mapping) and bool(value == wanted)

@@ -44,6 +44,7 @@ class MemoryChange(BaseModel):
     memory: str | Json
     supersede: bool = False
     at: AwareDatetime | None = None
+    if_version: int | None = None
 
 
 @routes.get("/memories")
@@ -102,9 +103,10 @@ async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
     memories, config = await _permitted(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}
     )
+    options: Json = {"if_version": body.if_version, "config": config}
     if body.supersede:
-        return await reply(await memories.asupersede(key, body.memory, at=body.at, config=config))
-    return await reply(await memories.aupdate(key, body.memory, config=config))
+        return await reply(await memories.asupersede(key, body.memory, at=body.at, **options))
+    return await reply(await memories.aupdate(key, body.memory, **options))
 
 
 @routes.delete("/memories/{key}")

@@ -27,15 +27,14 @@ from perdure.server import (
     pages_threads,
 )
 from perdure.server.access import Access, Local, action, public
-from perdure.server.audit import Audit
 from perdure.server.call import Caller, Databases
 from perdure.server.graphs import Graphs
 from perdure.server.guard import LOOPBACK, Guard
-from perdure.server.limits import AtOnce, Limits, Rate
+from perdure.server.limits import Clients, Limits
+from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON, add_error_replies
-from perdure.server.request_log import RequestLog
 from perdure.server.runs import Runs
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
@@ -116,8 +115,8 @@ def create_app(
     app.state.access = access or Local(chosen.user)
     app.state.settings, app.state.graphs = chosen, served
     app.state.audit, app.state.telemetry = audit, telemetry
-    app.state.sessions = sessions = Sessions()
-    app.state.rate, app.state.at_once = Rate(limits.per_s, limits.burst), AtOnce(limits.at_once)
+    app.state.sessions, app.state.clients, app.state.limits = Sessions(), Clients(limits), limits
+    app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
@@ -140,8 +139,7 @@ def create_app(
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
-    app.add_middleware(Guard, hosts=hosts, sessions=sessions, limits=limits)
-    app.add_middleware(RequestLog, audit=audit, telemetry=telemetry)  # the last is the outermost
+    app.add_middleware(Guard)  # the last is the outermost
     return app
 
 

@@ -6,8 +6,6 @@ What no handler allows is denied, also if there is no handler for it.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import json
 import logging
@@ -16,20 +14,33 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from langgraph_sdk import Auth
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
+from perdure.server.graphs import imported
 
 _LOG: Final = logging.getLogger("perdure.server")
 _PARAMETERS: Final = (
     "request", "body", "path", "method", "path_params", "query_params", "headers", "authorization"
 )  # fmt: skip
 Handler = Callable[..., Any]
+_Scalar: TypeAlias = str | bool | int | float
+_FILTERS: Final = TypeAdapter[Filter](
+    dict[
+        str,
+        _Scalar
+        | Annotated[dict[Literal["$eq"], _Scalar], Field(min_length=1)]
+        | Annotated[
+            dict[Literal["$contains"], _Scalar | list[_Scalar] | tuple[_Scalar, ...]],
+            Field(min_length=1),
+        ],
+    ]
+)
 
 
 class User(dict[str, Any]):
@@ -56,7 +67,9 @@ class AuthFile:
     """
 
     def __init__(self, path: str) -> None:
-        self._authenticate, self._handlers = _registered(_loaded(path), path)
+        if (folder := str(Path(path).resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # what it imports lies beside it
+        self._authenticate, self._handlers = _registered(imported(path, Path()), path)
         parameters = inspect.signature(self._authenticate).parameters.values()
         self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
         self.reads_body = "body" in self._asks
@@ -69,18 +82,34 @@ class AuthFile:
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The user that the authentication handler returns."""
-        given = {name: await _given(name, connection) for name in self._asks}
-        handler = self._authenticate
+        arguments = {
+            "request": connection,
+            "body": await _body(connection) if self.reads_body else None,
+            "path": connection.url.path,
+            "method": connection.scope["method"],
+            "path_params": dict(connection.path_params),
+            "query_params": dict(connection.query_params),
+            "headers": dict(connection.scope["headers"]),
+            "authorization": connection.headers.get("authorization"),
+        }
+        given, handler = {name: arguments[name] for name in self._asks}, self._authenticate
         if inspect.iscoroutinefunction(handler):
-            found = await _told(handler(**given))
+            user = await _told(handler(**given))
         else:
-            found = await _told(asyncio.to_thread(handler, **given))
-        user = _user(found)
+            user = await _told(asyncio.to_thread(handler, **given))
+        if isinstance(user, str):
+            user = {"identity": user}
+        if isinstance(user, Mapping):
+            default = {"is_authenticated": True, "permissions": [], "display_name": ""}
+            user = User(default | dict(user))
+        identity = getattr(user, "identity", None)
+        if not (isinstance(identity, str) and identity):
+            raise Unauthenticated("the authentication handler returned no user with an identity")
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
         permissions = frozenset(getattr(user, "permissions", None) or ())
-        return Identity(user.identity, None if tenant is None else str(tenant), permissions, user)
+        return Identity(identity, None if tenant is None else str(tenant), permissions, user)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """What the most specific handler allows."""
@@ -107,12 +136,11 @@ class AuthFile:
             value["namespace"] = tuple(value["namespace"])
         if result is None or result is True or result == {}:
             return {}
-        if resource != "threads" or not _usable(result):
-            _LOG.error(
-                "denied %s: its handler returned %r, which cannot be applied", action, result
-            )
-            raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
-        return cast(Filter, result)
+        with suppress(ValidationError):
+            if resource == "threads":
+                return _FILTERS.validate_python(result, strict=True)
+        _LOG.error("denied %s: its handler returned %r, which cannot be applied", action, result)
+        raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
 
 
 def auth_of(graphs: str | Path) -> str | None:
@@ -120,27 +148,12 @@ def auth_of(graphs: str | Path) -> str | None:
     file = Path(graphs)
     try:
         named = json.loads(file.read_text(encoding="utf-8")).get("auth")
-        path = named and named["path"]
+        return str(file.parent / named["path"]) if named else None
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as exc:
         raise ConfigurationError(
             f"{str(file)!r} cannot be read: {exc!r}; expected JSON, and in it, if wanted, "
             '"auth": {"path": "./auth.py:auth"}'
         ) from exc
-    return str(file.parent / path) if path else None
-
-
-def _usable(result: object) -> bool:
-    return isinstance(result, Mapping) and all(map(_can_be_met, result.values()))
-
-
-def _can_be_met(wanted: object) -> bool:
-    if not isinstance(wanted, Mapping):
-        return isinstance(wanted, str | int | float)
-    if wanted.keys() == {"$contains"} and isinstance(wanted["$contains"], list | tuple):
-        return not any(isinstance(each, Mapping) for each in wanted["$contains"])
-    return len(wanted) == 1 and any(
-        isinstance(wanted.get(each), str | int | float) for each in ("$eq", "$contains")
-    )
 
 
 async def _told(answer: Any) -> Any:
@@ -151,38 +164,6 @@ async def _told(answer: Any) -> Any:
         kind = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
         status = exc.status_code if 400 <= exc.status_code < 600 else 403
         raise kind(exc.detail, status, exc.headers) from exc
-
-
-def _user(found: Any) -> Any:
-    if isinstance(found, str):
-        found = {"identity": found}
-    if isinstance(found, Mapping):
-        default = {"is_authenticated": True, "permissions": [], "display_name": ""}
-        found = User(default | dict(found))
-    if not isinstance(getattr(found, "identity", None), str) or not found.identity:
-        raise Unauthenticated("the authentication handler returned no user with an identity")
-    return found
-
-
-async def _given(name: str, connection: HTTPConnection) -> Any:
-    """An argument of the authentication handler."""
-    match name:
-        case "request":
-            return connection
-        case "body":
-            return await _body(connection)
-        case "path":
-            return connection.url.path
-        case "method":
-            return connection.scope["method"]
-        case "path_params":
-            return dict(connection.path_params)
-        case "query_params":
-            return dict(connection.query_params)
-        case "headers":
-            return dict(connection.scope["headers"])
-        case _:
-            return connection.headers.get("authorization")
 
 
 async def _body(connection: HTTPConnection) -> Any:
@@ -210,30 +191,3 @@ def _registered(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str],
     if authenticate is None:
         raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate")
     return authenticate, {place: each[-1] for place, each in handlers.items() if each}
-
-
-def _loaded(path: str) -> Any:
-    place, _, name = path.rpartition(":")
-    if not place or not name.isidentifier():
-        raise ConfigurationError(f"the authentication is {path!r}; expected ./auth.py:auth")
-    try:
-        return getattr(_module(place), name)
-    except Exception as exc:
-        raise ConfigurationError(
-            f"the authentication {path!r} cannot be loaded: {type(exc).__name__}: {exc}"
-        ) from exc
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    file = Path(place).resolve()
-    if str(file.parent) not in sys.path:  # what it imports lies beside it
-        sys.path.append(str(file.parent))
-    name = f"perdure_auth_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

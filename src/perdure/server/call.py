@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends
@@ -32,8 +32,7 @@ IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 _OWN: Final = "perdure"  # how the first labels of perdure's own namespaces begin
 _MOST: Final = 32  # tenants that are open
-# of each tenant; connections they share
-_SMALL: Final = {"saver": {"cache_bytes": 16 << 20}, "store": {"index_bytes": 32 << 20}}
+_CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
 
 
 class Parts(NamedTuple):
@@ -43,13 +42,8 @@ class Parts(NamedTuple):
     store: WholeStore
 
 
-class _Opened(NamedTuple):
-    parts: Parts
-    stack: AsyncExitStack
-
-
 class Databases:
-    """The database of the settings, opened when it is first asked for; of tenants, each its own.
+    """The database of the settings, opened when it is first used; of tenants, each its own.
 
     Of many tenants, those that were not asked for in the longest time are closed.
     """
@@ -57,20 +51,16 @@ class Databases:
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self._settings, self._telemetry = settings, telemetry
         self.runs: Runs | None = None
-        self._opened: dict[str | None, _Opened] = {}  # last is who asked last
-        self._uses, self._opening = Counter[str | None](), asyncio.Lock()
+        self._parts: dict[str | None, Parts] = {}  # last is who asked last
+        self._uses = Counter[str | None]()
 
     async def of(self, tenant: str | None) -> Parts:
         """What belongs to a tenant."""
-        async with self._opening:
-            found = self._opened.pop(tenant, None) or await self._open(tenant)
-            self._opened[tenant] = found
-            while len(self._opened) > _MOST:
-                idle = next((each for each in self._opened if not self._uses[each]), tenant)
-                if idle == tenant:
-                    break
-                await self._opened.pop(idle).stack.aclose()
-        return found.parts
+        parts = self._parts.pop(tenant, None) or self._opened(tenant)
+        idle = [each for each in self._parts if not self._uses[each]]
+        self._parts[tenant] = parts
+        await self._close(*idle[: max(0, len(self._parts) - _MOST)])
+        return parts
 
     @contextmanager
     def used(self, tenant: str | None) -> Iterator[None]:
@@ -83,28 +73,28 @@ class Databases:
 
     async def aclose(self) -> None:
         """Close all of it."""
-        while self._opened:
-            await self._opened.popitem()[1].stack.aclose()
+        await self._close(*self._parts)
 
-    async def _open(self, tenant: str | None) -> _Opened:
+    def _opened(self, tenant: str | None) -> Parts:
         db, options = self._settings.db, {"key": self._settings.key}
-        small: Mapping[str, Mapping[str, Any]] = {"saver": {}, "store": {}}
-        if tenant is not None:
-            if not is_dsn(db):
-                raise ConfigurationError(
-                    f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
-                    "a database on Postgres only"
-                )
-            options["tenant"], small = tenant, _SMALL
-        async with AsyncExitStack() as stack:
-            saver = open_checkpointer(db, **options, **small["saver"])
-            store = open_store(db, **options, **small["store"])
-            parts = Parts(
-                await stack.enter_async_context(saver), await stack.enter_async_context(store)
+        if tenant is None:
+            parts = Parts(open_checkpointer(db, **options), open_store(db, **options))
+        elif is_dsn(db):
+            options["tenant"] = tenant
+            saver = open_checkpointer(db, cache_bytes=_CACHE_BYTES, **options)
+            parts = Parts(saver, open_store(db, index_bytes=_INDEX_BYTES, **options))
+        else:
+            raise ConfigurationError(
+                f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
+                "a database on Postgres only"
             )
-            if self._telemetry is not None:
-                self._telemetry.watch(parts)
-            return _Opened(parts, stack.pop_all())
+        if self._telemetry is not None:
+            self._telemetry.watch(parts)
+        return parts
+
+    async def _close(self, *tenants: str | None) -> None:
+        for part in chain(*map(self._parts.pop, tenants)):
+            await part.aclose()
 
 
 class Call:
@@ -192,11 +182,9 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     identity: Identity = known or await access.identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
-    client = identity.tenant, identity.user
-    state.rate.take(client)
     call = Call(identity, endpoint.action, access, state.databases)
     connection.state.call = call
-    with state.at_once.one(client), call.used():
+    with state.clients.one((identity.tenant, identity.user)), call.used():
         yield call
 
 

@@ -1,11 +1,20 @@
-"""What each request passes before it reaches a route: whose site it comes from, how much it is."""
+"""What surrounds each request: whose site it comes from, how much it is, what is recorded of it.
+
+The line of a request in the log has no content and no ids.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import time
 from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
+from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -13,13 +22,15 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.access import Forbidden, Refused
-from perdure.server.limits import Limits, Rate
+from perdure.server.call import IDS
+from perdure.server.logs import SAFE, Audit, is_change
 from perdure.server.reply import refusal
-from perdure.server.sessions import Sessions
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
-_SAFE: Final = ("GET", "HEAD", "OPTIONS")
+_LOG: Final = logging.getLogger("perdure.requests")
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS: Final = (*SAFE, "POST", "PUT", "PATCH", "DELETE")
 _PAGES: Final = "/ui/"
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -30,58 +41,102 @@ _HEADERS: Final = {
 """Of replies that have no others."""
 
 
+@dataclass(slots=True)
+class Seen:
+    """What is known of a request once it was answered; the route is a template, not the path."""
+
+    method: str
+    request_id: str
+    route: str = "-"  # of a path that no route has
+    status: int = 500
+    bytes: int = 0
+    ms: float = 0.0
+    stream: bool = False
+
+
 class Guard:
     """Refuses requests for another host's name, of other sites, of a form that claims to be JSON.
 
-    Args:
-        app: What is guarded.
-        hosts: The names of this server; None: it may be called by any.
-        sessions: Of browsers.
-        limits: How much a client may ask for.
+    It passes messages on as they come, so that streams stay streams. What it needs to know is in
+    the state of the application.
     """
 
-    def __init__(
-        self, app: ASGIApp, hosts: Collection[str] | None, sessions: Sessions, limits: Limits
-    ) -> None:
-        self._app, self._sessions, self._limits = app, sessions, limits
-        self._hosts = None if hosts is None else {each.lower() for each in hosts}
-        self._rate = Rate(limits.per_s, limits.burst)
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        given = headers.get("x-request-id", "")
+        seen = Seen(method, given if _ID.fullmatch(given) else uuid4().hex)
+        scope.setdefault("state", {})["request_id"] = seen.request_id
+        answered = False
 
         async def sending(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
+                seen.status = message["status"]
+                reply = MutableHeaders(scope=message)
+                reply["X-Request-ID"] = seen.request_id
                 for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                    reply.setdefault(name, value)
+                await _record(scope, seen.status)
+                answered = True
+                seen.stream = reply.get("content-type", "").startswith("text/event-stream")
+            elif message["type"] == "http.response.body":
+                seen.bytes += len(message.get("body", b""))
             await send(message)
 
-        try:
-            self._check(scope)
-        except Refused as exc:
-            await refusal(Request(scope), exc)(scope, receive, sending)
-        else:
-            await self._app(scope, _received(scope, receive, self._limits.body_wait_s), sending)
+        measured = state.telemetry.request(headers, seen) if state.telemetry else nullcontext()
+        with measured:
+            try:
+                app = _refused(scope, headers) or self._app
+                await app(scope, _received(scope, receive, state.limits.body_wait_s), sending)
+            finally:
+                if not answered:
+                    seen.status = 500
+                    await _record(scope, seen.status)
+                seen.route = getattr(scope.get("route"), "path", None) or scope["root_path"] or "-"
+                seen.ms = round(1000 * (time.perf_counter() - begun), 3)
+                line = f"{seen.method} {seen.route} {seen.status} {seen.ms:.0f} ms"
+                _LOG.info(line, extra={"fields": asdict(seen)})
 
-    def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        self._check_host(headers.get("host", ""))
-        self._rate.take((scope.get("client") or ("",))[0])
-        has_session = self._sessions.apply(scope)
+
+async def _record(scope: Scope, status: int) -> None:
+    """Record a request in the audit log if it changes something, or was to."""
+    action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
+    if is_change(action, scope["method"]):
+        state, given = scope["state"], scope.get("path_params", {})
+        path = {name: given[name] for name in IDS if name in given}
+        audit: Audit = scope["app"].state.audit
+        await audit.record(state.get("call"), action, status, state["request_id"], path)
+
+
+def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
+    """The reply to a request that is refused; None: it is not."""
+    state = scope["app"].state
+    try:
+        _check_host(headers.get("host", ""), state.hosts)
+        state.clients.take((scope.get("client") or ("",))[0])
+        has_session = state.sessions.apply(scope)
         if has_session:
-            scope.setdefault("state", {})["session"] = True
-        if scope["method"] not in _SAFE:
+            scope["state"]["session"] = True
+        if scope["method"] not in SAFE:
             _check_site(headers, has_session)
             _check_kind(scope["path"], headers)
+    except Refused as exc:
+        return refusal(Request(scope), exc)
+    return None
 
-    def _check_host(self, host: str) -> None:
-        """Else a site whose name leads here would be of the same origin (DNS rebinding)."""
-        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
-            raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
+
+def _check_host(host: str, hosts: Collection[str] | None) -> None:
+    """Refuse another name: a site whose name leads here is of the same origin (DNS rebinding)."""
+    if hosts is not None and _split(f"//{host}").hostname not in hosts:
+        raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
 
 
 def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:

@@ -8,7 +8,6 @@ import hmac
 import logging
 import secrets
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Final, Literal
@@ -20,7 +19,7 @@ from perdure.errors import ConfigurationError
 from perdure.server.access import Action, Filter, Forbidden, Identity, Unauthenticated
 
 _LOG: Final = logging.getLogger("perdure.server")
-_LOOK_S: Final = 1.0  # how often it is seen whether the file has changed
+_LOOK_S: Final = 1.0  # how often the file is read
 # a user of such a name would see the names of perdure's own namespaces, of which it is a label
 _NOTES: Final = frozenset({"quarantine", "buried", "changed", "formed", "waiting", "threads"})
 
@@ -52,13 +51,6 @@ def new_key() -> tuple[str, str]:
     return key, hashlib.sha256(key.encode()).hexdigest()
 
 
-def given_key(connection: HTTPConnection) -> str:
-    """The key that a request has in `x-api-key` or `Authorization: Bearer`; "": none."""
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return connection.headers.get("x-api-key") or bearer
-
-
 class Keys:
     """Access by the keys of a file; a change of it is seen within a second.
 
@@ -72,8 +64,7 @@ class Keys:
 
     def __init__(self, file: str | Path) -> None:
         self._file = Path(file)
-        self._stamp, self._keys = self._read()
-        self._looked = monotonic()
+        self._keys, self._looked = self._read(), monotonic()
 
     @property
     def exposed(self) -> bool:
@@ -83,23 +74,25 @@ class Keys:
     @property
     def tenants(self) -> set[str | None]:
         """The tenants of the keys."""
-        return {each.tenant for _, each in self._keys}
+        return {each.tenant for each in self._keys}
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """Whose key a request has."""
         if monotonic() - self._looked > _LOOK_S:
             self._looked = monotonic()
             await asyncio.to_thread(self._look)
-        key = given_key(connection)
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        key = connection.headers.get("x-api-key") or bearer
         given = hashlib.sha256(key.encode()).hexdigest()
         # all are compared, so that the time tells nothing
-        found = [each for digest, each in self._keys if hmac.compare_digest(digest, given)]
+        found = [each for each in self._keys if hmac.compare_digest(each.sha256, given)]
         if not key or not found:
             raise Unauthenticated(
                 "no valid API key; send one as x-api-key or Authorization: Bearer",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return found[0]
+        return Identity(found[0].user, found[0].tenant, frozenset(found[0].permissions))
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """What belongs to the user."""
@@ -123,28 +116,21 @@ class Keys:
 
     def _look(self) -> None:
         try:
-            if self._file.stat().st_mtime_ns != self._stamp:
-                self._stamp, self._keys = self._read()
-        except (ConfigurationError, OSError) as exc:  # a key that was to be revoked is not valid
-            self._stamp, self._keys = 0, []
+            self._keys = self._read()
+        except ConfigurationError as exc:  # a key that was to be revoked is not valid
+            self._keys = []
             _LOG.error("no key is valid until it is mended: %s", exc)
 
-    def _read(self) -> tuple[int, Sequence[tuple[str, Identity]]]:
+    def _read(self) -> list[_Key]:
         try:
-            stamp = self._file.stat().st_mtime_ns
             found = _File.model_validate(tomllib.loads(self._file.read_text(encoding="utf-8")))
-        except ValidationError as exc:
-            wrong = exc.errors(include_input=False)[0]
-            place = ".".join(str(each) for each in wrong["loc"])
+        except (OSError, ValueError) as exc:
+            wrong = str(exc)
+            if isinstance(exc, ValidationError):  # its text has the values
+                first = exc.errors(include_input=False)[0]
+                wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise ConfigurationError(
-                f"the keys file {str(self._file)!r}: {place}: {wrong['msg']}; expected [[keys]] "
+                f"the keys file {str(self._file)!r} cannot be read: {wrong}; expected [[keys]] "
                 "with user, sha256 and, if wanted, tenant and permissions"
             ) from None
-        except (OSError, ValueError) as exc:
-            raise ConfigurationError(
-                f"the keys file {str(self._file)!r} cannot be read: {exc}"
-            ) from exc
-        return stamp, [
-            (each.sha256, Identity(each.user, each.tenant, frozenset(each.permissions)))
-            for each in found.keys
-        ]
+        return found.keys

@@ -45,14 +45,15 @@ class Limits:
     at_once: int = 256
 
 
-class Rate:
-    """Requests of each client: `burst` at a time, `per_s` in the long run.
+class Clients:
+    """The requests of each client, and whether it may send another.
 
     Source: the generic cell rate algorithm, ITU-T I.371.
     """
 
-    def __init__(self, per_s: float, burst: int) -> None:
-        self._each_s, self._ahead_s = 1 / per_s, (burst - 1) / per_s
+    def __init__(self, limits: Limits) -> None:
+        self._each_s, self._ahead_s = 1 / limits.per_s, (limits.burst - 1) / limits.per_s
+        self._at_once, self._open = limits.at_once, Counter[Hashable]()
         self._next: dict[Hashable, float] = {}
 
     def take(self, client: Hashable) -> None:
@@ -63,8 +64,7 @@ class Rate:
         """
         now = monotonic()
         due = max(self._next.get(client, 0.0), now)
-        if due - now > self._ahead_s:
-            again_s = due - now - self._ahead_s
+        if (again_s := due - now - self._ahead_s) > 0:
             raise TooMany(f"too many requests; ask again in {again_s:.1f} s", again_s)
         if len(self._next) >= _MOST:
             self._next = {each: at for each, at in self._next.items() if at > now}
@@ -72,22 +72,16 @@ class Rate:
                 self._next.clear()
         self._next[client] = due + self._each_s
 
-
-class AtOnce:
-    """Requests of each identity that are under way."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._open = most, Counter[Hashable]()
-
     @contextmanager
     def one(self, client: Hashable) -> Iterator[None]:
-        """A request, while it lasts.
+        """Count a request, which is under way while this lasts.
 
         Raises:
-            TooMany: As many as may be are under way.
+            TooMany: There were more than there may be, or as many as may be are under way.
         """
-        if self._open[client] >= self._most:
-            raise TooMany(f"{self._most} requests are under way; end some first", AGAIN_S)
+        self.take(client)
+        if self._open[client] >= self._at_once:
+            raise TooMany(f"{self._at_once} requests are under way; end some first", AGAIN_S)
         self._open[client] += 1
         try:
             yield

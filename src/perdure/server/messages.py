@@ -1,4 +1,4 @@
-"""Messages, and other values of a state, in the form in which pages show them."""
+"""Messages, other values of a state, and its changes, in the form in which pages show them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
+from perdure.checkpointers import StateDifference
 from perdure.server.reply import encoded
 
 LONG: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
@@ -20,35 +21,29 @@ _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za
 
 def shown(value: Any, long: int = LONG) -> dict[str, Any]:
     """A message, or another element of a channel, by its blocks and calls."""
-    if not isinstance(value, BaseMessage):
-        text, more = cut(as_text(value), long)
-        none = dict.fromkeys(("id", "name", "at", "model", "failed"))
-        blocks = [{"kind": "text", "text": text}]
-        return {"type": type(value).__name__, **none, "blocks": blocks, "calls": [], "more": more}
-    known = value.response_metadata
-    blocks, more = [], 0
-    for kind, text in _blocks(value):
-        text, rest = cut(text, long)
-        blocks.append({"kind": kind, "text": text})
-        more += rest
-    calls = []
-    for call in (
-        [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
-    ):
-        text, rest = cut(as_text(call["args"]), long)
-        calls.append({"id": call["id"], "name": call["name"], "args": text})
-        more += rest
-    return {
-        "type": value.type,
-        "id": value.id,
-        "name": value.name,
+    said = value if isinstance(value, BaseMessage) else None
+    known = said.response_metadata if said else {}
+    calls = [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
+    row: dict[str, Any] = {
+        "type": said.type if said else type(value).__name__,
+        "id": said and said.id,
+        "name": said and said.name,
         "at": _moment(known.get("create_time")),
         "model": known.get("model_name") or known.get("model"),
         "failed": isinstance(value, ToolMessage) and value.status == "error",
-        "blocks": blocks,
-        "calls": calls,
-        "more": more,
+        "blocks": [
+            {"kind": kind, "text": text}
+            for kind, text in (_blocks(said) if said else [("text", as_text(value))])
+        ],
+        "calls": [
+            {n: call[n] for n in ("id", "name")} | {"text": as_text(call["args"])} for call in calls
+        ],
+        "more": 0,
     }
+    for part in (*row["blocks"], *row["calls"]):
+        part["text"], more = cut(part["text"], long)
+        row["more"] += more
+    return row
 
 
 def short(value: Any) -> str:
@@ -89,3 +84,44 @@ def _moment(seconds: Any) -> datetime | None:
     with suppress(TypeError, ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(seconds, UTC)
     return None
+
+
+def changes(change: StateDifference) -> list[dict[str, Any]]:
+    """What came, went or became another, by channel; langgraph's triggers of nodes are left out."""
+    out = []
+    for channel, each in change.channels.items():
+        if channel.startswith(("branch:to:", "__")):
+            continue
+        gone, lines = dict(each.removed), []
+        for value in each.added.values():
+            # what it replaces: an element of the same id, or the value of a channel stored whole
+            was = [at for at, old in gone.items() if each.whole or _same(old, value)][:1]
+            lines += [_line("-", gone.pop(at)) for at in was] + [_line("+", value)]
+        lines += [_line("-", value) for value in gone.values()]
+        out.append(
+            {
+                "channel": channel,
+                "added": each.added_count,
+                "removed": each.removed_count,
+                "whole": each.whole,
+                "lines": lines,
+                "left": each.added_count + each.removed_count - len(lines),
+            }
+        )
+    return out
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
+        return old.id is not None and old.id == new.id
+    return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+def _line(sign: str, value: Any) -> dict[str, Any]:
+    named = _is_pair(value) and isinstance(value[0], str)
+    text = f"{value[0]}: {short(value[1])}" if named else short(value)
+    return {"sign": sign, "type": getattr(value, "type", None), "text": text}

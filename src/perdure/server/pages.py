@@ -1,28 +1,34 @@
-"""What all pages share: templates, and stored text shown as text."""
+"""What all pages share: their routes and templates, and stored text shown as text."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
+from fastapi import APIRouter, Form, Query
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from perdure.errors import ConfigurationError
+from perdure.server.access import Action, action
+from perdure.server.messages import short
 from perdure.server.reply import JSON, encoded
-from perdure.settings import Rules
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
-_BRIEF: Final = 300  # characters
+Start = Annotated[int, Query(ge=0)]
+Text = Annotated[str, Form()]
+Values = dict[str, Any]
+Made = Callable[..., Awaitable[Values | Response]]
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -49,28 +55,18 @@ _SUSPECT: Final = re.compile(
 """Characters that may be hidden ones; those in common use that are not are left out for speed."""
 
 
-def query(path: str, /, **values: Any) -> str:
-    """A link with a query; a value that is a list is repeated, and one that is None left out."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return f"{path}?{urlencode(given, doseq=True, errors='surrogatepass')}"
+def plain(text: str) -> str:
+    """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
+    return "".join(c for c in text if c in _JOINS or unicodedata.category(c) not in _HIDDEN)
 
 
-async def form(request: Request) -> dict[str, str]:
-    """The fields of a form, the last of each name."""
-    body = (await request.body()).decode(errors="replace")
-    return dict(parse_qsl(body, keep_blank_values=True))
-
-
-def ago(moment: datetime | str | None) -> str:
+def ago(at: datetime) -> str:
     """How long ago a moment was, in its largest unit: `"5 min"`."""
-    if moment is None:
-        return ""
-    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    left = (datetime.now(UTC) - at).total_seconds()
-    for size, unit in _STEPS:
-        if left < size:
-            return f"{max(int(left), 0)} {unit}"
-        left /= size
+    left = max((datetime.now(UTC) - at).total_seconds(), 0)
+    for most, unit in _STEPS:
+        if left < most:
+            return f"{int(left)} {unit}"
+        left /= most
     return f"{int(left)} y"
 
 
@@ -78,31 +74,38 @@ def size(count: float) -> str:
     """A number of bytes in its unit: `"1.5 MB"`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+            return f"{count:.{int(unit != 'bytes')}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def plain(text: str) -> str:
-    """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
-    return "".join(c for c in text if c in _JOINS or unicodedata.category(c) not in _HIDDEN)
-
-
-def brief(value: Any) -> str:
-    """The beginning of a value, as JSON on a line."""
-    text = encoded(value).decode()
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
-
-
-def rules_given(rules: Rules) -> dict[str, Any]:
-    """The rules of retention that are not as if they were not given."""
-    given = asdict(rules)
-    return {name: value for name, value in given.items() if value != getattr(Rules(), name)}
 
 
 def as_json_text(value: Any) -> str:
     """A value as indented JSON, to be shown."""
     return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
+
+
+def moment(text: str) -> datetime | None:
+    """A moment or a day as a form has it, in UTC if it does not say; None: now."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigurationError(
+            f"the moment is {text!r:.80}; expected one like 2026-01-31 or 2026-01-31T12:00"
+        ) from exc
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def query(path: str, /, **values: Any) -> str:
+    """A link with a query; a value that is a list is repeated, an empty one is left out."""
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given, doseq=True, errors='surrogatepass')}"
+
+
+def go_to(path: str, /, **values: Any) -> Response:
+    """Lead a browser to a page, after a form was sent."""
+    return RedirectResponse(query(path, **values) if values else path, 303)
 
 
 _TEMPLATES: Final = Environment(
@@ -112,32 +115,10 @@ _TEMPLATES: Final = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"visible": visible, "ago": ago, "size": size, "as_json": as_json_text}
-_TEMPLATES.filters |= {"plain": plain, "brief": brief, "rules_given": rules_given}
+_TEMPLATES.filters |= {"visible": visible, "plain": plain, "short": short}
+_TEMPLATES.filters |= {"ago": ago, "size": size, "as_json": as_json_text}
 _TEMPLATES.globals |= {"query": query}
-
-
-def page(request: Request, template: str, /, **values: Any) -> Response:
-    """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
-
-    Within a page, `{{ text | visible }}` shows stored text.
-    """
-    accepts = request.headers.get("accept", "")
-    if request.url.path.endswith(".json") or accepts.startswith("application/json"):
-        return JSON(values)
-    made = _TEMPLATES.get_template(template).render(request=request, **values)
-    return HTMLResponse(made, headers=HEADERS)
-
-
-def error_page(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """A page that says what went wrong."""
-    values = {"request": request, "status": status, "sentence": sentence}
-    made = _TEMPLATES.get_template("error.html").render(**values)
-    return HTMLResponse(made, status, headers={**HEADERS, **(headers or {})})
-
-
+_TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -146,3 +127,52 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+def page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
+    """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
+
+    Within a page, `{{ text | visible }}` shows stored text.
+    """
+    accepts = request.headers.get("accept", "")
+    if request.url.path.endswith(".json") or accepts.startswith("application/json"):
+        return JSON(values, status)
+    made = _TEMPLATES.get_template(template).render(request=request, **values)
+    return HTMLResponse(made, status, headers=HEADERS)
+
+
+def error_page(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A page that says what went wrong."""
+    made = page(request, "error.html", status, code=status, detail=sentence)
+    made.headers.update(headers or {})
+    return made
+
+
+class Pages(APIRouter):
+    """Routes of pages, each with its JSON twin at `.json`."""
+
+    def __init__(self) -> None:
+        super().__init__(include_in_schema=False)
+
+    def page(self, path: str, of: Action, template: str) -> Callable[[Made], Made]:
+        """Add a page by a function that returns its values, or another reply in its place."""
+
+        def added(make: Made) -> Made:
+            async def endpoint(_request: Request, **given: Any) -> Response:
+                made = await make(**given)
+                return made if isinstance(made, Response) else page(_request, template, **made)
+
+            arguments = inspect.signature(make, eval_str=True)
+            request = inspect.Parameter(
+                "_request", inspect.Parameter.KEYWORD_ONLY, annotation=Request
+            )
+            endpoint.__signature__ = arguments.replace(  # type: ignore[attr-defined]
+                parameters=[*arguments.parameters.values(), request], return_annotation=Response
+            )
+            for each in (path, f"{path}.json"):
+                self.get(each, name=make.__name__)(action(of)(endpoint))
+            return make
+
+        return added

@@ -4,57 +4,109 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Depends, Form, Query
+from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import ListNamespacesOp, MatchCondition
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
-from perdure.errors import (
-    ConfigurationError,
-    InvalidFilter,
-    PerdureError,
-    UnknownMemory,
-    VersionConflict,
-)
+from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, VersionConflict
+from perdure.memory import Collection
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
-from perdure.server.changes import changes
-from perdure.server.pages import page, query
-from perdure.server.pages_memories import (
-    Asked,
-    Namespace,
-    Place,
-    collection_of,
-    moment,
-    permitted,
-    record,
-)
-from perdure.server.reply import status_of
+from perdure.server.call import Call, Caller, verbatim
+from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
+from perdure.server.reply import encoded, status_of
 from perdure.stores import Provenance
 
-routes = APIRouter(include_in_schema=False)
-Text = Annotated[str, Form()]
+routes = Pages()
+Namespace = tuple[str, ...]
 Number = Annotated[int, Form()]
-_PAGE: Final = 50
+PAGE: Final = 50
 _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
-_DONE: Final = ("updated", "superseded", "unchanged", "deleted", "saved")  # what a page says
+Kind = Literal["same", "removed", "added"]
+_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS: Final = 2_000  # texts of more are not compared word by word
+_CHARS: Final = 2_000  # of a part that is shown
+_MOST: Final = 100  # paths that are shown
+_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
+_TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
+_DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
 _OWN: Final = ("perdure", "perdure.server")
 """First labels of perdure's own notes, which only perdure changes."""
 
 
-@routes.get("/ui/store")
-@routes.get("/ui/store.json")
-@action("store:list_namespaces")
-async def tree(
-    request: Request, call: Caller, place: Asked, start: Annotated[int, Query(ge=0)] = 0
-) -> Response:
+class Place(NamedTuple):
+    """The place that a request is about: a namespace, and maybe a key in it."""
+
+    ns: Namespace
+    key: str
+
+
+def _asked(ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = "") -> Place:
+    """The place in a query; a form has it as `within`, percent-encoded once more."""
+    given = parse_qsl(within)
+    labels = ns or tuple(value for name, value in given if name == "ns")
+    return Place(tuple(filter(None, labels)), key or dict(given).get("key", ""))
+
+
+Asked = Annotated[Place, Depends(_asked)]
+"""An endpoint's argument, which is not permitted yet."""
+
+
+async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str, Any]:
+    """What is permitted of a request about a namespace.
+
+    A handler may begin each namespace with a label, as those of langgraph's guide do. A link of a
+    page has it already; then it is the namespace that the handler makes of the rest.
+    """
+    value = await call.permit({"namespace": namespace, **about})
+    got = tuple(value["namespace"] or ())
+    added = len(got) - len(namespace)
+    if added > 0 and (got[:added], got[added:]) == (namespace[:added], namespace):
+        again = await call.permit({"namespace": namespace[added:], **about})
+        if tuple(again["namespace"]) == namespace:
+            value, got = again, namespace
+    return {**value, "namespace": got}
+
+
+async def _one(call: Caller, asked: Asked) -> Place:
+    if not asked.key:
+        raise ConfigurationError("no key is given; expected ns=…&key=…")
+    found = await permitted(call, asked.ns or call.memories, key=asked.key)
+    return Place(found["namespace"], found["key"])
+
+
+async def _to_change(call: Caller, asked: Asked, new_key: Text = "") -> Place:
+    place = await _one(call, Place(asked.ns, asked.key or new_key))
+    if not _may_change(place.ns):
+        raise ConfigurationError(
+            f"in {place.ns!r} perdure keeps its own notes, which these pages only show"
+        )
+    return place
+
+
+One = Annotated[Place, Depends(_one)]
+"""The place of an item, once it is permitted."""
+Changed = Annotated[Place, Depends(_to_change)]
+"""The place of an item that may be changed."""
+
+
+# -- namespaces and their items
+
+
+@routes.page("/ui/store", "store:list_namespaces", "store.html")
+async def tree(call: Caller, asked: Asked, start: Start = 0) -> Values:
     """The namespaces right under one, with what is in each."""
-    ns = place.ns
+    ns = asked.ns
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     found = await call.store.alist_namespaces(
@@ -72,213 +124,78 @@ async def tree(
         {"size": size, "has_items": size.namespace in below, "has_more": below != [size.namespace]}
         for size, below in zip(sizes, tops, strict=True)
     ]
-    more, own = len(found) > _NAMESPACES, ns in found
-    return page(request, "store.html", ns=ns, rows=rows, own=own, start=start, more=more)
+    more = len(found) > _NAMESPACES
+    return {"ns": ns, "rows": rows, "own": ns in found, "start": start, "more": more}
 
 
-@routes.get("/ui/store/items")
-@routes.get("/ui/store/items.json")
-@action("store:search")
+@routes.page("/ui/store/items", "store:search", "items.html")
 async def items(
-    request: Request,
-    call: Caller,
-    place: Asked,
-    q: str = "",
-    filter: str = "",
-    as_of: str = "",
-    start: Annotated[int, Query(ge=0)] = 0,
-) -> Response:
+    call: Caller, asked: Asked, q: str = "", filter: str = "", as_of: str = "", start: Start = 0
+) -> Values:
     """The items under a namespace."""
-    values: dict[str, Any] = {"q": q, "filter": filter, "as_of": as_of, "start": start}
-    about: dict[str, Any] = {"query": q.strip() or None, "filter": None}
-    ns, found, wrong = place.ns, [], ""
-    try:
-        if filter.strip():
-            about["filter"] = _json_object(filter, "the filter")
-        asked = await permitted(call, place.ns, **about)
-        ns = asked["namespace"]
-        options: dict[str, Any] = {"query": asked["query"], "filter": asked["filter"]}
-        options |= {"limit": _PAGE + 1, "offset": start, "as_of": moment(as_of)}
-        found = await call.store.asearch(ns, **options, refresh_ttl=False)
-    except (ConfigurationError, InvalidFilter) as exc:
-        wrong = str(exc)
-    rows = [record(item) for item in found[:_PAGE]]
-    values |= {"ns": ns, "items": rows, "more": len(found) > _PAGE, "wrong": wrong}
-    values["may_add"] = _may_change(ns)
-    made = page(request, "items.html", **values)
-    made.status_code = 422 if wrong else 200
-    return made
+    chosen = _object(filter, "the filter") if filter.strip() else None
+    about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
+    ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
+    options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
+    found = await call.store.asearch(ns, **options)
+    return {
+        "ns": ns,
+        "given": {"q": q, "filter": filter, "as_of": as_of},
+        "start": start,
+        "items": [record(item) for item in found[:PAGE]],
+        "more": len(found) > PAGE,
+        "may_add": _may_change(ns),
+    }
+
+
+def record(item: Any) -> Values:
+    """An item of the store by its fields, with the text and kind that a memory has."""
+    text = item.value.get("text")
+    return {
+        **{name: getattr(item, name) for name in (*_FIELDS, *_TIMES)},
+        "text": text if isinstance(text, str) else None,
+        "kind": item.value.get("kind"),
+    }
 
 
 # -- an item
 
 
-@routes.get("/ui/memory")
-@routes.get("/ui/memory.json")
-@action("store:get")
+@routes.page("/ui/memory", "store:get", "memory.html")
 async def item(
-    request: Request,
-    call: Caller,
-    place: Asked,
-    as_of: str = "",
-    start: Annotated[int, Query(ge=0)] = 0,
-    done: str = "",
-) -> Response:
+    call: Caller, place: One, as_of: str = "", start: Start = 0, done: str = ""
+) -> Values:
     """An item with its versions and what changed between them."""
-    place, said = await _permitted(call, place), done if done in _DONE else ""
-    return await _item(request, call, place, as_of=as_of, start=start, done=said)
+    said = done if done in _DONE else ""
+    return await _shown(call, place, as_of=as_of, start=start, done=said)
 
 
-async def _item(
-    request: Request,
-    call: Call,
-    place: Place,
-    status: int = 200,
-    *,
-    as_of: str = "",
-    start: int = 0,
-    **told: Any,
-) -> Response:
-    """The page of an item; `told` says what was done or is wrong, and what was typed."""
+async def _shown(
+    call: Call, place: Place, *, as_of: str = "", start: int = 0, **told: str
+) -> Values:
+    """The values of its page; `told` says what was done or is wrong, and what was typed."""
     history = await _history(call, place)
     last = shown = history[-1]
     if when := moment(as_of):
         shown = await call.store.aget(*place, as_of=when, refresh_ttl=False)
     versions = await asyncio.to_thread(_compared, history[::-1][start : start + _VERSIONS + 1])
-    values: dict[str, Any] = {**place._asdict(), "as_of": as_of, "start": start}
-    values |= {"item": shown and record(shown), "last": record(last), "count": len(history)}
-    values |= {"versions": versions[:_VERSIONS], "more": len(history) > start + _VERSIONS}
-    values |= {"is_memory": _is_memory(call, last), "may_change": _may_change(place.ns)}
-    values |= {"to_edit": _escaped(last.value), "done": "", "wrong": "", "typed": None, **told}
-    made = page(request, "memory.html", **values)
-    made.status_code = status
-    return made
-
-
-def _compared(versions: list[Any]) -> list[dict[str, Any]]:
-    """Versions, newest first, each with what it changed; without the texts of earlier ones."""
-    values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
-    return [
-        {**record(version), "changes": [] if before is None else changes(before, value)}
-        for version, value, before in zip(versions, values, [*values[1:], None], strict=True)
-    ]
-
-
-# -- changing it
-
-
-@routes.post("/ui/memory")
-@action("store:put")
-async def correct(
-    request: Request,
-    call: Caller,
-    place: Asked,
-    text: Text = "",
-    how: Text = "update",
-    version: Number = 0,
-) -> Response:
-    """Correct a memory, or supersede it from now on."""
-    place, text = await _to_change(call, place), text.replace("\r\n", "\n")
-    collection, config = collection_of(call, place.ns)
-    last = await collection.aget(place.key, config=config)
-    if last is not None and last.version != version:
-        wrong = f"version {last.version} came meanwhile; look at it before you replace it"
-        return await _item(request, call, place, 409, wrong=wrong, typed=text)
-    change = collection.asupersede if how == "supersede" else collection.aupdate
-    outcome = await change(place.key, text, provenance=_by_hand(call), config=config)
-    if outcome.change in ("refused", "quarantined"):
-        return await _item(request, call, place, 422, wrong=str(outcome), typed=text)
-    return _to_item(place, outcome.change)
-
-
-@routes.post("/ui/item")
-@action("store:put")
-async def put(
-    request: Request,
-    call: Caller,
-    place: Asked,
-    value: Text,
-    new_key: Text = "",
-    version: Number = 0,
-    searched: Text = "",
-) -> Response:
-    """Add an item (version 0), or replace the version that was shown."""
-    place = await _to_change(call, Place(place.ns, place.key or new_key))
-    present = await call.store.aget(*place, refresh_ttl=False)
-    options: dict[str, Any] = {"if_version": version, "provenance": _by_hand(call)}
-    options |= {} if searched else {"index": False}
-    options |= {} if present is None else {"ttl": _minutes_left(present)}
-    try:
-        await call.store.aput(*place, _json_object(value, "the value"), **options)
-    except PerdureError as exc:
-        if present is None:
-            raise
-        wrong, status = str(exc), status_of(exc)
-        if isinstance(exc, VersionConflict):
-            wrong = f"version {present.version} came meanwhile; below is what you typed"
-        return await _item(request, call, place, status, wrong=wrong, typed=value)
-    return _to_item(place, "saved")
-
-
-@routes.post("/ui/item/delete")
-@action("store:delete")
-async def delete(request: Request, call: Caller, place: Asked, version: Number = 0) -> Response:
-    """Delete an item; its versions stay."""
-    place = await _to_change(call, place)
-    present = await call.store.aget(*place, refresh_ttl=False)
-    if present is not None and present.version != version:
-        wrong = f"version {present.version} came meanwhile; look at it before you delete it"
-        return await _item(request, call, place, 409, wrong=wrong)
-    if present is not None and _is_memory(call, present):
-        collection, config = collection_of(call, place.ns)
-        await collection.adelete(place.key, config=config)
-    else:
-        await call.store.adelete(*place, if_version=version)
-    return _to_item(place, "deleted")
-
-
-@routes.get("/ui/forget")
-@routes.get("/ui/forget.json")
-@action("store:delete")
-async def ask_forget(request: Request, call: Caller, place: Asked) -> Response:
-    """What would be erased with an item."""
-    place = await _permitted(call, place)
-    last = (await _history(call, place))[-1]
-    preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
-    values: dict[str, Any] = {**place._asdict(), "preview": preview, "last": record(last)}
-    values |= {"is_memory": _is_memory(call, last), "is_admin": call.identity.is_admin}
-    return page(request, "forget.html", **values)
-
-
-@routes.post("/ui/forget")
-@action("store:delete")
-async def forget(request: Request, call: Caller, place: Asked, messages: Text = "") -> Response:
-    """Erase an item with its versions; an admin also the messages that it comes from."""
-    place = await _to_change(call, place)
-    if _is_memory(call, (await _history(call, place))[-1]):
-        collection, config = collection_of(call, place.ns)
-        receipt = await collection.aforget(place.key, config=config)
-    else:
-        saver = call.saver if messages and call.identity.is_admin else None
-        receipt = await call.store.aforget(place.ns, key=place.key, checkpointer=saver)
-    call.record(hashes=receipt.hashes)
-    return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
-
-
-async def _permitted(call: Call, place: Place) -> Place:
-    if not place.key:
-        raise ConfigurationError("no key is given; expected ns=…&key=…")
-    asked = await permitted(call, place.ns or call.memories, key=place.key)
-    return Place(asked["namespace"], asked["key"])
-
-
-async def _to_change(call: Call, place: Place) -> Place:
-    place = await _permitted(call, place)
-    if not _may_change(place.ns):
-        raise ConfigurationError(
-            f"in {place.ns!r} perdure keeps its own notes, which these pages only show"
-        )
-    return place
+    return {
+        **place._asdict(),
+        "as_of": as_of,
+        "start": start,
+        "item": shown and record(shown),
+        "last": record(last),
+        "count": len(history),
+        "versions": versions[:_VERSIONS],
+        "more": len(history) > start + _VERSIONS,
+        "is_memory": _is_memory(call, last),
+        "may_change": _may_change(place.ns),
+        "to_edit": _escaped(last.value),
+        "done": "",
+        "wrong": "",
+        "typed": None,
+        **told,
+    }
 
 
 async def _history(call: Call, place: Place) -> list[Any]:
@@ -289,8 +206,13 @@ async def _history(call: Call, place: Place) -> list[Any]:
     return history
 
 
-def _to_item(place: Place, done: str) -> Response:
-    return RedirectResponse(query("/ui/memory", **place._asdict(), done=done), 303)
+def _compared(versions: list[Any]) -> list[Values]:
+    """Versions, newest first, each with what it changed; without the texts of earlier ones."""
+    values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
+    return [
+        {**record(version), "changes": [] if before is None else changes(before, value)}
+        for version, value, before in zip(versions, values, [*values[1:], None], strict=True)
+    ]
 
 
 def _is_memory(call: Call, item: Any) -> bool:
@@ -302,19 +224,91 @@ def _may_change(namespace: Namespace) -> bool:
     return bool(namespace) and namespace[0] not in _OWN
 
 
+def _escaped(value: Mapping[str, Any]) -> str:
+    """JSON to edit, in which characters that cannot be seen are escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+# -- changing it
+
+
+@routes.post("/ui/memory")
+@action("store:put")
+async def edit(
+    request: Request,
+    call: Caller,
+    place: Changed,
+    text: Text = "",
+    how: Text = "update",
+    value: Text = "",
+    searched: Text = "",
+    version: Number = 0,
+) -> Response:
+    """Correct the text of a memory, or supersede it; or put the value of an item, maybe a new one.
+
+    The version is the one that was shown; of a new item it is 0.
+    """
+    text, by_hand = text.replace("\r\n", "\n"), _by_hand(call)
+    present = await call.store.aget(*place, refresh_ttl=False)
+    try:
+        if present is not None and present.version != version:
+            raise VersionConflict(f"version {present.version} came meanwhile; below is your text")
+        if text:
+            collection, config = collection_of(call, place.ns)
+            change = collection.asupersede if how == "supersede" else collection.aupdate
+            options: dict[str, Any] = {"if_version": version, "provenance": by_hand}
+            outcome = await change(place.key, text, config=config, **options)
+            if outcome.change in ("refused", "quarantined"):
+                raise ConfigurationError(str(outcome))
+            return go_to("/ui/memory", **place._asdict(), done=outcome.change)
+        options = {} if searched else {"index": False}
+        if present is not None:  # it expires when it would have
+            left = present.expires_at and present.expires_at - datetime.now(UTC)
+            options["ttl"] = left and max(left.total_seconds() / 60, 0.01)
+        new = _object(value, "the value")
+        await call.store.aput(*place, new, if_version=version, provenance=by_hand, **options)
+        return go_to("/ui/memory", **place._asdict(), done="saved")
+    except PerdureError as exc:
+        if present is None:
+            raise
+        values = await _shown(call, place, wrong=str(exc), typed=text or value)
+        return page(request, "memory.html", status_of(exc), **values)
+
+
+@routes.page("/ui/forget", "store:delete", "forget.html")
+async def ask_forget(call: Caller, place: One) -> Values:
+    """What would be erased with an item."""
+    last = (await _history(call, place))[-1]
+    preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
+    about = {"last": record(last), "is_memory": _is_memory(call, last)}
+    return {**place._asdict(), "preview": preview, **about}
+
+
+@routes.post("/ui/forget")
+@action("store:delete")
+async def forget(request: Request, call: Caller, place: Changed) -> Response:
+    """Erase an item with its versions."""
+    if _is_memory(call, (await _history(call, place))[-1]):
+        collection, config = collection_of(call, place.ns)
+        receipt = await collection.aforget(place.key, config=config)
+    else:
+        receipt = await call.store.aforget(place.ns, key=place.key)
+    call.record(hashes=receipt.hashes)
+    return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
+
+
+def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
+    """The memories of a namespace, and the config to call its methods with."""
+    template, config = verbatim(namespace)
+    return Collection(call.store, template), config
+
+
 def _by_hand(call: Call) -> Provenance:
     return Provenance(actor=call.identity.user, trust="user", at=datetime.now(UTC))
 
 
-def _minutes_left(item: Any) -> float | None:
-    """The time that is left to an item; None: it does not expire."""
-    if item.expires_at is None:
-        return None
-    left: timedelta = item.expires_at - datetime.now(UTC)
-    return max(left.total_seconds() / 60, 0.01)
-
-
-def _json_object(text: str, what: str) -> dict[str, Any]:
+def _object(text: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -324,7 +318,54 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def _escaped(value: Mapping[str, Any]) -> str:
-    """JSON to edit, in which characters that cannot be seen are escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+# -- what changed between two versions, path by path and word by word
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed at a path of a value: texts that stayed, went and came, in order."""
+
+    path: str
+    parts: tuple[tuple[Kind, str], ...]
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The paths at which two values differ, at most a hundred of them.
+
+    >>> changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
+    (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
+    """
+    old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
+    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return [Change(path, _parts(old.get(path), new.get(path))) for path in differ[:_MOST]]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Each leaf of a value, as text, by its path; a list is a leaf."""
+    if isinstance(value, Mapping) and (value or not path):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, str):
+        yield path, value
+    else:
+        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
+
+
+def _parts(old: str | None, new: str | None) -> tuple[tuple[Kind, str], ...]:
+    if old is None or new is None:
+        return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
+    one, other = _WORD.findall(old[: _CHARS * 10]), _WORD.findall(new[: _CHARS * 10])
+    if max(len(one), len(other)) > _WORDS:
+        return ("removed", _cut(old)), ("added", _cut(new))
+    parts: list[tuple[Kind, str]] = []
+    for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append(("same", _cut("".join(one[a:b]))))
+            continue
+        parts += [("removed", _cut("".join(one[a:b])))] if a < b else []
+        parts += [("added", _cut("".join(other[c:d])))] if c < d else []
+    return tuple(parts)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CHARS else f"{text[:_CHARS]}… ({len(text):,} characters)"

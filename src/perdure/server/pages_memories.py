@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Form, Query
+from fastapi import Depends, Query
 from langchain_core.runnables import RunnableConfig
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from perdure.errors import ConfigurationError
-from perdure.memory import Collection, Quarantine, arecall
+from perdure.memory import Quarantine, arecall
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
-from perdure.server.pages import page, query
+from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
+from perdure.server.pages_items import PAGE, Asked, Place, collection_of, permitted, record
 
-routes = APIRouter(include_in_schema=False)
-Namespace = tuple[str, ...]
-
-
-class Place(NamedTuple):
-    """The place that a request is about: a namespace, and maybe a key in it."""
-
-    ns: Namespace
-    key: str
-
-
-def _place(ns: Annotated[tuple[str, ...], Query()] = (), key: str = "", within: str = "") -> Place:
-    """The place in a query; a form has it as `within`, percent-encoded once more."""
-    given = parse_qsl(within)
-    labels = ns or tuple(value for name, value in given if name == "ns")
-    return Place(tuple(filter(None, labels)), key or dict(given).get("key", ""))
-
-
-Asked = Annotated[Place, Depends(_place)]
+routes = Pages()
 KINDS: Final = ("fact", "turn", "episode", "profile")
 PARTS: Final = {
     "text": "words in common",
@@ -52,205 +33,125 @@ PARTS: Final = {
 }
 """What the parts of a score stand for."""
 PHRASE: Final = "forget everything"
-_PAGE: Final = 50
 _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
 
 
-@routes.get("/ui/memories")
-@routes.get("/ui/memories.json")
-@action("store:search")
+async def _own(call: Caller, asked: Asked, q: str = "") -> Place:
+    """The place of the user's memories, or for an admin of others."""
+    wanted = asked.ns or call.memories
+    if wanted != call.memories and not call.identity.is_admin:
+        raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
+    about = {name: value for name, value in (("query", q), ("key", asked.key)) if value}
+    return Place((await permitted(call, wanted, **about))["namespace"], asked.key)
+
+
+Own = Annotated[Place, Depends(_own)]
+
+
+@routes.page("/ui/memories", "store:search", "memories.html")
 async def memories(
-    request: Request,
     call: Caller,
-    place: Asked,
+    of: Own,
     q: str = "",
     kind: Annotated[tuple[str, ...], Query()] = (),
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     tokens: Annotated[int, Query(ge=0)] = 1_000,
     as_of: str = "",
     why: str = "",
-    start: Annotated[int, Query(ge=0)] = 0,
-) -> Response:
-    """A user's memories: those that answer a query, as an agent is given them, or a list."""
-    namespace, why = await _own(call, place.ns, query=q or None), why or place.key
-    when, kinds = moment(as_of), tuple(filter(None, kind))
-    values: dict[str, Any] = {"ns": namespace, "is_own": namespace == call.memories}
-    values |= {"q": q, "kind": kinds, "limit": limit, "tokens": tokens, "as_of": as_of}
-    values |= {"why": why, "start": start, "why_not": None, "recalled": None, "more": False}
+    start: Start = 0,
+) -> Values:
+    """A user's memories: those that answer a query, as an agent is given them, or the newest."""
+    ns, why, when, kind = of.ns, why or of.key, moment(as_of), tuple(filter(None, kind))
+    values: Values = {
+        "ns": ns,
+        "is_own": ns == call.memories,
+        "given": {"q": q, "kind": kind, "limit": limit, "tokens": tokens, "as_of": as_of},
+        "kinds": tuple(dict.fromkeys((*KINDS, *kind))),
+        "parts": PARTS,
+        "why": why,
+        "why_not": None,
+        "recalled": None,
+        "start": start,
+        "more": False,
+    }
     if q.strip():
-        template, config = verbatim(namespace)
+        template, config = verbatim(ns)
         options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
-        options |= {"kinds": kinds or None, "limit": limit, "max_tokens": tokens or None}
-        recalled = await arecall(q, **options, as_of=when)
-        counts = {"tokens": recalled.tokens, "left_out": recalled.left_out}
-        values |= {"found": recalled.memories, "recalled": counts}
+        options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
+        found = await arecall(q, **options, as_of=when)
+        values["recalled"] = {"tokens": found.tokens, "left_out": found.left_out}
         if why:
-            values["why_not"] = await call.store.awhy_not(namespace, why, query=q, as_of=when)
-    else:
-        values |= await _listed(call, namespace, kinds, when, start)
-    values |= {"parts": PARTS, "kinds": tuple(dict.fromkeys((*KINDS, *kinds)))}
-    return page(request, "memories.html", **values)
-
-
-async def _listed(
-    call: Call, namespace: Namespace, kinds: tuple[str, ...], when: datetime | None, start: int
-) -> dict[str, Any]:
-    """A page of memories, the newest first if it is known how many match: a store lists the oldest.
-
-    Expired ones that were not swept are counted and not listed: of too many of them there is none.
-    """
-    options: dict[str, Any] = {"as_of": when, "refresh_ttl": False}
-    options |= {"filter": {"kind": {"$in": list(kinds)}}} if kinds else {}
-    items: list[Any] = []
-    if not kinds and when is None:
-        [size] = await call.store.anamespace_sizes([namespace])
-        count = min(_PAGE, size.items - start)
-        offset = size.items - start - count
-        if count > 0:
-            items = await call.store.asearch(namespace, limit=count, offset=offset, **options)
-        if len(items) == max(count, 0):
-            return {"found": [*map(record, items[::-1])], "more": offset > 0, "newest": True}
-    items = await call.store.asearch(namespace, limit=_PAGE + 1, offset=start, **options)
-    found = [*map(record, items[:_PAGE])]
-    return {"found": found, "more": len(items) > _PAGE, "newest": False}
+            values["why_not"] = await call.store.awhy_not(ns, why, query=q, as_of=when)
+        return {**values, "found": found.memories}
+    options = {"filter": {"kind": {"$in": list(kind)}} if kind else None, "as_of": when}
+    options |= {"limit": PAGE + 1, "offset": start, "newest_first": True, "refresh_ttl": False}
+    items = await call.store.asearch(ns, **options)
+    return {**values, "found": [*map(record, items[:PAGE])], "more": len(items) > PAGE}
 
 
 # -- quarantine
 
 
-@routes.get("/ui/quarantine")
-@routes.get("/ui/quarantine.json")
-@action("store:search")
-async def quarantine(request: Request, call: Caller, place: Asked) -> Response:
+@routes.page("/ui/quarantine", "store:search", "quarantine.html")
+async def quarantine(of: Own, call: Caller) -> Values:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
-    namespace, key = await _own(call, place.ns), place.key
-    held, config = _quarantine(call, namespace)
-    entries = await held.alist(config)
+    held, config = _quarantine(call, of)
     shown = [
-        {n: v for n, v in asdict(e).items() if e.key == key or n not in ("text", "fields")}
-        for e in reversed(entries)
+        {n: v for n, v in asdict(e).items() if e.key == of.key or n not in ("text", "fields")}
+        for e in reversed(await held.alist(config))
     ]
-    return page(request, "quarantine.html", ns=namespace, key=key, entries=shown)
+    return {"ns": of.ns, "key": of.key, "entries": shown}
 
 
 @routes.post("/ui/quarantine/release")
 @action("store:put")
-async def release(call: Caller, place: Asked) -> Response:
+async def release(call: Caller, of: Own) -> Response:
     """Make an entry a memory."""
-    namespace = await _own(call, place.ns, key=place.key)
-    held, config = _quarantine(call, namespace)
-    outcome = await held.arelease(place.key, config)
-    return RedirectResponse(query("/ui/memory", ns=namespace, key=outcome.key), 303)
+    held, config = _quarantine(call, of)
+    outcome = await held.arelease(of.key, config)
+    return go_to("/ui/memory", ns=of.ns, key=outcome.key)
 
 
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
-async def discard(call: Caller, place: Asked) -> Response:
+async def discard(call: Caller, of: Own) -> Response:
     """Erase an entry."""
-    namespace = await _own(call, place.ns, key=place.key)
-    held, config = _quarantine(call, namespace)
-    await held.adiscard(place.key, config)
-    return RedirectResponse(query("/ui/quarantine", ns=namespace), 303)
+    held, config = _quarantine(call, of)
+    await held.adiscard(of.key, config)
+    return go_to("/ui/quarantine", ns=of.ns)
 
 
-def _quarantine(call: Call, namespace: Namespace) -> tuple[Quarantine, RunnableConfig]:
-    template, config = verbatim(namespace)
+def _quarantine(call: Call, of: Place) -> tuple[Quarantine, RunnableConfig]:
+    template, config = verbatim(of.ns)
     return Quarantine(call.store, template), config
 
 
 # -- forgetting all
 
 
-@routes.get("/ui/forget-all")
-@routes.get("/ui/forget-all.json")
-@action("store:delete")
-async def ask_forget_all(request: Request, call: Caller, place: Asked) -> Response:
+@routes.page("/ui/forget-all", "store:delete", "forget_all.html")
+async def ask_forget_all(call: Caller, of: Own) -> Values:
     """What would be erased of a user."""
-    receipt, namespace = None, await _own(call, place.ns)
-    for each in await _all_of(call, namespace):
-        found = await call.store.aforget(each, dry_run=True)
-        receipt = found if receipt is None else receipt + found
-    return page(request, "forget_all.html", ns=namespace, preview=receipt, phrase=PHRASE)
+    found = [await call.store.aforget(ns, dry_run=True) for ns in await _all_of(call, of)]
+    return {"ns": of.ns, "preview": reduce(add, found), "phrase": PHRASE}
 
 
 @routes.post("/ui/forget-all")
 @action("store:delete")
-async def forget_all(
-    request: Request, call: Caller, place: Asked, typed: Annotated[str, Form()] = ""
-) -> Response:
+async def forget_all(request: Request, call: Caller, of: Own, typed: Text = "") -> Response:
     """Erase all memories of a user, once the phrase was typed."""
-    namespace = await _own(call, place.ns)
     if typed.strip() != PHRASE:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {PHRASE!r}")
     receipts = []
-    for each in await _all_of(call, namespace):
-        collection, config = collection_of(call, each)
+    for ns in await _all_of(call, of):
+        collection, config = collection_of(call, ns)
         receipts.append(await collection.aforget_all(config=config))
     receipt = reduce(add, receipts)
     call.record(hashes=receipt.hashes)
-    return page(request, "forgotten.html", ns=namespace, key=None, receipt=receipt)
+    return page(request, "forgotten.html", ns=of.ns, key=None, receipt=receipt)
 
 
-async def _all_of(call: Call, namespace: Namespace) -> list[Namespace]:
+async def _all_of(call: Call, of: Place) -> list[tuple[str, ...]]:
     """The namespaces of what is known of a user."""
-    beside = [(label, *namespace[1:]) for label in _BESIDE if namespace[0] == call.memories[0]]
-    return [(await permitted(call, each))["namespace"] for each in (namespace, *beside)]
-
-
-# -- what pages of memories and items share
-
-
-async def _own(call: Call, labels: Namespace, **about: Any) -> Namespace:
-    """The namespace of the user's memories, or for an admin another one."""
-    wanted = labels or call.memories
-    if wanted != call.memories and not call.identity.is_admin:
-        raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
-    namespace: Namespace = (await permitted(call, wanted, **about))["namespace"]
-    return namespace
-
-
-async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str, Any]:
-    """What is permitted of a request about a namespace.
-
-    A handler may begin each namespace with a label, as those of langgraph's guide do. A link of a
-    page has it already; then it is the namespace that the handler makes of the rest.
-    """
-    value = await call.permit({"namespace": namespace, **about})
-    got = tuple(value["namespace"] or ())
-    added = len(got) - len(namespace)
-    if added > 0 and (got[:added], got[added:]) == (namespace[:added], namespace):
-        again = await call.permit({"namespace": namespace[added:], **about})
-        if tuple(again["namespace"]) == namespace:
-            value, got = again, namespace
-    return {**value, "namespace": got}
-
-
-def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
-    """The memories of a namespace, and the config to call its methods with."""
-    template, config = verbatim(namespace)
-    return Collection(call.store, template), config
-
-
-def moment(text: str) -> datetime | None:
-    """A moment as a form has it, in UTC if it does not say; None: now."""
-    if not text:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise ConfigurationError(
-            f"the moment is {text!r:.80}; expected one like 2026-01-31T12:00"
-        ) from exc
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
-
-
-def record(item: Any) -> dict[str, Any]:
-    """An item of the store by its fields, with the text and kind that a memory has."""
-    names = ("namespace", "key", "value", "version", "created_at", "valid_from", "valid_to")
-    fields = {name: getattr(item, name) for name in (*names, "expires_at", "provenance")}
-    text = item.value.get("text")
-    return {
-        **fields,
-        "text": text if isinstance(text, str) else None,
-        "kind": item.value.get("kind"),
-    }
+    beside = [(label, *of.ns[1:]) for label in _BESIDE if of.ns[0] == call.memories[0]]
+    return [(await permitted(call, ns))["namespace"] for ns in (of.ns, *beside)]

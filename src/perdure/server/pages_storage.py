@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Form
+from fastapi import Depends
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from perdure import retention
 from perdure.errors import ConfigurationError, MissingDependency
@@ -16,87 +17,98 @@ from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
-from perdure.server.pages import page, query
-from perdure.settings import Settings
+from perdure.server.pages import Pages, Text, Values, go_to, page
+from perdure.settings import Rules, Settings
 
-routes = APIRouter(include_in_schema=False)
+routes = Pages()
 PHRASE: Final = "remove"
 _LARGEST: Final = 15
 _STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
 
 
-@routes.get("/ui/storage")
-@routes.get("/ui/storage.json")
-@action("admin")
-async def storage(request: Request, call: Caller) -> Response:
-    """Sizes by kind, the largest threads and namespaces, and growth by month."""
+async def _permitted(call: Caller) -> Call:
     await call.permit()
+    return call
+
+
+def _settings(request: Request) -> Settings:
+    return request.app.state.settings  # type: ignore[no-any-return]
+
+
+Admin = Annotated[Call, Depends(_permitted)]
+Known = Annotated[Settings, Depends(_settings)]
+
+
+@routes.page("/ui/storage", "admin", "storage.html")
+async def storage(call: Admin, settings: Known) -> Values:
+    """Sizes by kind, the largest threads and namespaces, and growth by month."""
     of_threads, of_items, threads, items = await asyncio.gather(
         call.saver.astats(),
         call.store.astats(),
         call.saver.ausage(_LARGEST),
         call.store.ausage(_LARGEST),
     )
-    months = sorted({*threads.by_month, *items.by_month})
-    growth = [(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months[-24:]]
-    rules = request.app.state.settings.retention
-    values = {"threads": threads.largest, "namespaces": items.largest, "growth": growth}
-    return page(request, "storage.html", saver=of_threads, store=of_items, **values, rules=rules)
+    months = sorted({*threads.by_month, *items.by_month})[-24:]
+    return {
+        "saver": of_threads,
+        "store": of_items,
+        "threads": threads.largest,
+        "namespaces": items.largest,
+        "growth": [(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
+        "rules": _given(settings.retention),
+    }
 
 
-@routes.get("/ui/storage/retention")
-@routes.get("/ui/storage/retention.json")
-@action("admin")
-async def plan(request: Request, call: Caller) -> Response:
+@routes.page("/ui/storage/retention", "admin", "retention.html")
+async def plan(call: Admin, settings: Known) -> Values:
     """What the rules of the settings would remove now."""
-    await call.permit()
-    rules = request.app.state.settings.retention
-    report = await retention.aplan(rules, call.saver, call.store)
-    return page(request, "retention.html", rules=rules, report=report, phrase=PHRASE, is_done=False)
+    report = await retention.aplan(settings.retention, call.saver, call.store)
+    about = {"phrase": PHRASE, "is_done": False}
+    return {"rules": _given(settings.retention), "report": report, **about}
 
 
 @routes.post("/ui/storage/retention")
 @action("admin")
-async def apply(request: Request, call: Caller, typed: Annotated[str, Form()] = "") -> Response:
+async def apply(request: Request, call: Admin, settings: Known, typed: Text = "") -> Response:
     """Apply the rules, once the phrase was typed."""
-    await call.permit()
     if typed.strip() != PHRASE:
         raise ConfigurationError(f"nothing was removed: {typed!r} was typed, expected {PHRASE!r}")
-    rules = request.app.state.settings.retention
-    report = await retention.aapply(rules, call.saver, call.store)
-    return page(request, "retention.html", rules=rules, report=report, phrase=PHRASE, is_done=True)
+    report = await retention.aapply(settings.retention, call.saver, call.store)
+    about = {"rules": _given(settings.retention), "phrase": PHRASE, "is_done": True}
+    return page(request, "retention.html", report=report, **about)
+
+
+def _given(rules: Rules) -> dict[str, Any]:
+    """The rules of retention that were given."""
+    return {name: value for name, value in asdict(rules).items() if value != getattr(Rules(), name)}
 
 
 # -- jobs
 
 
-@routes.get("/ui/jobs")
-@routes.get("/ui/jobs.json")
-@action("admin")
-async def jobs(request: Request, call: Caller, queued: str = "") -> Response:
+@routes.page("/ui/jobs", "admin", "jobs.html")
+async def jobs(call: Admin, settings: Known, queued: str = "") -> Values:
     """The threads that wait to be extracted, were given up, or were extracted within a day."""
-    await call.permit()
-    settings, missing = request.app.state.settings, ""
+    found, missing = [], ""
     try:
         found = await asyncio.to_thread(_with_queue, call, settings, None)
     except MissingDependency as exc:
-        found, missing = [], str(exc)
+        missing = str(exc)
     found.sort(key=lambda job: _STATES.index(job.state))
-    return page(request, "jobs.html", jobs=found, missing=missing, queued=queued, states=_STATES)
+    return {"jobs": found, "missing": missing, "queued": queued, "states": _STATES}
 
 
 @routes.post("/ui/jobs")
 @action("admin")
-async def retry(request: Request, call: Caller, thread: str) -> Response:
+async def retry(call: Admin, settings: Known, thread: str) -> Response:
     """Have a thread extracted as soon as a worker is free."""
-    await call.permit()
-    await asyncio.to_thread(_with_queue, call, request.app.state.settings, thread)
-    return RedirectResponse(query("/ui/jobs", queued=thread), 303)
+    await asyncio.to_thread(_with_queue, call, settings, thread)
+    return go_to("/ui/jobs", queued=thread)
 
 
 def _with_queue(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
     """The jobs; or queue a thread. This process never extracts: a worker does."""
-    from perdure.memory import Background  # it takes a second, and the extra `background`
+    from perdure.memory import Background  # it takes half a second, and the extra `background`
 
     model = configured_model(settings) if settings.worker.facts else None
     extractor = None if model is None else ModelExtractor(model)

@@ -4,68 +4,64 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from datetime import timedelta
+from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter, Query
-from starlette.requests import Request
+from fastapi import Depends, Query
 from starlette.responses import RedirectResponse, Response
 
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.titles import aabout, atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, aviews
-from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, cut, shown
-from perdure.server.pages import page, query
-from perdure.server.turns import by_turn, mark, turns_of, view_row
+from perdure.server.pages import Pages, Start, Values, moment, query
+from perdure.server.turns import mark, turns_of, view_row
 
-routes = APIRouter(include_in_schema=False)
+routes = Pages()
 PAGE: Final = 50  # threads
-_AFTER: Final = 5  # turns below a message that a link leads to
+_AFTER: Final = 20  # messages below one that a link leads to
 
 
 # -- the list
 
 
-@routes.get("/ui/threads")
-@routes.get("/ui/threads.json")
-@action("threads:search")
+@routes.page("/ui/threads", "threads:search", "threads.html")
 async def threads(
-    request: Request,
     call: Caller,
     q: str = "",
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
     since: str = "",
     until: str = "",
-    skip: Annotated[int, Query(ge=0)] = 0,
-) -> Response:
-    """Threads, the latest activity first."""
+    start: Start = 0,
+) -> Values:
+    """Threads, the latest activity first, of days from `since` to `until`."""
     wanted = [each for each in meta if each.strip()]
     asked = await call.permit({"metadata": dict(map(_pair, wanted))})
+    last = moment(until)
     found = await call.threads.search(
         metadata=asked["metadata"],
         text=q,
-        active_since=_day(since, "since"),
-        active_until=_day(until, "until", timedelta(days=1)),
+        active_since=moment(since),
+        active_until=last and last + timedelta(days=1),
         limit=PAGE + 1,
-        offset=skip,
+        offset=start,
     )
-    rows = await asyncio.gather(*(_row(call, thread) for thread in found[:PAGE]))
-    return page(
-        request,
-        "threads.html",
-        threads=rows,
-        q=q,
-        meta=wanted,
-        since=since,
-        until=until,
-        skip=skip,
-        older=skip + PAGE if len(found) > PAGE else None,
-    )
+    rows = await asyncio.gather(*(about(call, thread) for thread in found[:PAGE]))
+    given = {"q": q, "meta": wanted, "since": since, "until": until}
+    return {"threads": rows, "given": given, "start": start, "more": len(found) > PAGE}
 
 
-async def _row(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
+def _pair(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found or not name.strip():
+        raise ConfigurationError(f"{text!r:.80} is no filter by metadata; expected key=value")
+    return name.strip(), value.strip()
+
+
+async def about(call: Call, thread: dict[str, Any]) -> Values:
+    """What pages say of a thread."""
     metadata, thread_id = thread["metadata"], thread["thread_id"]
     row = {
         "thread_id": thread_id,
@@ -86,99 +82,85 @@ async def _row(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found or not name.strip():
-        raise ConfigurationError(f"{text!r:.80} is no filter by metadata; expected key=value")
-    return name.strip(), value.strip()
-
-
-def _day(text: str, name: str, more: timedelta = timedelta()) -> datetime | None:
-    if not text:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise ConfigurationError(f"{name} is {text!r:.40}; expected a day like 2026-11-23") from exc
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)) + (
-        more if len(text) == 10 else timedelta()
-    )
-
-
 # -- a thread
 
 
-@routes.get("/ui/thread")
-@routes.get("/ui/thread.json")
-@action("threads:read")
-async def thread(
-    request: Request,
-    call: Caller,
-    id: str,
-    ns: str = "",
-    before: int | None = None,
-    order: int | None = None,
-    newer: str | None = None,
-    message: str | None = None,
-) -> Response:
-    """What was said by turn, what the model saw, and the change of state."""
+class Asked(NamedTuple):
+    """The thread that a request is about, once it is permitted, and a namespace of it."""
+
+    call: Call
+    id: str
+    ns: str
+    thread: dict[str, Any]
+
+    @property
+    def saver(self) -> Checkpointer:
+        """Where its checkpoints are."""
+        return self.call.saver
+
+    @property
+    def named(self) -> Values:
+        """The arguments of links to it."""
+        return {"id": self.id, "ns": self.ns}
+
+    async def about(self) -> Values:
+        """What pages say of it."""
+        return await about(self.call, self.thread)
+
+
+async def _asked(call: Caller, id: str, ns: str = "") -> Asked:
     await call.permit({"thread_id": id})
-    found = await call.threads.get(id)
+    return Asked(call, id, ns, await call.threads.get(id))
+
+
+OfThread = Annotated[Asked, Depends(_asked)]
+"""An endpoint's argument."""
+
+
+@routes.page("/ui/thread", "threads:read", "thread.html")
+async def thread(
+    of: OfThread, before: int | None = None, order: int | None = None, message: str | None = None
+) -> Values | Response:
+    """What was said by turn, what the model saw, and the change of state."""
     if message is not None:
-        return await _to_message(call, id, ns, message)
-    known = await about(call, found)
-    made: dict[str, Any] = {"turns": [], "before": None, "order": None, "newer": None}
-    if ns in known["namespaces"]:
-        made = await turns_of(call.saver, id, ns, before, order, newer)
-    return page(request, "thread.html", thread=known, ns=ns, latest=before is None, **made)
+        return await _to_message(of, message)
+    known = {**await of.about(), "metadata": of.thread["metadata"]}
+    made: Values = {"turns": [], "before": None, "order": None}
+    if of.ns in known["namespaces"]:
+        made = await turns_of(of.saver, of.id, of.ns, before, order)
+    return {"thread": known, **of.named, "latest": before is None, **made}
 
 
-async def about(call: Call, thread: dict[str, Any]) -> dict[str, Any]:
-    """A thread's row in the list, with its metadata."""
-    return {**await _row(call, thread), "metadata": thread["metadata"]}
-
-
-async def _to_message(call: Call, thread_id: str, ns: str, message: str) -> Response:
-    """Lead to the page that has a message."""
-    turns = by_turn(await call.saver.ahistory(thread_id, checkpoint_ns=ns))
-    for number, turn in enumerate(turns):
-        for item in turn:
-            if getattr(item.value, "id", None) == message:
-                after = turns[number + _AFTER :]
-                end = after[0][0].position if after else None
-                path = query("/ui/thread", id=thread_id, ns=ns or None, before=end)
-                return RedirectResponse(f"{path}#m-{item.position}", 303)
-    raise UnknownThread(f"the thread {thread_id!r} has no message {message!r}; it may be erased")
+async def _to_message(of: Asked, message: str) -> Response:
+    """Lead to the page that has a message, and some below it."""
+    items = await of.saver.ahistory(of.id, checkpoint_ns=of.ns)
+    for number, item in enumerate(items):
+        if getattr(item.value, "id", None) == message:
+            end = next((below.position for below in items[number + _AFTER :]), None)
+            path = query("/ui/thread", **of.named, before=end)
+            return RedirectResponse(f"{path}#m-{item.position}", 303)
+    raise UnknownThread(f"the thread {of.id!r} has no message {message!r}; it may be erased")
 
 
 # -- parts of a thread as a whole
 
 
-@routes.get("/ui/seen")
-@routes.get("/ui/seen.json")
-@action("threads:read")
-async def seen(request: Request, call: Caller, id: str, view: str, ns: str = "") -> Response:
+@routes.page("/ui/seen", "threads:read", "seen.html")
+async def seen(of: OfThread, view: str) -> Values:
     """What the model was shown in a call."""
-    await call.permit({"thread_id": id})
-    await call.threads.get(id)
     after = f"{view}~"  # ids that no checkpoint has are compared as texts
-    found = await aviews(call.saver, id, checkpoint_ns=None, limit=1, before=after)
+    found = await aviews(of.saver, of.id, checkpoint_ns=None, limit=1, before=after)
     if not found or found[0].id != view:
-        raise UnknownCheckpoint(f"nothing is recorded as {view!r} in the thread {id!r}")
+        raise UnknownCheckpoint(f"nothing is recorded as {view!r} in the thread {of.id!r}")
     said = [shown(message) for message in found[0].messages]
-    return page(request, "seen.html", thread_id=id, ns=ns, view=view_row(found[0]), items=said)
+    return {**of.named, "view": view_row(found[0]), "items": said}
 
 
-@routes.get("/ui/message")
-@routes.get("/ui/message.json")
-@action("threads:read")
-async def message(request: Request, call: Caller, id: str, position: int, ns: str = "") -> Response:
+@routes.page("/ui/message", "threads:read", "message.html")
+async def message(of: OfThread, position: int) -> Values:
     """A message in full."""
-    await call.permit({"thread_id": id})
-    await call.threads.get(id)
-    for item in await call.saver.ahistory(id, checkpoint_ns=ns):
+    for item in await of.saver.ahistory(of.id, checkpoint_ns=of.ns):
         if item.position == position:
             said = {**shown(item.value, 1 << 40), "position": position, "mark": mark(item)}
-            raw = as_text(item.value)
-            return page(request, "message.html", thread_id=id, ns=ns, item=said, raw=raw)
-    raise UnknownThread(f"the thread {id!r} has nothing at position {position}")
+            return {**of.named, "item": said, "raw": as_text(item.value)}
+    raise UnknownThread(f"the thread {of.id!r} has nothing at position {position}")

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from perdure.server.access import Local, Unauthenticated, public
-from perdure.server.limits import Rate
+from perdure.server.limits import Clients, Limits
 from perdure.server.pages import page
 
 routes = APIRouter(include_in_schema=False)
@@ -20,7 +20,6 @@ _LASTS_S: Final = 12 * 3600
 _MOST: Final = 10_000
 _FIRST: Final = "/ui/threads"
 _LONGEST: Final = 16_000  # characters of a token
-_SENT_BY: Final = (b"authorization", b"x-api-key", b"cookie")
 
 
 class Sessions:
@@ -32,15 +31,13 @@ class Sessions:
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[str, float]] = {}
-        self.logins = Rate(per_s=1 / 10, burst=5)
+        self.logins = Clients(Limits(per_s=1 / 10, burst=5))
 
     def begin(self, key: str) -> str:
         """A new session's id."""
         now = monotonic()
-        if len(self._keys) >= _MOST:
-            self._keys = {each: of for each, of in self._keys.items() if of[1] > now}
-        if len(self._keys) >= _MOST:
-            del self._keys[next(iter(self._keys))]  # the oldest
+        live = [(each, of) for each, of in self._keys.items() if of[1] > now]
+        self._keys = dict(live[1 - _MOST :])
         made = secrets.token_urlsafe(32)
         self._keys[made] = key, now + _LASTS_S
         return made
@@ -76,12 +73,13 @@ async def login(
     """Begin a session, if the key or token is one of a user."""
     sessions, key = request.app.state.sessions, key.strip()
     sessions.logins.take(request.client and request.client.host)
-    kept = [each for each in request.scope["headers"] if each[0] not in _SENT_BY]
+    sent_by = (b"authorization", b"x-api-key", b"cookie")
+    kept = [each for each in request.scope["headers"] if each[0] not in sent_by]
     try:
         if not (key and key.isascii() and key.isprintable() and len(key) <= _LONGEST):
             raise Unauthenticated("that is no key")
-        asked = {**request.scope, "headers": [*kept, *_headers(key)]}
-        await request.app.state.access.identify(HTTPConnection(asked))
+        asked = HTTPConnection({**request.scope, "headers": [*kept, *_headers(key)]})
+        await request.app.state.access.identify(asked)
     except Unauthenticated as exc:
         shown = _page(request, next, str(exc))
         shown.status_code = 401

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final
-
-from langchain_core.messages import BaseMessage
 
 from perdure.checkpointers import CheckpointInfo, HistoryItem, StateDifference
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.memory import ModelView, aviews
-from perdure.server.messages import short, shown
+from perdure.memory import VIEWS, ModelView, aviews
+from perdure.server.messages import changes, shown
 
+Step = tuple[CheckpointInfo, StateDifference]
 TURNS: Final = 30
 _ITEMS: Final = 240  # messages of a page, at most
-_STEPS: Final = 200  # checkpoints read at once
+_BATCH: Final = 200  # checkpoints read at once
+_VIEWS: Final = 100  # views listed at once
 _MOST_STEPS: Final = 400  # of a page
-_SHOWN: Final = 2_000  # messages of views that a page reads; of others it says nothing
+_READ: Final = 2_000  # messages of views that a page reads; of other views it says how many
 
 
 def by_turn(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
@@ -30,130 +31,129 @@ def by_turn(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
 
 
 async def turns_of(
-    saver: Checkpointer,
-    thread_id: str,
-    ns: str,
-    before: int | None,
-    order: int | None,
-    newer: str | None,
+    saver: Checkpointer, thread_id: str, ns: str, before: int | None, order: int | None
 ) -> dict[str, Any]:
-    """The turns of a page, and where the page above it ends."""
+    """The turns of a page, and where the page above it ends: a message, and a checkpoint."""
     items = await saver.ahistory(thread_id, checkpoint_ns=ns, ends=(0, _ITEMS + 1), before=before)
     turns = by_turn(items) or [[]]
     more = len(items) > _ITEMS or len(turns) > TURNS
     if len(items) > _ITEMS and len(turns) > 1:
         turns = turns[1:]  # it may begin above
     turns = turns[-TURNS:]
-    steps, places = await _steps(saver, thread_id, ns, order, turns)
-    covered = [place for place in places if place is not None]
-    if len(steps) >= _MOST_STEPS and covered:
-        more, first = True, min(covered)
-        turns = turns[first:]
-        places = [None if place is None else place - first for place in places]
-    of: list[list[tuple[CheckpointInfo, StateDifference]]] = [[] for _ in turns]
-    for step, place in zip(reversed(steps), reversed(places), strict=True):
-        if place is not None:
-            of[place].append(step)
-    ids = {info.checkpoint_id for each in of for info, _ in each}
-    views = await _views(saver, thread_id, ns, ids, newer)
+    steps, is_cut = await _steps(saver, thread_id, ns, order, turns[0][0].position if more else 0)
+    of = _by_turn(turns, steps, more)
+    if is_cut:  # and so may be the steps of the first turn that has some
+        have = [n for n, each in enumerate(of) if each]
+        first = have[min(1, len(have) - 1)] if have else 0
+        turns, of, more = turns[first:], of[first:], True
+    began = next((each[0][0].order for each in of if each), order)
+    views = await _views(saver, thread_id, ns, order, began) if steps else {}
     return {
         "turns": [_turn(turn, of[n], views) for n, turn in enumerate(turns)],
         "before": turns[0][0].position if more and turns[0] else None,
-        "order": steps[-1][0].order if more and steps else order,
-        "newer": steps[-1][0].checkpoint_id if more and steps else newer,
+        "order": began if more else None,
     }
 
 
 async def _steps(
-    saver: Checkpointer,
-    thread_id: str,
-    ns: str,
-    order: int | None,
-    turns: Sequence[Sequence[HistoryItem]],
-) -> tuple[list[tuple[CheckpointInfo, StateDifference]], list[int | None]]:
-    """The checkpoints of turns, newest first, with their changes; and the turn of each.
-
-    A checkpoint is of the turn whose messages it added. One that added none is of the turn before
-    it, but an input is of the turn that it begins.
-    """
-    turn_of = {item.position: n for n, turn in enumerate(turns) for item in turn}
-    first = min(turn_of, default=0)
-    steps: list[tuple[CheckpointInfo, StateDifference]] = []
-    places: list[int | None] = []
-    waiting: list[int] = []  # steps without messages whose turn is that of an older step
-    last = len(turns) - 1
+    saver: Checkpointer, thread_id: str, ns: str, order: int | None, first: int
+) -> tuple[list[Step], bool]:
+    """The checkpoints since a message came, oldest first; whether there are too many."""
+    steps: list[Step] = []
     while len(steps) < _MOST_STEPS:
-        infos = await saver.acheckpoints(thread_id, checkpoint_ns=ns, limit=_STEPS, before=order)
+        infos = await saver.acheckpoints(thread_id, checkpoint_ns=ns, limit=_BATCH, before=order)
         pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
         found = await saver.adifferences(thread_id, pairs, checkpoint_ns=ns)
-        for info, change in zip(infos, found, strict=True):
-            said = change.channels.get("messages")
-            added = [*said.added] if said and not said.whole else []
-            here = [turn_of[place] for place in added if place in turn_of]
-            if here:
-                last = max(here)
-                for number in waiting:
-                    places[number] = last
-                waiting = []
-            elif added and max(added) < first:
-                return steps, places
-            elif info.metadata.get("source") != "input" and not added:
-                waiting.append(len(steps))
-            steps.append((info, change))
-            places.append(last if here or info.metadata.get("source") == "input" else None)
-        if len(infos) < _STEPS:
-            break
+        for step in zip(infos, found, strict=True):
+            if max(_said(step), default=first) < first:
+                return steps[::-1], False
+            steps.append(step)
+        if len(infos) < _BATCH:
+            return steps[::-1], False
         order = infos[-1].order
-    for number in waiting:
-        places[number] = 0
-    return steps, places
+    return steps[::-1], True
+
+
+def _by_turn(turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], more: bool) -> Any:
+    """The checkpoints of each turn: it has those from its input on, until the next one's input."""
+    turn_of = {item.position: n for n, turn in enumerate(turns) for item in turn}
+    of: list[list[Step]] = [[] for _ in turns]
+    at = None if more else 0  # the first ones may be of a turn above
+    waiting: list[Step] = []  # from an input on, until it is known by a message whose it is
+    for step in steps:
+        waiting.append(step)
+        here = [turn_of[place] for place in _said(step) if place in turn_of]
+        if here:
+            at = max(here)
+        elif step[0].metadata.get("source") == "input" or len(waiting) > 1:
+            continue
+        if at is not None:
+            of[at] += waiting
+        waiting = []
+    of[-1] += waiting
+    return of
+
+
+def _said(step: Step) -> list[int]:
+    """The positions of the messages that a checkpoint added."""
+    said = step[1].channels.get("messages")
+    return [*said.added] if said and not said.whole else []
 
 
 async def _views(
-    saver: Checkpointer, thread_id: str, ns: str, ids: set[str], before: str | None
-) -> dict[str, list[ModelView]]:
-    """What the model was shown at checkpoints, the newest ones first, as far as a page reads it."""
-    out: dict[str, list[ModelView]] = {}
-    left, limit = _SHOWN, 1
-    while ids and left > 0:
-        found = await aviews(saver, thread_id, checkpoint_ns=ns, limit=limit, before=before)
-        for view in reversed(found):
-            out.setdefault(view.checkpoint_id, []).insert(0, view)
-            left -= max(len(view.messages), 5)
-        if len(found) < limit or found[0].checkpoint_id < min(ids):
+    saver: Checkpointer, thread_id: str, ns: str, order: int | None, began: int | None
+) -> dict[str, list[dict[str, Any]]]:
+    """What the model was shown, by the checkpoint from which it was called, from one on.
+
+    Only as many views as a page can have are read; of earlier ones it says how long they are.
+    """
+    infos: list[CheckpointInfo] = []
+    while order is None or began is None or order > began:
+        found = await saver.acheckpoints(thread_id, checkpoint_ns=VIEWS, limit=_VIEWS, before=order)
+        since = [each for each in found if began is None or each.order > began]
+        infos += [each for each in since if ns in each.metadata["parents"]]
+        if len(found) < _VIEWS:
             break
-        before = found[0].id
-        limit = max(1, min(20, left // max(len(found[0].messages), 1)))
-    return out
+        order = found[-1].order
+    sizes, read, left = [sum(each.counts.values()) for each in infos], 0, _READ
+    for size in sizes:
+        left -= size
+        read += left >= 0 or read == 0
+    known: dict[str, ModelView] = {}
+    if read:
+        after = f"{infos[0].checkpoint_id}~"  # ids that no checkpoint has are compared as texts
+        views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read, before=after)
+        known = {view.id: view for view in views}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for info, size in zip(reversed(infos), reversed(sizes), strict=True):
+        view = known.get(info.checkpoint_id)
+        row = (
+            view_row(view) if view else {"id": info.checkpoint_id, "messages": size, "parts": None}
+        )
+        rows.setdefault(info.metadata["parents"][ns], []).append(row)
+    return rows
 
 
 # -- a turn in the form of the page
 
 
 def _turn(
-    items: Sequence[HistoryItem],
-    steps: Sequence[tuple[CheckpointInfo, StateDifference]],
-    views: dict[str, list[ModelView]],
+    items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    seen = [view for info, _ in steps for view in views.get(info.checkpoint_id, ())]
-    counts = [info.counts.get("messages") for info, _ in steps]
-    answered = [n for n, (_, change) in enumerate(steps) if _answers(change)]
-    held = counts[answered[0] - 1] if answered and answered[0] else None
+    held = None  # messages in the state before the first answer
+    for (info, _), (_, change) in pairwise(steps):
+        said = change.channels.get("messages")
+        if said and any(getattr(each, "type", None) == "ai" for each in said.added.values()):
+            held = info.counts.get("messages")
+            break
     return {
         "items": [
             {**shown(item.value), "position": item.position, "mark": mark(item)} for item in items
         ],
-        "views": [view_row(view) for view in seen],
+        "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
         "held": held,
-        "steps": [step_row(info, change) for info, change in steps],
+        "steps": [_step_row(info, change) for info, change in steps],
     }
-
-
-def _answers(change: StateDifference) -> bool:
-    said = change.channels.get("messages")
-    return said is not None and any(
-        getattr(each, "type", None) == "ai" for each in said.added.values()
-    )
 
 
 def mark(item: HistoryItem) -> str:
@@ -163,81 +163,30 @@ def mark(item: HistoryItem) -> str:
 
 def view_row(view: ModelView) -> dict[str, Any]:
     """A view by its tokens: each part with where its bar begins."""
-    parts, total = [], 0
+    parts: list[dict[str, Any]] = []
+    total = 0
     for name, tokens in view.parts.items():
         parts.append({"name": name, "tokens": tokens, "start": total})
         total += tokens
-    return {
-        "id": view.id,
-        "checkpoint_id": view.checkpoint_id,
-        "at": view.at,
-        "node": view.node,
-        "model": view.model,
-        "messages": len(view.messages),
-        "parts": parts,
-        "tokens": total,
-    }
+    names = ("id", "checkpoint_id", "at", "node", "model")
+    about = {name: getattr(view, name) for name in names}
+    return {**about, "messages": len(view.messages), "parts": parts, "tokens": total}
 
 
-def step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
+def _step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
     """A checkpoint with what changed in it, channel by channel."""
-    next_ = [
-        channel.removeprefix("branch:to:")
-        for channel, each in change.channels.items()
-        if channel.startswith("branch:to:") and each.added_count
-    ]
     return {
         "checkpoint_id": info.checkpoint_id,
         "step": info.metadata.get("step"),
         "source": info.metadata.get("source"),
         "ts": info.ts,
         "ran": change.ran,
-        "next": next_,
+        "next": [
+            channel.removeprefix("branch:to:")
+            for channel, each in change.channels.items()
+            if channel.startswith("branch:to:") and each.added_count
+        ],
         "is_head": info.is_head,
         "is_branch": info.is_branch,
         "changes": changes(change),
     }
-
-
-def changes(change: StateDifference) -> list[dict[str, Any]]:
-    """What came, went or became another, by channel; langgraph's triggers of nodes are left out."""
-    out = []
-    for channel, each in change.channels.items():
-        if channel.startswith(("branch:to:", "__")):
-            continue
-        gone = dict(each.removed)
-        lines = []
-        for value in each.added.values():
-            # an element of the same id, or the value of a channel that is stored whole
-            was = [at for at, old in gone.items() if each.whole or _same(old, value)]
-            for at in was[:1]:
-                lines.append(_line("-", gone.pop(at)))
-            lines.append(_line("+", value))
-        lines += [_line("-", value) for value in gone.values()]
-        left = each.added_count + each.removed_count - len(each.added) - len(each.removed)
-        out.append(
-            {
-                "channel": channel,
-                "added": each.added_count,
-                "removed": each.removed_count,
-                "whole": each.whole,
-                "lines": lines,
-                "left": left,
-            }
-        )
-    return out
-
-
-def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
-        return old.id is not None and old.id == new.id
-    pairs = isinstance(old, list | tuple) and isinstance(new, list | tuple)
-    return pairs and len(old) == len(new) == 2 and old[0] == new[0]
-
-
-def _line(sign: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, BaseMessage):
-        return {"sign": sign, "type": value.type, "text": short(value)}
-    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str):
-        return {"sign": sign, "type": None, "text": f"{value[0]}: {short(value[1])}"}
-    return {"sign": sign, "type": None, "text": short(value)}

@@ -1,0 +1,295 @@
+"""States of threads by REST, in the form that langgraph's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.types import StateSnapshot
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
+from perdure.server.access import action
+from perdure.server.call import Call, Caller
+from perdure.server.paths import Id
+from perdure.server.reply import reply
+from perdure.server.threads import Thread
+
+routes = APIRouter(tags=["threads"])
+Json = dict[str, Any]
+_INTERRUPT: Final = "__interrupt__"
+
+
+class AtCheckpoint(BaseModel):
+    """The body of `POST /threads/{thread_id}/state/checkpoint`."""
+
+    checkpoint: Json | None
+    subgraphs: bool = False
+    select: list[str] | None = None
+
+
+class StateChange(BaseModel):
+    """The body of `POST /threads/{thread_id}/state`."""
+
+    values: Json | list[Json] | None = None
+    as_node: str | None = None
+    checkpoint: Json | None = None
+    checkpoint_id: str | None = None
+
+
+class History(BaseModel):
+    """The body of `POST /threads/{thread_id}/history`."""
+
+    limit: int = Field(10, ge=1, le=1000)
+    before: str | Json | None = None
+    metadata: Json | None = None
+    checkpoint: Json | None = None
+    select: list[str] | None = None
+
+
+@routes.get("/threads/{thread_id}/state")
+@routes.get("/threads/{thread_id}/state/{checkpoint_id}")
+@action("threads:read")
+async def state(
+    call: Caller,
+    request: Request,
+    thread_id: Id,
+    checkpoint_id: Id = "",
+    subgraphs: bool = False,
+    select: Annotated[list[str] | None, Query()] = None,
+) -> Response:
+    """The newest state of a thread, or that at a checkpoint."""
+    at = {"checkpoint_id": checkpoint_id}
+    body = AtCheckpoint(checkpoint=at, subgraphs=subgraphs, select=select)
+    return await state_at(call, request, thread_id, body)
+
+
+@routes.post("/threads/{thread_id}/state/checkpoint")
+@action("threads:read")
+async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
+    """The state at a checkpoint, also of a subgraph."""
+    await call.permit({"thread_id": thread_id})
+    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
+    found = await _checkpoint(call, config)
+    async with _graph_of(request, call, thread) as graph:
+        if graph is not None:
+            shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
+        else:
+            shown = snapshot(_stored(found, config))
+    return await reply(_selected(shown, body.select))
+
+
+@routes.post("/threads/{thread_id}/state")
+@action("threads:update")
+async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
+    """Update the state as if a node had returned the values.
+
+    From an older checkpoint the thread goes on as a branch, which becomes the newest state.
+    """
+    await call.permit({"thread_id": thread_id})
+    thread = await call.threads.get(thread_id)
+    config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
+    async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
+        await _checkpoint(call, config)
+        if graph is None:
+            raise ConfigurationError(
+                f"the thread {thread_id!r} belongs to the graph "
+                f"{thread['metadata'].get('graph_id')!r}, which is not served, so its state cannot "
+                "be updated; name one that is, as graph_id in its metadata"
+            )
+        config = await _carrying(call, thread, config)
+        with _refusing():
+            new = await graph.aupdate_state(config, body.values, as_node=body.as_node)
+    made = checkpoint_of(new)
+    return {
+        "checkpoint": made,
+        "configurable": made,
+        "checkpoint_id": made and made["checkpoint_id"],
+    }
+
+
+@routes.get("/threads/{thread_id}/history")
+@action("threads:read")
+async def history(
+    call: Caller,
+    request: Request,
+    thread_id: Id,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    before: str | None = None,
+) -> Response:
+    """The states of a thread, the newest first."""
+    return await search_history(call, request, thread_id, History(limit=limit, before=before))
+
+
+@routes.post("/threads/{thread_id}/history")
+@action("threads:read")
+async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
+    """The states of a thread, the newest first."""
+    await call.permit({"thread_id": thread_id})
+    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
+    before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
+    page: Json = {"limit": body.limit, "filter": body.metadata}
+    page["before"] = config_of(thread_id, before) if before else None
+    async with _graph_of(request, call, thread) as graph:
+        if graph is not None:
+            found = [each async for each in graph.aget_state_history(config, **page)]
+        else:
+            found = [_stored(each, config) async for each in call.saver.alist(config, **page)]
+    return await reply([_selected(snapshot(each), body.select) for each in found])
+
+
+# -- what they need
+
+
+@asynccontextmanager
+async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
+    """The compiled graph that a thread belongs to; None: it is not served."""
+    name, graphs = thread["metadata"].get("graph_id"), getattr(request.app.state, "graphs", None)
+    if graphs is None or name not in [*graphs]:
+        yield None
+        return
+    config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
+    what = "threads.update" if call.action == "threads:update" else "threads.read"
+    parts = (name, call.saver, call.store, config)
+    async with graphs.opened(*parts, access=what, user=call.identity.raw) as graph:
+        yield graph
+
+
+def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
+    """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
+    names = ("checkpoint_ns", "checkpoint_id", "checkpoint_map")
+    asked = checkpoint or {}
+    given = {name: asked[name] for name in names if asked.get(name)}
+    return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
+
+
+async def _checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
+    """The checkpoint at a config; None: the thread has none.
+
+    Raises:
+        UnknownCheckpoint: The config names one that does not exist.
+    """
+    asked, found = config["configurable"], await call.saver.aget_tuple(config)
+    if found is None and "checkpoint_id" in asked:
+        raise UnknownCheckpoint(
+            f"thread {asked['thread_id']!r} has no checkpoint {asked['checkpoint_id']!r}"
+        )
+    return found
+
+
+async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
+    own = ("owner", "user_id")
+    known = {name: value for name, value in thread["metadata"].items() if name not in own}
+    user = await call.threads.user(thread["thread_id"]) or call.identity.user
+    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Make an error of the graph that of the update: its channels take other values."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc!s:.300}"
+        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
+
+
+# -- states as clients know them
+
+
+def snapshot(found: StateSnapshot) -> dict[str, Any]:
+    """A state as clients know it."""
+    return {
+        "values": found.values,
+        "next": list(found.next),
+        "tasks": [_task(each) for each in found.tasks],
+        "metadata": found.metadata,
+        "created_at": found.created_at,
+        "checkpoint": checkpoint_of(found.config),
+        "parent_checkpoint": checkpoint_of(found.parent_config),
+        "interrupts": [_interrupt(each) for each in found.interrupts],
+        "checkpoint_id": found.config["configurable"].get("checkpoint_id"),
+    }
+
+
+def checkpoint_of(config: RunnableConfig | None) -> dict[str, Any] | None:
+    """A config as clients name a checkpoint."""
+    if config is None:
+        return None
+    known = config["configurable"]
+    names = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
+    return {"checkpoint_ns": "", **{name: known[name] for name in names if name in known}}
+
+
+def interrupts_of(found: CheckpointTuple | None) -> dict[str, list[Any]]:
+    """The interrupts at a checkpoint that wait for an answer, by task."""
+    out: dict[str, list[Any]] = {}
+    for task, channel, value in (found.pending_writes if found else None) or ():
+        if channel == _INTERRUPT:
+            several = value if isinstance(value, list | tuple) else (value,)
+            out.setdefault(task, []).extend(map(_interrupt, several))
+    return out
+
+
+def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
+    """Those fields of a state that are named; `values.messages` is one of its values."""
+    if not select:
+        return found
+    chosen = {name: found[name] for name in select if name in found}
+    names = [name.removeprefix("values.") for name in select if name.startswith("values.")]
+    if names and "values" not in chosen and isinstance(found["values"], Mapping):
+        chosen["values"] = {name: found["values"].get(name) for name in names}
+    return chosen
+
+
+def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a state, of the channels that are not langgraph's own."""
+    return {
+        name: value
+        for name, value in channels.items()
+        if not name.startswith("__") and ":" not in name
+    }
+
+
+def _stored(found: CheckpointTuple | None, config: RunnableConfig) -> StateSnapshot:
+    """What a checkpoint tells of a state; which tasks come next only its graph knows."""
+    if found is None:
+        return StateSnapshot({}, (), config, None, None, None, (), ())
+    waiting = tuple(each for some in interrupts_of(found).values() for each in some)
+    return StateSnapshot(
+        values=values_of(found.checkpoint["channel_values"]),
+        next=(),
+        config=found.config,
+        metadata=found.metadata,
+        created_at=found.checkpoint["ts"],
+        parent_config=found.parent_config,
+        tasks=(),
+        interrupts=waiting,
+    )
+
+
+def _task(task: Any) -> dict[str, Any]:
+    nested = task.state
+    return {
+        "id": task.id,
+        "name": task.name,
+        "path": task.path,
+        "error": None if task.error is None else str(task.error),
+        "interrupts": [_interrupt(each) for each in task.interrupts],
+        "checkpoint": None if isinstance(nested, StateSnapshot) else checkpoint_of(nested),
+        "state": snapshot(nested) if isinstance(nested, StateSnapshot) else None,
+        "result": task.result,
+    }
+
+
+def _interrupt(one: Any) -> Any:
+    return one if isinstance(one, dict) else {"value": one.value, "id": one.id}
