@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -138,7 +139,7 @@ class Log:
     def _drop(self) -> None:
         """Drop the oldest beyond the limit, but not the newest, nor what is about to be read."""
         read, dropped = min(self._read.values(), default=self.last), 0
-        for entry in self._entries[:-1]:
+        for entry in islice(self._entries, max(len(self._entries) - 1, 0)):
             if self._size <= (LIMIT if entry.number <= read else BEHIND):
                 break
             self._size -= len(entry.frame)
