@@ -6,6 +6,7 @@ A run that names no thread is on one of its own.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -28,7 +29,7 @@ from perdure.server.run_request import RunRequest
 from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
-DIGITS: Final = 18  # of the number of an event; int() takes a limited number
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 _PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
@@ -71,7 +72,7 @@ Kept = Annotated[Run, Depends(kept)]
 @action("threads:create_run")
 async def stream(run: Begun, request: Request) -> Response:
     """Run a graph, and stream its events."""
-    return _stream(run, request, cancels=run.request.on_disconnect == "cancel")
+    return _stream(run, _frames(run, request, run.request.on_disconnect == "cancel"))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -132,9 +133,9 @@ async def join_stream(
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     given = request.headers.get("last-event-id", "")
-    is_place = given.isdecimal() and len(given) <= DIGITS
-    last = min(int(given), run.log.last) if is_place else None
-    return _stream(run, request, last, {*stream_mode} - {""}, cancels=cancel_on_disconnect)
+    last = min(int(given), run.log.last) if _NUMBER.fullmatch(given) else None
+    modes = {*stream_mode} - {""}
+    return _stream(run, _frames(run, request, cancel_on_disconnect, last, modes))
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -197,30 +198,22 @@ def _path(run: Run) -> str:
 
 
 async def look(request: Request) -> None:
-    """See whether whoever reads a stream is known as before.
-
-    Raises:
-        Unauthenticated: Their key was revoked, for example.
-    """
+    """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
     if await request.app.state.access.identify(request) != request.state.call.identity:
         raise Unauthenticated("the key or token is of another user now")
 
 
-def _stream(
-    run: Run,
-    request: Request,
-    last: int | None = None,
-    modes: Collection[str] = (),
-    *,
-    cancels: bool,
-) -> Response:
+def _stream(run: Run, frames: AsyncIterator[bytes]) -> Response:
     path = _path(run)
-    headers = {"Content-Location": path, "Location": f"{path}/stream"}
-    return streamed(_frames(run, request, last, modes, cancels), headers)
+    return streamed(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
 
 async def _frames(
-    run: Run, request: Request, last: int | None, modes: Collection[str], cancels: bool
+    run: Run,
+    request: Request,
+    cancels: bool,
+    last: int | None = None,
+    modes: Collection[str] = (),
 ) -> AsyncIterator[bytes]:
     if last is None:
         yield frame("metadata", {"run_id": run.run_id, "attempt": 1})

@@ -13,8 +13,7 @@ from typing import Final
 from perdure.server.access import Refused
 
 _MOST: Final = 10_000  # clients of which a rate is kept
-AGAIN_S: Final = 5
-"""When to ask again, if as much as may be is under way."""
+_AGAIN_S: Final = 5
 
 
 class TooMany(Refused):
@@ -81,7 +80,7 @@ class Clients:
         """
         self.take(client)
         if self._open[client] >= self._at_once:
-            raise TooMany(f"{self._at_once} requests are under way; end some first", AGAIN_S)
+            raise TooMany(f"{self._at_once} requests are under way; end some first", _AGAIN_S)
         self._open[client] += 1
         try:
             yield

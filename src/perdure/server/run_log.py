@@ -105,11 +105,7 @@ class Log:
     async def after(
         self, number: int, look: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[Entry]]:
-        """What follows an event, as it comes, until the log is closed.
-
-        Args:
-            number: The event's; 0: none.
-            look: Awaited every `LOOK_S`; what it raises ends the reading.
+        """What follows an event, as it comes, until the log is closed, or `look` raises.
 
         Raises:
             LookupError: Events that follow it are no longer kept.

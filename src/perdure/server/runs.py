@@ -19,7 +19,7 @@ from perdure.memory import record_views
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
 from perdure.server.graphs import Graph, Graphs, id_of
-from perdure.server.limits import AGAIN_S, Limits, TooMany
+from perdure.server.limits import Limits, TooMany
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
@@ -171,15 +171,11 @@ class Runs:
             ) from None
 
     def check(self, identity: Identity) -> None:
-        """Whether an identity may begin another run.
-
-        Raises:
-            TooMany: As many as may be are under way.
-        """
+        """Refuse an identity another run, if as many as may be are under way."""
         known = [run for of_thread in self._runs.values() for run in of_thread.values()]
         whose = identity.tenant, identity.user
         if sum((run.tenant, run.user) == whose and not run.ended for run in known) >= self._at_once:
-            raise TooMany(f"{self._at_once} runs are under way; end some first", AGAIN_S)
+            raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
 
     def forget(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a thread that is no more: others may take its id."""
