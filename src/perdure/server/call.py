@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
@@ -25,6 +25,7 @@ from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 if TYPE_CHECKING:
+    from perdure.server.runs import Runs
     from perdure.server.telemetry import Telemetry
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
@@ -49,8 +50,7 @@ class Databases:
 
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self._settings, self._telemetry = settings, telemetry
-        # the runs of a tenant and thread that are under way
-        self.runs: Callable[[str | None, str], Sequence[object]] = lambda *_: ()
+        self.runs: Runs | None = None
         self._parts: dict[str | None, Parts] = {}  # last is who asked last
         self._uses = Counter[str | None]()
 
@@ -152,8 +152,11 @@ class Call:
     @property
     def threads(self) -> Threads:
         """The threads that may be reached."""
-        runs = partial(self._databases.runs, self.identity.tenant)
-        return Threads(*self._permitted(), self._filter, runs)
+        runs, tenant, parts = self._databases.runs, self.identity.tenant, self._permitted()
+        if runs is None:
+            return Threads(*parts, self._filter)
+        about = partial(runs.active, tenant), partial(runs.forget, tenant)
+        return Threads(*parts, self._filter, *about)
 
     @property
     def memories(self) -> tuple[str, ...]:
