@@ -45,6 +45,8 @@ def _answer(messages: list[BaseMessage]) -> str:
         lines += ["From earlier I remember:", *earlier]
     if lines:
         return "\n".join([*lines, ""])
+    if not thread:
+        return "This thread shows me no earlier message. "
     shown = f"This thread shows me {len(thread)} earlier message{'s' * (len(thread) != 1)}"
     return f"{shown}, and none of them speaks of that. "
 

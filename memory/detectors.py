@@ -131,7 +131,7 @@ def phones(text: str, region: str | None = None) -> Iterator[Finding]:
 def phone_numbers(region: str) -> Detector:
     """A detector of the telephone numbers of a region like "US", by phonenumbers."""
     if find_spec("phonenumbers") is None:
-        raise MissingDependency("phone_numbers needs: pip install 'perdure[privacy]'")
+        raise MissingDependency("phone_numbers needs: pip install '.[privacy]' in a checkout")
     choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
     return lambda text: phones(text, region)
 

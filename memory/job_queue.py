@@ -32,7 +32,7 @@ try:
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as exc:
     raise MissingDependency(
-        'background extraction needs DBOS: pip install "perdure[background]"'
+        'background extraction needs DBOS: pip install ".[background]" in a checkout'
     ) from exc
 
 _EXTRACT: Final = "perdure.extract"

@@ -21,7 +21,7 @@ try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
 except ImportError as exc:
     raise MissingDependency(
-        'perdure.memory.middleware needs langchain: pip install "perdure[agents]"'
+        'perdure.memory.middleware needs langchain: pip install ".[agents]" in a checkout'
     ) from exc
 
 

@@ -99,8 +99,9 @@ def _made(name: str) -> Any:
         return init_chat_model(name)
     except ImportError as exc:
         raise MissingDependency(
-            f'model is {name!r:.80}, for which a package is missing ({exc}); pip install "perdure'
-            '[agents]" and the package of the provider, or pass a chat model, or a name "openai:…"'
+            f"model is {name!r:.80}, for which a package is missing ({exc}); in a checkout, pip "
+            'install ".[agents]" and the package of the provider, or pass a chat model, or a name '
+            '"openai:…"'
         ) from exc
     except ValueError as exc:
         if type(exc) is not ValueError:  # pydantic's: a key is missing

@@ -248,7 +248,7 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
         except ImportError:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, not counted: the encoding %s is not installed. Expected "
-                "`pip install perdure[tokens]`, or token_counter('approximate')",
+                "`pip install '.[tokens]'` in a checkout, or token_counter('approximate')",
                 encoding,
             )
             return None

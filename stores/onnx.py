@@ -66,7 +66,7 @@ class OnnxEmbedder:
         except ImportError as exc:
             raise MissingDependency(
                 f"embedding with ONNX models needs {exc.name!r}, which is not installed: "
-                "pip install 'perdure[onnx]'"
+                "pip install '.[onnx]' in a checkout"
             ) from exc
         model, tokenizer = _files(Path(folder))
         content = model.read_bytes()

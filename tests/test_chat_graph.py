@@ -508,7 +508,7 @@ def test_the_responder_says_that_no_model_is_configured() -> None:
     for talk in ([], [tea], [*told[:2], HumanMessage("hello")], told):
         assert str(responder.invoke(talk).text).endswith(NOTICE)
     assert "no question" in responder.invoke([]).text
-    assert "0 earlier messages" in responder.invoke([tea]).text
+    assert "no earlier message." in responder.invoke([tea]).text
     assert "2 earlier messages, and none" in responder.invoke([*told[:2], HumanMessage("hi")]).text
     assert responder.invoke(told).text.splitlines()[1:-1] == [
         "- you said: “I drink green tea”",

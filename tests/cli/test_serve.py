@@ -46,10 +46,18 @@ def answers(url: str, path: str, **headers: str) -> int:
         return client.get(url + path, headers=headers, timeout=30).status_code
 
 
+def logins(url: str) -> list[int]:
+    """The answers to six logins, of which each says that it comes through a proxy."""
+    with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=20)) as client:
+        sent = [{"x-forwarded-for": f"192.0.2.{number}"} for number in range(6)]
+        return [client.post("/ui/login", headers=each).status_code for each in sent]
+
+
 def test_it_serves_until_ctrl_c_with_a_request_under_way(tmp_path: Path) -> None:
     with served(db=tmp_path / "memory.db") as (url, _, process):
         assert answers(url, "/ok") == 200
         assert answers(url, "/ok", host="evil.example") == 421
+        assert logins(url)[-1] == 429  # an address has five
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(b"GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -68,19 +76,25 @@ def test_keys_and_names(tmp_path: Path) -> None:
     keys.write_text(entry(ANN, "ann"))
     keys.chmod(0o644)
     options = ("--keys", str(keys), "--allowed-host", "mem.example", "--host", "0.0.0.0")
-    with served(*options, db=tmp_path / "memory.db") as (url, said, process):
+    with served(*options, "--proxy", "127.0.0.1", db=tmp_path / "memory.db") as (
+        url,
+        said,
+        process,
+    ):
         assert f"chmod 600 {keys}" in said
         local = url.replace("0.0.0.0", "127.0.0.1")
         assert answers(local, "/ui/login", host="mem.example") == 200
         assert answers(local, "/ui/login", host="evil.example") == 421
+        assert logins(local) == [401] * 6
         assert process.stderr is not None
         assert "log in with an API key" in process.stderr.readline()
 
 
 def test_a_new_key(tmp_path: Path) -> None:
-    result = attempt("serve", "--new-key", 'A "b" \u00e9')
+    name = 'A "b" \u00e9\x7f'
+    result = attempt("serve", "--new-key", name)
     key = result.stderr.split()[-1]
-    assert tomllib.loads(result.stdout)["keys"][0]["user"] == 'A "b" \u00e9'
+    assert tomllib.loads(result.stdout)["keys"][0]["user"] == name
     (tmp_path / "keys.toml").write_text(result.stdout)
 
     assert Keys(tmp_path / "keys.toml").tenants == {None}
@@ -97,6 +111,9 @@ def test_what_is_refused(
     keys.write_text(entry(ANN, "ann"))
     for host in ("0.0.0.0", "::", "192.168.1.7", "memory.example", ""):
         assert "give --keys or --auth" in says("--host", host)
+    for name in ("quarantine", "*", ""):
+        assert "no user can be called" in says("--new-key", name)
+    assert "Invalid value for '--proxy'" in says("--proxy", "proxy.example")
     assert "give one of them" in says("--keys", str(keys), "--auth", auth)
     assert "cannot be read" in says("--keys", "none.toml")
     assert "cannot be imported" in says("--auth", "none.py:auth")

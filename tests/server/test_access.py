@@ -166,13 +166,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     ):
         place = Place(saver, store, one, two, three, dict(NAMED), client)
         seed(place)
-        began = client.post(
-            f"{one}/threads/{THREAD}/runs",
-            json=BODIES["POST /runs"],
-            headers={"x-api-key": ANN},
-        )
-        place.named["run_id"] = run = began.json().get("run_id", THREAD)
-        client.get(f"{one}/threads/{THREAD}/runs/{run}/join", headers={"x-api-key": ANN})
         yield place
 
 
@@ -180,8 +173,13 @@ def seed(place: Place) -> None:
     """Write what belongs to Ann, what is missing of it."""
     place.saver.delete_thread(FORK)
     with place.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
-        if not place.saver.heads(prefix=THREAD):
+        if missing := not place.saver.heads(prefix=THREAD):
             talk(place.saver, THREAD, said=[CANARY, "yes"], user_id="ann", graph_id="chat")
+    if missing:  # the runs of a thread that was deleted are unknown
+        runs, headers = f"{place.keys}/threads/{THREAD}/runs", {"x-api-key": ANN}
+        began = place.client.post(runs, json=BODIES["POST /runs"], headers=headers)
+        place.named["run_id"] = run = began.json()["run_id"]
+        place.client.get(f"{runs}/{run}/join", headers=headers)
     if place.store.get(*MEMORY) is None:
         place.store.put(*MEMORY, {"text": CANARY, "kind": "fact"})
     kept = {"thread_id": KEPT, "metadata": {"of": CANARY}, "if_exists": "do_nothing"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.requests import HTTPConnection
 
+from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, InvalidPatch
 from perdure.server import create_app
 from perdure.server.access import (
@@ -29,6 +31,7 @@ from perdure.server.call import Caller
 from perdure.server.logs import Audit, is_change
 from perdure.settings import Settings
 from tests.server.running import running
+from tests.talks import talk
 
 CANARY = "canary-of-content"
 
@@ -185,6 +188,23 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
         monkeypatch.setattr(app.state.audit, "_write", full)
         assert httpx.patch(f"{url}/probe/a", json={}).status_code == 500
         assert httpx.get(f"{url}/probe/a").status_code == 200
+
+
+def test_nothing_is_changed_on_a_disk_without_room_for_records(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_checkpointer(settings.db) as saver:
+        talk(saver, "t", user_id="ann")
+    app = create_app(settings, audit=Audit(tmp_path / "audit"))
+    with running(app) as url, httpx.Client(base_url=url) as client:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=999_999))
+        reply = client.delete("/threads/t")
+        assert reply.status_code == 507
+        assert "999,999 bytes" in reply.json()["detail"]
+        assert client.get("/threads/t").status_code == 200
+        monkeypatch.undo()
+        assert client.delete("/threads/t").status_code == 204
+    assert [each["status"] for each in records(tmp_path / "audit")] == [507, 204]
 
 
 def test_a_part_of_a_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.memory import Collection, Extraction, Quarantine
 from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
-from perdure.server import create_app
+from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, Local
 from perdure.server.pages_items import changes
 from perdure.settings import Rules, Settings
@@ -524,3 +525,26 @@ def test_a_keyboard_is_enough(tab: Page) -> None:
 def test_changes(before: dict[str, Any], after: dict[str, Any], parts: list[Any]) -> None:
     """Values are compared path by path, long texts not word by word."""
     assert [(change.path, change.parts) for change in changes(before, after)] == parts
+
+
+def test_a_page_of_versions_compares_no_more_than_it_can(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may ask for 2,000 pairs of texts."""
+    compared: list[int] = []
+
+    class Counting(SequenceMatcher[str]):
+        # without autojunk=False, with which common words take up to a minute
+        def __init__(self, junk: None, one: list[str], other: list[str]) -> None:
+            compared.append(len(one) + len(other))
+            super().__init__(junk, one, other)
+
+    monkeypatch.setattr(pages_items, "SequenceMatcher", Counting)
+    for text in ("." * 1000 + "," * 990, "," * 1000 + "." * 990):
+        value = {f"field {number}": text for number in range(100)}
+        item = {"namespace": ["memories", "ann"], "key": "k", "value": value}
+        assert client.put("/store/items", json=item).status_code == 204
+    shown = client.get("/ui/memory.json", params={"ns": ["memories", "ann"], "key": "k"}).json()
+
+    assert 0 < sum(compared) <= 10_000
+    assert [len(each["parts"]) for each in shown["versions"][0]["changes"]] == [2] * 100

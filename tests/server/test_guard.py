@@ -129,6 +129,16 @@ def test_all_replies_have_headers_against_sniffing(url: str) -> None:
         assert "default-src 'none'" in each.headers["content-security-policy"]
 
 
+def test_what_is_private_is_not_kept_by_caches(url: str) -> None:
+    def kept(path: str) -> str | None:
+        found: str | None = httpx.get(url + path).headers.get("cache-control")
+        return found
+
+    for path in ("/ui/threads", "/ui/threads.json", "/threads/t", "/memories"):
+        assert kept(path) == "no-store", path
+    assert kept("/assets/style.css") is None
+
+
 # -- limits
 
 

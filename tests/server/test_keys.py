@@ -263,7 +263,7 @@ def test_names_that_perdure_needs() -> None:
 
 
 def test_new_keys() -> None:
-    (one, digest), (other, _) = new_key(), new_key()
+    (one, digest), (other, _) = new_key("ann"), new_key("ann")
 
     assert one != other
     assert len(one) > 40

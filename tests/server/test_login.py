@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from perdure.server import create_app, sessions
 from perdure.server.auth_file import AuthFile
@@ -190,3 +190,23 @@ def test_in_a_browser(tab: Page, client: httpx.Client) -> None:
     tab.get_by_role("button", name="Log out").click()
     expect(tab.get_by_role("heading", name="Log in")).to_be_visible()
     expect(tab.get_by_role("button", name="Log out")).to_have_count(0)
+
+
+def test_forms_work_at_an_address_without_tls_that_is_not_this_machine(
+    browser: Browser, settings: Settings, file: Path
+) -> None:
+    """There browsers send no Sec-Fetch-Site; http://0.0.0.0 stands for such an address."""
+    with running(create_app(settings, access=Keys(file), hosts=None)) as url:
+        context = browser.new_context()
+        tab = context.new_page()
+        tab.goto(url.replace("127.0.0.1", "0.0.0.0") + "/ui/login")
+        tab.fill("#key", ANN)
+        tab.click("button[type=submit]")
+        expect(tab.locator("main")).to_contain_text("There are no threads yet")
+        context.close()
+
+
+def test_an_address_that_is_none(client: httpx.Client) -> None:
+    sent = {"hx-request": "true", "hx-current-url": "http://["}
+
+    assert client.get("/ui/threads", headers=sent).status_code == 401

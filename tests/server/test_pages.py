@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
+from perdure.checkpointers import open_checkpointer
 from perdure.server.pages import size, visible
+from perdure.settings import Settings
+from tests.talks import talk
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,26 @@ def test_sizes_have_units() -> None:
         "1.5 kB",
         "2.5 GB",
     ]
+
+
+def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: Settings) -> None:
+    with open_checkpointer(settings.db) as saver:
+        talk(saver, "t", user_id="ann")
+    client.post("/memories", json={"memory": "Ann likes tea.", "key": "k"})
+    memory, large = "/ui/memory?ns=memories&ns=ann&key=k", 10**25
+    for path in (
+        f"/ui/checkpoints?id=t&before={large}",
+        f"/ui/thread?id=t&before=1&order={large}",
+        f"/ui/message?id=t&position={large}",
+        f"{memory}&start={large}",
+        f"/ui/prune?id=t&last={large}",
+        "/ui/prune?id=t&days=nan",
+        "/ui/threads?until=9999-12-31",
+    ):
+        assert client.get(path).status_code == 422, path
+    for path, sent in ((memory, {"version": str(large)}), ("/ui/prune?id=t", {"days": "nan"})):
+        assert client.post(path, data=sent).status_code == 422, path
+    for digits in ("9" * 25, "9" * 5000):
+        asked = client.post("/ui/compare?id=t", data={"a": digits, "b": "1"}, follow_redirects=True)
+        assert asked.status_code == 404
+    assert client.get(f"{memory}&start=50").status_code == 200  # there are fewer versions

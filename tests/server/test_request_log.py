@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +19,7 @@ from starlette.responses import StreamingResponse
 
 from perdure.server import create_app
 from perdure.server.access import public
+from perdure.server.logs import Audit, log_to_stderr
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -95,3 +99,34 @@ def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
     except ValueError:
         record.exc_info = sys.exc_info()
     assert "ValueError: wrong" in json.loads(JSONLines().format(record))["error"]
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_line_of_the_log_is_forged(style: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, stderr = logging.getLogger(), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", stderr)
+    log_to_stderr(style)
+    forged = '2026-01-01 00:00:00,000 INFO perdure.audit: {"user":"root"}'
+    ends = "".join(f"{end}{forged}" for end in ("\n", "\r", "\x0b", "\x85", "\u2028", "\u2029"))
+    try:
+        raise ValueError(f"x{ends}\x1b[2J\x9b2J\u202e\udc80")
+    except ValueError:
+        logging.getLogger("perdure.x").exception("it is %s", f"y{ends}\x1b[2J")
+    logged = stderr.getvalue()
+
+    assert not [line for line in logged.splitlines() if line.startswith(forged)]
+    assert all(each.isprintable() for each in logged.split("\n"))
+    assert [line for line in logged.splitlines() if not line.startswith(" ")] == [
+        logged.splitlines()[0]
+    ]
+
+
+def test_a_record_is_one_line(tmp_path: Path) -> None:
+    audit, path = Audit(tmp_path / "audit"), {"thread_id": "a\x85b\u2028c\u2029d\x9b2J"}
+    asyncio.run(audit.record(None, "threads:delete", 200, "r", path))
+    audit.close()
+    [line] = (tmp_path / "audit").read_text().splitlines()
+
+    assert json.loads(line)["about"] == [path]
+    assert line.isprintable()

@@ -31,7 +31,7 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
         from perdure.server.logs import Audit, log_to_stderr
         from perdure.server.mcp import serve_stdio
     except ImportError as exc:
-        raise MissingDependency('MCP needs packages: pip install "perdure[server]"') from exc
+        raise MissingDependency('MCP needs: pip install ".[server]" in a checkout') from exc
     with opened(db, user, create=True) as file:
         log_to_stderr()
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin

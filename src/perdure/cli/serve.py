@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Literal
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,6 +40,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="By what name the server is called, behind a proxy."),
     ] = None,
+    proxy: Annotated[
+        list[Any] | None,
+        typer.Option(parser=ip_network, metavar="ADDRESS", help="Whose X-Forwarded-For counts."),
+    ] = None,
     new_key: Annotated[
         str | None,
         typer.Option(metavar="USER", help="Print a new API key and its lines of --keys, and end."),
@@ -69,9 +73,9 @@ def serve(
         from perdure.server.logs import Audit, log_to_stderr
         from perdure.server.telemetry import Telemetry
     except ImportError as exc:
-        raise MissingDependency('the server needs packages: pip install "perdure[server]"') from exc
+        raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
-        key, digest = made_key()
+        key, digest = made_key(new_key)
         note(f"the key of {new_key}, which is shown this once:\n{key}")
         say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')
         return
@@ -106,6 +110,8 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=proxy is not None,
+            forwarded_allow_ips=[*map(str, proxy or ())],
             limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -141,7 +147,7 @@ def _access(keys: str | None, auth: str | None, graphs: str | None) -> Access | 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
@@ -164,4 +170,4 @@ def _quoted(text: str) -> str:
     """As TOML writes text."""
     import json
 
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,8 +6,10 @@ A run that names no thread is on one of its own.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 from uuid import uuid4
@@ -19,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph_sdk.schema import RunStatus
 
 from perdure.server import api_states
-from perdure.server.access import Refused, action
+from perdure.server.access import Refused, Unauthenticated, action
 from perdure.server.call import Call, Caller
 from perdure.server.graphs import Graph
 from perdure.server.paths import Id
@@ -29,6 +31,7 @@ from perdure.server.run_request import Mode, RunRequest
 from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 _PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
@@ -55,12 +58,23 @@ Begun = Annotated[Run, Depends(begun)]
 Known = Annotated[Run, Depends(known)]
 
 
+async def kept(run: Known) -> Run:
+    """The run that a request names, if its events and its output are kept."""
+    if run.forgotten:
+        why = f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
+        raise Refused(why, 410)
+    return run
+
+
+Kept = Annotated[Run, Depends(kept)]
+
+
 @routes.post("/threads/{thread_id}/runs/stream")
 @routes.post("/runs/stream")
 @action("threads:create_run")
-async def stream(run: Begun) -> Response:
+async def stream(run: Begun, request: Request) -> Response:
     """Run a graph, and stream its events."""
-    return _stream(run, cancels=run.request.on_disconnect == "cancel")
+    return _stream(run, _frames(run, request, run.request.on_disconnect == "cancel"))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -106,26 +120,24 @@ async def get(run: Known) -> Response:
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
-async def join(run: Known, request: Request) -> Response:
+async def join(run: Kept, request: Request) -> Response:
     """The values of a run, at its end."""
-    if run.forgotten:
-        why = f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
-        raise Refused(why, 404)
     return await _values(run, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
 @action("threads:read")
 async def join_stream(
-    run: Known,
+    run: Kept,
     request: Request,
     stream_mode: Annotated[list[Mode | Literal[""]], Query()] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     given = request.headers.get("last-event-id", "")
-    last = min(int(given), run.log.last) if given.isdecimal() else None
-    return _stream(run, last, {*stream_mode} - {""}, cancels=cancel_on_disconnect)
+    last = min(int(given), run.log.last) if _NUMBER.fullmatch(given) else None
+    modes = {*stream_mode} - {""}
+    return _stream(run, _frames(run, request, cancel_on_disconnect, last, modes))
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -158,6 +170,7 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
     temporary = not thread_id
     thread_id = thread_id or str(uuid4())
     body.check(thread_id, call.identity.user)
+    runs.check(call.identity)
     permitted = await call.permit(
         {
             "thread_id": thread_id,
@@ -193,27 +206,38 @@ def _path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-def _stream(
-    run: Run, last: int | None = None, modes: Collection[str] = (), *, cancels: bool
-) -> Response:
+async def look(request: Request) -> None:
+    """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
+    if await request.app.state.access.identify(request) != request.state.call.identity:
+        raise Unauthenticated("the key or token is of another user now")
+
+
+def _stream(run: Run, frames: AsyncIterator[bytes]) -> Response:
     path = _path(run)
-    headers = {"Content-Location": path, "Location": f"{path}/stream"}
-    return streamed(_frames(run, last, modes, cancels), headers)
+    return streamed(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
 
 async def _frames(
-    run: Run, last: int | None, modes: Collection[str], cancels: bool
+    run: Run,
+    request: Request,
+    cancels: bool,
+    last: int | None = None,
+    modes: Collection[str] = (),
 ) -> AsyncIterator[bytes]:
     if last is None:
         yield frame("metadata", {"run_id": run.run_id, "attempt": 1})
         last = run.log.first
     try:
-        async for entries in run.log.after(last):
+        async for entries in run.log.after(last, partial(look, request)):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
     except LookupError as exc:
+        cancels = False
         yield frame("error", {"error": "StreamLost", "message": f"{exc}; read the thread's state"})
+        return
+    except Refused as exc:
+        yield frame("error", {"error": type(exc).__name__, "message": str(exc)})
         return
     finally:
         if cancels:
@@ -247,6 +271,7 @@ class RunEvents:
 
     def __init__(self) -> None:
         self._messages: dict[str | None, AIMessageChunk] = {}
+        self._interrupts: dict[str, Any] = {}  # by their ids: each comes in a part of its own
 
     async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
         """Run a graph to its end."""
@@ -268,12 +293,14 @@ class RunEvents:
 
     def _add(self, run: Run, part: Mapping[str, Any]) -> None:
         kind, ns, data = part["type"], part["ns"], part["data"]
-        if kind == "values" and part.get("interrupts"):
-            data = {**data, "__interrupt__": list(part["interrupts"])}
-        if kind == "values" and not ns:
-            run.output = data
+        if kind == "values":
+            new = {each.id: each for each in part.get("interrupts", ())}
+            data = _interrupted(data, new)
+            if not ns:
+                self._interrupts |= new
+                run.output = _interrupted(data, self._interrupts)
         if not ns and kind in ("values", "updates"):
-            run.waits = isinstance(data, Mapping) and "__interrupt__" in data
+            run.waits |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
                 for event, shown in self._shown(mode, data):
@@ -304,6 +331,12 @@ class RunEvents:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
         self._messages[message.id] = whole = message if before is None else before + message
         yield "messages/partial", [message_chunk_to_message(whole)]
+
+
+def _interrupted(values: Any, by: Mapping[str, Any]) -> Any:
+    """Values with what interrupted their graph; its state may be an object."""
+    fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
+    return {**fields, "__interrupt__": [*by.values()]} if by else values
 
 
 def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:

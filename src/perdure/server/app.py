@@ -94,8 +94,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.databases = Databases(chosen, telemetry)
-        app.state.runs = Runs(served, telemetry)
-        app.state.databases.runs = app.state.runs.active
+        app.state.databases.runs = app.state.runs = Runs(served, limits, telemetry)
         try:
             yield
         finally:

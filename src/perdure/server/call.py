@@ -25,6 +25,7 @@ from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 if TYPE_CHECKING:
+    from perdure.server.runs import Runs
     from perdure.server.telemetry import Telemetry
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
@@ -50,8 +51,7 @@ class Databases:
 
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self._settings, self._telemetry = settings, telemetry
-        # the runs of a tenant and thread that are under way
-        self.runs: Callable[[str | None, str], Sequence[object]] = lambda *_: ()
+        self.runs: Runs | None = None
         self._parts: dict[str | None, Parts] = {}  # last is who asked last
         self._uses = Counter[str | None]()
 
@@ -153,8 +153,11 @@ class Call:
     @property
     def threads(self) -> Threads:
         """The threads that may be reached."""
-        runs = partial(self._databases.runs, self.identity.tenant)
-        return Threads(*self._permitted(), self._filter, runs)
+        runs, tenant, parts = self._databases.runs, self.identity.tenant, self._permitted()
+        if runs is None:
+            return Threads(*parts, self._filter)
+        about = partial(runs.active, tenant), partial(runs.forget, tenant)
+        return Threads(*parts, self._filter, *about)
 
     async def listed(
         self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any
@@ -206,6 +209,7 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases)
     connection.state.call = call
+    await state.audit.check(endpoint.action, connection.scope["method"])
     with state.clients.one((identity.tenant, identity.user)), call.used():
         yield call
 

@@ -9,22 +9,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, cast
 
-from fastapi import APIRouter, Response
+import orjson
+from fastapi import APIRouter, Request, Response
 from langchain_core.runnables import RunnableConfig
 from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesTransformer
 from langgraph.types import Command
 from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
 
-from perdure.server.access import action
-from perdure.server.api_runs import All, begin
+from perdure.server.access import Refused, action
+from perdure.server.api_runs import All, begin, look
 from perdure.server.call import Call, Caller
 from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.paths import Id
 from perdure.server.reply import JSON
-from perdure.server.run_log import Feed, streamed
+from perdure.server.run_log import Feed, streamed, told
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Run
 
@@ -87,11 +89,13 @@ async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Respo
 
 @routes.post("/stream/events")
 @action("threads:read")
-async def stream(call: Caller, runs: All, thread_id: Id, wanted: Subscription) -> Response:
+async def stream(
+    call: Caller, runs: All, request: Request, thread_id: Id, wanted: Subscription
+) -> Response:
     """The events of a thread, of this run and the next ones."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)
-    return streamed(_frames(runs.feed(call.identity.tenant, thread_id), wanted))
+    return streamed(_frames(runs.feed(call.identity.tenant, thread_id), request, wanted))
 
 
 def _refused(order: Order, code: str, why: str) -> Response:
@@ -109,12 +113,13 @@ async def _answer(call: Call, thread_id: str, params: Mapping[str, Any]) -> dict
     return {"assistant_id": thread["metadata"].get("graph_id", ""), "command": order}
 
 
-async def _frames(feed: Feed, wanted: Subscription) -> AsyncIterator[bytes]:
+async def _frames(feed: Feed, request: Request, wanted: Subscription) -> AsyncIterator[bytes]:
     """What a client reads; if it has no place in the feed, the newest run that was not read."""
     after = feed.first if wanted.since is None else min(wanted.since, feed.last)
     params = cast(Any, wanted.model_dump(exclude_none=True))
-    with suppress(LookupError):  # it reads too slowly: it connects again, and misses some
-        async for entries in feed.after(max(after, feed.dropped)):
+    # it reads too slowly: it connects again, and misses some; or it is known no more
+    with suppress(LookupError, Refused):
+        async for entries in feed.after(max(after, feed.dropped), partial(look, request)):
             found = [each for each in entries if matches_subscription(each.kind, params)]
             if found:
                 yield b"".join(each.frame for each in found)
@@ -210,7 +215,8 @@ class ThreadEvents:
 
     def _add(self, method: str, namespace: list[str], data: Any) -> None:
         number = self._feed.last + 1
-        params = {"namespace": namespace, "timestamp": int(time.time() * 1000), "data": data}
+        at, sent = int(time.time() * 1000), orjson.Fragment(told(data))
+        params = {"namespace": namespace, "timestamp": at, "data": sent}
         event = {
             "type": "event",
             "event_id": f"{self._run_id}-{number}",

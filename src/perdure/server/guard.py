@@ -13,7 +13,6 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.server.access import Forbidden, Refused
 from perdure.server.call import IDS
 from perdure.server.logs import SAFE, Audit, is_change
-from perdure.server.reply import refusal
+from perdure.server.reply import refusal, split
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
@@ -84,6 +83,8 @@ class Guard:
                 reply["X-Request-ID"] = seen.request_id
                 for name, value in _HEADERS.items():
                     reply.setdefault(name, value)
+                if "etag" not in reply:  # which assets have
+                    reply.setdefault("Cache-Control", "no-store")
                 await _record(scope, seen.status)
                 answered = True
                 seen.stream = reply.get("content-type", "").startswith("text/event-stream")
@@ -135,7 +136,7 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
     """Refuse another name: a site whose name leads here is of the same origin (DNS rebinding)."""
-    if hosts is not None and _split(f"//{host}").hostname not in hosts:
+    if hosts is not None and split(f"//{host}").hostname not in hosts:
         raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
 
 
@@ -173,13 +174,6 @@ async def _identify(scope: Scope) -> None:
         raise HTTPException(exc.status, str(exc), exc.headers) from exc
 
 
-def _split(address: str) -> SplitResult:
-    try:
-        return urlsplit(address)
-    except ValueError:  # brackets that are no address
-        return urlsplit("")
-
-
 def _check_site(headers: Headers, has_session: bool) -> None:
     """Refuse what a page of another site makes a browser send.
 
@@ -191,7 +185,7 @@ def _check_site(headers: Headers, has_session: bool) -> None:
     if site is not None:
         same = site in ("same-origin", "none")
     elif origin is not None:
-        same = _split(origin).netloc == headers.get("host", "") != ""
+        same = split(origin).netloc == headers.get("host", "") != ""
     else:
         same = not has_session
     if not same:

@@ -28,7 +28,7 @@ _NOTES: Final = frozenset(
 
 def _user(name: str) -> str:
     if name in _NOTES or name in ("", "*") or "\0" in name:
-        raise ValueError(f"no user can be called {name!r}; choose another name")
+        raise ConfigurationError(f"no user can be called {name!r}; choose another name")
     return name
 
 
@@ -47,8 +47,9 @@ class _File(BaseModel):
     keys: list[_Key]
 
 
-def new_key() -> tuple[str, str]:
-    """A new random key, and its SHA-256."""
+def new_key(user: str) -> tuple[str, str]:
+    """A new random key of a user, and its SHA-256."""
+    _user(user)
     key = f"perdure_{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, StorageFull
 from perdure.server.access import Action
 from perdure.server.call import Call
-from perdure.server.reply import encoded
+from perdure.server.reply import encoded, escaped
 
 _LOG: Final = logging.getLogger("perdure.audit")
+_ROOM: Final = 1_000_000  # bytes of a disk that are kept for records
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 # a run is a turn, which the thread's own history records
@@ -37,12 +39,13 @@ def is_change(action: Action | None, method: str = "POST") -> bool:
 class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
-    A line is on the disk before the reply is sent, and an edit that cannot be recorded is answered
-    with an error. Several processes may write to one file; lines are only ever added to it.
+    A line is on the disk before the reply is sent. On a disk that is almost full nothing may be
+    changed; a change whose record cannot be written for another reason is answered with an error.
+    Several processes may write to one file; lines are only ever added to it.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._file = None
+        self._file, self._path = None, path
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -57,6 +60,20 @@ class Audit:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    async def check(self, action: Action | None, method: str = "POST") -> None:
+        """Refuse a change that could not be recorded.
+
+        Raises:
+            StorageFull: There is no room for records.
+        """
+        if self._path is not None and is_change(action, method):
+            free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
+            if free < _ROOM:
+                raise StorageFull(
+                    f"nothing is changed: the disk of the audit log has {free:,} bytes left; "
+                    f"expected {_ROOM:,} or more"
+                )
 
     async def record(
         self,
@@ -80,8 +97,8 @@ class Audit:
             "request_id": request_id,
             "about": about or None,
         }
-        line = encoded({name: each for name, each in record.items() if each is not None})
-        await asyncio.shield(asyncio.to_thread(self._write, line + b"\n"))
+        line = _line({name: each for name, each in record.items() if each is not None})
+        await asyncio.shield(asyncio.to_thread(self._write, f"{line}\n".encode()))
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
@@ -90,6 +107,18 @@ class Audit:
         if os.write(self._file, line) < len(line):
             raise OSError("the audit log has a part of a record only: is the disk full?")
         os.fsync(self._file)
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return escaped(encoded(fields).decode())  # JSON may have U+2028, where some tools end a line
+
+
+class TextLines(logging.Formatter):
+    """A log record as text, whose lines but the first are indented; a terminal shows all of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines."""
+        return escaped(super().format(record)).replace("\n", "\n  ")
 
 
 class JSONLines(logging.Formatter):
@@ -101,14 +130,13 @@ class JSONLines(logging.Formatter):
         if record.exc_info:
             fields = {**fields, "error": self.formatException(record.exc_info)}
         at = datetime.fromtimestamp(record.created, UTC).isoformat()
-        line = {"time": at, "level": record.levelname, "logger": record.name, **fields}
-        return encoded(line).decode()
+        return _line({"time": at, "level": record.levelname, "logger": record.name, **fields})
 
 
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:
     """Send all logs of the process to stderr, those of perdure from INFO on."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    text = TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JSONLines() if style == "json" else text)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("perdure").setLevel(logging.INFO)

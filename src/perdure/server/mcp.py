@@ -213,6 +213,7 @@ def _bound(tool: Tool, asked: Callable[[Context], Asked]) -> Tool:
         given, status = asked(call), 500
         own = given.call.another(tool.action)  # type: ignore[attr-defined]
         try:
+            await given.audit.check(own.action)
             answer, status = await tool(own, **arguments), 200
             return answer
         except PerdureError as exc:

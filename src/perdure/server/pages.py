@@ -7,14 +7,15 @@ import json
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, Query
+from fastapi import APIRouter, Form
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -25,7 +26,8 @@ from perdure.server.reply import JSON, encoded
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
-Start = Annotated[int, Query(ge=0)]
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A number of a query or a form: a database has no larger ones."""
 Text = Annotated[str, Form()]
 Values = dict[str, Any]
 Made = Callable[..., Awaitable[Values | Response]]
@@ -84,13 +86,13 @@ def as_json_text(value: Any) -> str:
     return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
 
 
-def moment(text: str) -> datetime | None:
-    """A moment or a day as a form has it, in UTC if it does not say; None: now."""
+def moment(text: str, days: int = 0) -> datetime | None:
+    """A moment or a day as a form has it, or days later, in UTC if it does not say; None: now."""
     if not text:
         return None
     try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
+        at = datetime.fromisoformat(text) + timedelta(days)
+    except (ValueError, OverflowError) as exc:
         raise ConfigurationError(
             f"the moment is {text!r:.80}; expected one like 2026-01-31 or 2026-01-31T12:00"
         ) from exc
@@ -123,9 +125,7 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
+    "Referrer-Policy": "same-origin",  # with no-referrer, forms are sent with the Origin null
 }
 
 

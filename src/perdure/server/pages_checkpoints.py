@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from fastapi import Form, Query
 from langgraph.checkpoint.base import CheckpointTuple
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat
 from starlette.responses import Response
 
 from perdure.checkpointers import CheckpointInfo, Retention
@@ -19,7 +19,7 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server.access import action
 from perdure.server.call import Caller
 from perdure.server.messages import SHORT, as_text, changes, cut, short
-from perdure.server.pages import Pages, Text, Values, go_to
+from perdure.server.pages import Number, Pages, Text, Values, go_to
 from perdure.server.pages_threads import OfThread
 
 routes = Pages()
@@ -31,7 +31,7 @@ _DUE: Final = "branch:to:"  # how channels begin by which nodes are triggered
 
 
 @routes.page("/ui/checkpoints", "threads:read", "checkpoints.html")
-async def checkpoints(of: OfThread, before: int | None = None) -> Values:
+async def checkpoints(of: OfThread, before: Number | None = None) -> Values:
     """The time line of a thread, newest first, as a tree."""
     infos = await of.saver.acheckpoints(of.id, checkpoint_ns=of.ns, limit=PAGE + 1, before=before)
     infos, more = infos[:PAGE], infos[PAGE:]
@@ -179,8 +179,8 @@ async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
 class Rule(BaseModel):
     """Which checkpoints of a thread are kept, as a form has it."""
 
-    last: int | None = None
-    days: float | None = None
+    last: Number | None = None
+    days: FiniteFloat | None = None
     turns: bool = False
     forget: bool = False
     preview: bool = False

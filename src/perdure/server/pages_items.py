@@ -22,19 +22,19 @@ from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, Vers
 from perdure.memory import Collection
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, is_own, verbatim
-from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
-from perdure.server.reply import encoded, status_of
+from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
+from perdure.server.reply import encoded, escaped, status_of
 from perdure.stores import Provenance
 
 routes = Pages()
 Namespace = tuple[str, ...]
-Number = Annotated[int, Form()]
 PAGE: Final = 50
 _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
 Kind = Literal["same", "removed", "added"]
 _WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
 _WORDS: Final = 2_000  # texts of more are not compared word by word
+_ALL_WORDS: Final = 10_000  # of the texts of a page that are
 _CHARS: Final = 2_000  # of a part that is shown
 _MOST: Final = 100  # paths that are shown
 _FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
@@ -97,7 +97,7 @@ Changed = Annotated[Place, Depends(_to_change)]
 
 
 @routes.page("/ui/store", "store:list_namespaces", "store.html")
-async def tree(call: Caller, asked: Asked, start: Start = 0) -> Values:
+async def tree(call: Caller, asked: Asked, start: Number = 0) -> Values:
     """The namespaces right under one, with what is in each."""
     ns = asked.ns
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
@@ -122,7 +122,7 @@ async def tree(call: Caller, asked: Asked, start: Start = 0) -> Values:
 
 @routes.page("/ui/store/items", "store:search", "items.html")
 async def items(
-    call: Caller, asked: Asked, q: str = "", filter: str = "", as_of: str = "", start: Start = 0
+    call: Caller, asked: Asked, q: str = "", filter: str = "", as_of: str = "", start: Number = 0
 ) -> Values:
     """The items under a namespace."""
     chosen = _object(filter, "the filter") if filter.strip() else None
@@ -155,7 +155,7 @@ def record(item: Any) -> Values:
 
 @routes.page("/ui/memory", "store:get", "memory.html")
 async def item(
-    call: Caller, place: One, as_of: str = "", start: Start = 0, done: str = ""
+    call: Caller, place: One, as_of: str = "", start: Number = 0, done: str = ""
 ) -> Values:
     """An item with its versions and what changed between them."""
     said = done if done in _DONE else ""
@@ -182,7 +182,7 @@ async def _shown(
         "more": len(history) > start + _VERSIONS,
         "is_memory": _is_memory(call, last),
         "may_change": _may_change(place.ns),
-        "to_edit": _escaped(last.value),
+        "to_edit": escaped(json.dumps(last.value, indent=2, ensure_ascii=False)),
         "done": "",
         "wrong": "",
         "typed": None,
@@ -201,9 +201,10 @@ async def _history(call: Call, place: Place) -> list[Any]:
 def _compared(versions: list[Any]) -> list[Values]:
     """Versions, newest first, each with what it changed; without the texts of earlier ones."""
     values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
+    words = Words()
     return [
-        {**record(version), "changes": [] if before is None else changes(before, value)}
-        for version, value, before in zip(versions, values, [*values[1:], None], strict=True)
+        {**record(version), "changes": [] if before is None else changes(before, value, words)}
+        for version, value, before in zip(versions, values, [*values, None][1:], strict=True)
     ]
 
 
@@ -214,12 +215,6 @@ def _is_memory(call: Call, item: Any) -> bool:
 
 def _may_change(namespace: Namespace) -> bool:
     return bool(namespace) and not is_own(namespace)
-
-
-def _escaped(value: Mapping[str, Any]) -> str:
-    """JSON to edit, in which characters that cannot be seen are escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 # -- changing it
@@ -235,7 +230,7 @@ async def edit(
     how: Text = "update",
     value: Text = "",
     searched: Text = "",
-    version: Number = 0,
+    version: Annotated[Number, Form()] = 0,
 ) -> Response:
     """Correct the text of a memory, or supersede it; or put the value of an item, maybe a new one.
 
@@ -313,6 +308,13 @@ def _object(text: str, what: str) -> dict[str, Any]:
 # -- what changed between two versions, path by path and word by word
 
 
+@dataclass(slots=True)
+class Words:
+    """How many words may be compared; what changed in further ones is shown whole."""
+
+    left: int = _ALL_WORDS
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What changed at a path of a value: texts that stayed, went and came, in order."""
@@ -321,15 +323,17 @@ class Change:
     parts: tuple[tuple[Kind, str], ...]
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], words: Words | None = None
+) -> list[Change]:
     """The paths at which two values differ, at most a hundred of them.
 
     >>> changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
     """
-    old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
+    old, new, words = dict(_leaves(before, "")), dict(_leaves(after, "")), words or Words()
     differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-    return [Change(path, _parts(old.get(path), new.get(path))) for path in differ[:_MOST]]
+    return [Change(path, _parts(old.get(path), new.get(path), words)) for path in differ[:_MOST]]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -343,14 +347,17 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
 
 
-def _parts(old: str | None, new: str | None) -> tuple[tuple[Kind, str], ...]:
+def _parts(old: str | None, new: str | None, words: Words) -> tuple[tuple[Kind, str], ...]:
     if old is None or new is None:
         return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
-    one, other = _WORD.findall(old[: _CHARS * 10]), _WORD.findall(new[: _CHARS * 10])
-    if max(len(one), len(other)) > _WORDS:
+    one, other = (
+        _WORD.findall(each[: _CHARS * 10]) if words.left > 0 else [] for each in (old, new)
+    )
+    words.left -= len(one) + len(other)
+    if max(len(one), len(other)) > _WORDS or words.left <= 0:
         return ("removed", _cut(old)), ("added", _cut(new))
     parts: list[tuple[Kind, str]] = []
-    for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in SequenceMatcher(None, one, other).get_opcodes():
         if kind == "equal":
             parts.append(("same", _cut("".join(one[a:b]))))
             continue

@@ -16,7 +16,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
-from perdure.server.pages import Pages, Start, Text, Values, go_to, moment, page
+from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
 from perdure.server.pages_items import PAGE, Asked, Place, collection_of, permitted, record
 
 routes = Pages()
@@ -55,10 +55,10 @@ async def memories(
     q: str = "",
     kind: Annotated[tuple[str, ...], Query()] = (),
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
-    tokens: Annotated[int, Query(ge=0)] = 1_000,
+    tokens: Number = 1_000,
     as_of: str = "",
     why: str = "",
-    start: Start = 0,
+    start: Number = 0,
 ) -> Values:
     """A user's memories: those that answer a query, as an agent is given them, or the newest."""
     ns, why, when, kind = of.ns, why or of.key, moment(as_of), tuple(filter(None, kind))

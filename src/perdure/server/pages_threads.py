@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from datetime import timedelta
 from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends, Query
@@ -16,7 +15,7 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, cut, shown
-from perdure.server.pages import Pages, Start, Values, moment, query
+from perdure.server.pages import Number, Pages, Values, moment, query
 from perdure.server.turns import mark, turns_of, view_row
 
 routes = Pages()
@@ -34,17 +33,16 @@ async def threads(
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
     since: str = "",
     until: str = "",
-    start: Start = 0,
+    start: Number = 0,
 ) -> Values:
     """Threads, the latest activity first, of days from `since` to `until`."""
     wanted = [each for each in meta if each.strip()]
     asked = await call.permit({"metadata": dict(map(_pair, wanted))})
-    last = moment(until)
     found = await call.threads.search(
         metadata=asked["metadata"],
         text=q,
         active_since=moment(since),
-        active_until=last and last + timedelta(days=1),
+        active_until=moment(until, days=1),
         limit=PAGE + 1,
         offset=start,
     )
@@ -119,7 +117,10 @@ OfThread = Annotated[Asked, Depends(_asked)]
 
 @routes.page("/ui/thread", "threads:read", "thread.html")
 async def thread(
-    of: OfThread, before: int | None = None, order: int | None = None, message: str | None = None
+    of: OfThread,
+    before: Number | None = None,
+    order: Number | None = None,
+    message: str | None = None,
 ) -> Values | Response:
     """What was said by turn, what the model saw, and the change of state."""
     if message is not None:
@@ -157,7 +158,7 @@ async def seen(of: OfThread, view: str) -> Values:
 
 
 @routes.page("/ui/message", "threads:read", "message.html")
-async def message(of: OfThread, position: int) -> Values:
+async def message(of: OfThread, position: Number) -> Values:
     """A message in full."""
     for item in await of.saver.ahistory(of.id, checkpoint_ns=of.ns):
         if item.position == position:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 import orjson
 from fastapi import FastAPI
@@ -70,6 +70,11 @@ def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, BaseException) else str(value)
 
 
+def escaped(text: str) -> str:
+    """Text in which what cannot be seen is escaped as in JSON, but for line feeds."""
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 class JSON(Response):
     """A reply in JSON."""
 
@@ -95,12 +100,20 @@ def status_of(error: PerdureError) -> int:
     return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
 
 
+def split(address: str) -> SplitResult:
+    """The parts of an address of a client; of what is none, empty ones."""
+    try:
+        return urlsplit(address)
+    except ValueError:  # brackets that are no address
+        return urlsplit("")
+
+
 def refusal(request: Request, error: PerdureError) -> Response:
     """The reply to a request that failed; to a browser without a session, the page to log in."""
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
         part = "hx-request" in request.headers  # of the page that is shown
-        here = urlsplit(request.headers.get("hx-current-url", "") if part else str(request.url))
+        here = split(request.headers.get("hx-current-url", "") if part else str(request.url))
         back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
         login = f"/ui/login?next={quote(back, safe='')}"
         if part:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from sse_starlette import EventSourceResponse
@@ -11,7 +14,11 @@ from sse_starlette import EventSourceResponse
 from perdure.server.reply import encoded
 
 LIMIT: Final = 4_000_000
-"""How many bytes of events are kept; a reader that has fallen behind them is told so."""
+"""How many bytes of events are kept, and of a larger one that alone."""
+BEHIND: Final = 32_000_000
+"""How many are kept for a reader that is behind; one that falls behind them is told so."""
+LOOK_S: Final = 15
+"""How often it is seen whether a reader is still known."""
 PING_S: Final = 15
 """How often a comment is sent, so that proxies keep a stream without events open."""
 SEND_S: Final = 30
@@ -21,7 +28,16 @@ SEND_S: Final = 30
 def frame(event: str, data: Any) -> bytes:
     """An event as it is sent."""
     name = event.replace("\n", " ").replace("\r", " ").encode()
-    return b"event: %b\ndata: %b\n\n" % (name, encoded(data))
+    return b"event: %b\ndata: %b\n\n" % (name, told(data))
+
+
+def told(value: Any) -> bytes:
+    """A value as JSON, whatever a graph has sent; a note, if it cannot be encoded."""
+    try:
+        return encoded(value)
+    except Exception as exc:  # of a cycle, of what is nested too deep, of a `__str__`
+        why = f"a {type(value).__name__} that cannot be sent as JSON ({type(exc).__name__})"
+        return encoded({"error": "NotSerializable", "message": why})
 
 
 def streamed(
@@ -56,6 +72,7 @@ class Log:
         self._entries: list[Entry] = []
         self.dropped = self._begun = self._size = 0
         self._more, self._closed = asyncio.Event(), False
+        self._read: dict[object, int] = {}  # how far each reader is
 
     @property
     def first(self) -> int:
@@ -77,8 +94,7 @@ class Log:
         made = b"id: %d\n%b" % (number, frame(event, data))
         self._entries.append(Entry(number, kind, made))
         self._size += len(made)
-        if self._size > LIMIT:
-            self._drop(LIMIT // 2)
+        self._drop()
         self._wake()
 
     def close(self) -> None:
@@ -86,28 +102,43 @@ class Log:
         self._closed = True
         self._wake()
 
-    async def after(self, number: int) -> AsyncIterator[list[Entry]]:
-        """What follows an event, as it comes, until the log is closed.
+    async def after(
+        self, number: int, look: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[list[Entry]]:
+        """What follows an event, as it comes, until the log is closed, or `look` raises.
 
         Raises:
             LookupError: Events that follow it are no longer kept.
         """
-        while True:
-            if number < self.dropped:
-                raise LookupError(f"the events up to {self.dropped} are no longer kept")
-            more, found = self._more, self._entries[number - self.dropped :]
-            if found:
-                number = found[-1].number
-                yield found
-            elif self._closed:
-                return
-            else:
-                await more.wait()
+        reader, looked = object(), monotonic()
+        try:
+            self._read[reader] = number
+            while True:
+                if monotonic() - looked >= LOOK_S:
+                    await look()
+                    looked = monotonic()
+                if number < self.dropped:
+                    raise LookupError(f"the events up to {self.dropped} are no longer kept")
+                more, found = self._more, self._entries[number - self.dropped :]
+                if found:
+                    number = self._read[reader] = found[-1].number
+                    yield found
+                elif self._closed:
+                    return
+                else:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(more.wait(), LOOK_S)
+        finally:
+            self._read.pop(reader, None)
+            self._drop()
 
-    def _drop(self, size: int) -> None:
-        dropped = 0
-        while self._size > size:
-            self._size -= len(self._entries[dropped].frame)
+    def _drop(self) -> None:
+        """Drop the oldest beyond the limit, but not the newest, nor what is about to be read."""
+        read, dropped = min(self._read.values(), default=self.last), 0
+        for entry in islice(self._entries, max(len(self._entries) - 1, 0)):
+            if self._size <= (LIMIT if entry.number <= read else BEHIND):
+                break
+            self._size -= len(entry.frame)
             dropped += 1
         del self._entries[:dropped]
         self.dropped += dropped

@@ -16,9 +16,10 @@ from weakref import WeakValueDictionary
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory import record_views
-from perdure.server.access import Refused
+from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
 from perdure.server.graphs import Graph, Graphs, id_of
+from perdure.server.limits import Limits, TooMany
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
@@ -48,6 +49,7 @@ class Run:
 
     thread_id: str
     tenant: str | None
+    user: str
     graph: str
     request: RunRequest
     temporary: bool
@@ -92,11 +94,17 @@ class Run:
             self.task.uncancel()
             self.status = "interrupted"
         except Exception as exc:
-            _LOGGER.warning("run %s failed", self.run_id, exc_info=True)
+            where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
+            _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
             self.status = "error"
             self.error = {"error": type(exc).__name__, "message": str(exc)[:2000]}
         finally:
             self._playing = False
+
+    def forget(self) -> None:
+        """Drop the events and the output; its readers have the events."""
+        self.forgotten, self.output, self.log = True, None, Log()
+        self.log.close()
 
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
@@ -121,11 +129,12 @@ class Runs:
 
     Args:
         graphs: What they run.
+        limits: How many an identity may have under way.
         telemetry: Measures them; None: nothing does.
     """
 
-    def __init__(self, graphs: Graphs, telemetry: Telemetry | None = None) -> None:
-        self.graphs = graphs
+    def __init__(self, graphs: Graphs, limits: Limits, telemetry: Telemetry | None = None) -> None:
+        self.graphs, self._at_once = graphs, limits.at_once
         self._measured = telemetry.run if telemetry else contextlib.nullcontext
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
@@ -161,6 +170,22 @@ class Runs:
                 404,
             ) from None
 
+    def check(self, identity: Identity) -> None:
+        """Refuse an identity another run, if as many as may be are under way."""
+        known = [run for of_thread in self._runs.values() for run in of_thread.values()]
+        whose = identity.tenant, identity.user
+        if sum((run.tenant, run.user) == whose and not run.ended for run in known) >= self._at_once:
+            raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
+
+    def forget(self, tenant: str | None, thread_id: str) -> None:
+        """Forget the runs and the events of a thread that is no more: others may take its id."""
+        for run in self._runs.pop((tenant, thread_id), {}).values():
+            run.cancel()
+            if run.ended:
+                run.forget()
+        if feed := self._feeds.pop((tenant, thread_id), None):
+            feed.close()
+
     def start(
         self, call: Call, request: RunRequest, thread_id: str, play: Play, *, temporary: bool
     ) -> Run:
@@ -170,7 +195,8 @@ class Runs:
             UnknownGraph: It is not served.
             Refused: Another run is under way, and the request is to be rejected then.
         """
-        graph, tenant = self.graphs.name(request.assistant_id), call.identity.tenant
+        graph, identity = self.graphs.name(request.assistant_id), call.identity
+        tenant = identity.tenant
         active = self.active(tenant, thread_id)
         if active and request.multitask_strategy == "reject":
             raise Refused(
@@ -181,7 +207,7 @@ class Runs:
         if request.multitask_strategy in ("interrupt", "rollback"):
             for each in active:
                 each.cancel(request.multitask_strategy)
-        run = Run(thread_id, tenant, graph, request, temporary)
+        run = Run(thread_id, tenant, identity.user, graph, request, temporary)
         self._runs.setdefault((tenant, thread_id), {})[run.run_id] = run
         run.task = asyncio.create_task(self._execute(run, call, play))
         return run
@@ -230,8 +256,8 @@ class Runs:
                 await play(run, graph, config)
             run.status = "interrupted" if run.waits else "success"
         if run.cancelled == "rollback":
-            await saver.adelete_for_runs([run.run_id])
-        if not run.temporary:
+            await saver.adelete_for_runs([run.run_id])  # its thread stands as before
+        elif not run.temporary:
             stands = "idle" if run.status == "success" else run.status
             await call.threads.set_status(run.thread_id, cast(Status, stands))
 
@@ -239,15 +265,13 @@ class Runs:
         self._done.append(ended)
         ended.request.input = ended.request.command = None
         if len(self._done) > REPLAYED:
-            old = self._done[-REPLAYED - 1]
-            old.forgotten, old.output, old.log = True, None, Log()  # its readers have the events
-            old.log.close()
+            self._done[-REPLAYED - 1].forget()
         if len(self._done) > KEPT:
             run = self._done.popleft()
-            of_thread = self._runs[run.tenant, run.thread_id]
-            del of_thread[run.run_id]
+            of_thread = self._runs.get((run.tenant, run.thread_id), {})
+            of_thread.pop(run.run_id, None)
             if not of_thread:
-                del self._runs[run.tenant, run.thread_id]
+                self._runs.pop((run.tenant, run.thread_id), None)
 
 
 async def _stop(runs: Collection[Run], timeout_s: float | None = None) -> None:

@@ -81,7 +81,7 @@ class Telemetry:
             return cls(metrics=metrics, tracer=_tracer(names) if traced else None)
         except ImportError as exc:
             raise MissingDependency(
-                'metrics and spans need packages: pip install "perdure[watch]"'
+                'metrics and spans need packages: pip install ".[watch]" in a checkout'
             ) from exc
 
     # -- what is measured

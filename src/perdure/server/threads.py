@@ -60,6 +60,7 @@ class Threads:
         filter: What their metadata must meet.
         runs: Tells the runs of a thread that are under way; with one it is shown as busy. That is
             not written down: a server that was killed leaves no thread busy.
+        forget: Called with the id of a thread that is no more, before another has it.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Threads:
         store: WholeStore,
         filter: Filter,
         runs: Callable[[str], Sequence[object]] = lambda _: (),
+        forget: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._saver, self._store, self._filter, self._runs = saver, store, filter, runs
+        self._forget = forget
 
     # -- one thread
 
@@ -104,6 +107,7 @@ class Threads:
         left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
         if await self._find(thread_id) is None:
             self._check(given)
+            self._forget(thread_id)  # another program may have deleted one
             record = {"metadata": given, "status": "idle", "of": of}
             version = left.version if left else 0
             puts = [
@@ -151,6 +155,7 @@ class Threads:
                 removals = [PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)]
                 await self._store.abatch(removals)
                 await self._forget_versions()
+            self._forget(thread_id)
 
     async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
         """Copy a thread, which the caller may read, under a new id.

@@ -15,7 +15,7 @@ try:
     from perdure.storage.postgres_connection import checked_dsn, mapped, shown
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
+        "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
     ) from exc
 
 

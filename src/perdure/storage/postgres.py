@@ -57,7 +57,7 @@ try:
     from perdure.storage.postgres_transaction import COMMIT, Transaction
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and its pool: pip install 'perdure[postgres]'"
+        "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
     ) from exc
 
 T = TypeVar("T")
