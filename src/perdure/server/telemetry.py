@@ -10,11 +10,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import asdict
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.propagate import extract
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer
@@ -29,14 +28,13 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("perdure.server")
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-_FRESH_S: Final = 60.0  # for so long sizes and jobs are not counted again
-_WAIT_S: Final = 0.5  # for so long a reply waits for them
+_FRESH_S: Final = 60.0  # how long sizes and jobs are not counted again
+_WAIT_S: Final = 0.5  # how long a reply waits for their count
 _OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
 }
-"""The public methods that are measured, in both forms."""
-T = TypeVar("T")
+"""The methods that are measured, and their async forms."""
 
 
 class Telemetry:
@@ -54,13 +52,17 @@ class Telemetry:
         self._registry = CollectorRegistry()
         own: Any = {"registry": self._registry, "namespace": "perdure"}
         timed: Any = {"buckets": _SECONDS, **own}
-        labels: tuple[str, ...] = ("part", "operation", "error")
         self._operations = Histogram(
-            "operation_seconds", "Calls of the database, and runs", labels, **timed
+            "operation_seconds",
+            "Calls of the database, and runs",
+            ("part", "operation", "error"),
+            **timed,
         )
-        labels = ("method", "route", "status")
         self._requests = Histogram(
-            "request_seconds", "Requests, streams to their end", labels, **timed
+            "request_seconds",
+            "Requests, streams to their end",
+            ("method", "route", "status"),
+            **timed,
         )
         self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **own)
         self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **own)
@@ -70,15 +72,13 @@ class Telemetry:
 
     @classmethod
     def configured(cls, *, metrics: bool = False) -> Telemetry | None:
-        """As options and the environment of OpenTelemetry say; None: all is off."""
-        names = os.environ.get("OTEL_TRACES_EXPORTER") or (
-            "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
-        )
-        traced = names != "none" and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
-        if not (metrics or traced):
+        """As the option and the environment of OpenTelemetry say; None: both are off."""
+        default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
+        exporters = os.environ.get("OTEL_TRACES_EXPORTER") or default
+        if exporters == "none" and not metrics:
             return None
         try:
-            return cls(metrics=metrics, tracer=_tracer(names) if traced else None)
+            return cls(metrics=metrics, tracer=None if exporters == "none" else _tracer(exporters))
         except ImportError as exc:
             raise MissingDependency(
                 'metrics and spans need packages: pip install "perdure[watch]"'
@@ -87,23 +87,13 @@ class Telemetry:
     # -- what is measured
 
     def watch(self, parts: Parts) -> None:
-        """Make each part one of a subclass whose public methods are measured."""
+        """Give each part a subclass of its class whose public methods are measured."""
         for part, (kind, names) in zip(parts, _OPERATIONS.items(), strict=True):
             own, methods = type(part), dict[str, Any]()
             for name in names:
                 methods[name] = self._measured(kind, name)(getattr(own, name))
-                methods[f"a{name}"] = self._awaited(getattr(own, f"a{name}"), kind, name)
+                methods[f"a{name}"] = self._ameasured(kind, name)(getattr(own, f"a{name}"))
             part.__class__ = type(own.__name__, (own,), methods)
-
-    def _awaited(
-        self, method: Callable[..., Awaitable[T]], part: str, operation: str
-    ) -> Callable[..., Awaitable[T]]:
-        @wraps(method)
-        async def measured(*args: Any, **options: Any) -> T:
-            with self._measured(part, operation):
-                return await method(*args, **options)
-
-        return measured
 
     @contextmanager
     def _measured(self, part: str, operation: str) -> Iterator[None]:
@@ -118,13 +108,18 @@ class Telemetry:
             taken = time.perf_counter() - begun
             self._operations.labels(part, operation, error).observe(taken)
 
+    @asynccontextmanager
+    async def _ameasured(self, part: str, operation: str) -> AsyncIterator[None]:
+        with self._measured(part, operation):
+            yield
+
     def run(self) -> AbstractContextManager[None]:
         """Measure the run of a graph."""
         return self._measured("graph", "run")
 
     @contextmanager
     def request(self, headers: Mapping[str, str], seen: Seen) -> Iterator[None]:
-        """Measure a request, which is `seen` when it ends."""
+        """Measure a request; `seen` has its route and status when it ends."""
         with self._span(seen.method, headers) as span:
             try:
                 yield
@@ -150,7 +145,7 @@ class Telemetry:
                 span.set_status(StatusCode.ERROR)
                 raise
 
-    # -- what is counted when it is asked for
+    # -- counts, made when metrics are read
 
     async def exposition(self, parts: Parts) -> bytes:
         """The metrics as Prometheus reads them.
@@ -190,7 +185,7 @@ class Telemetry:
 
 
 def _tracer(exporters: str) -> Tracer:
-    """A tracer of this process' provider, or else of one with the exporters of the environment."""
+    """A tracer of this process's provider, or of a new one with these exporters."""
     from importlib.metadata import entry_points
 
     from opentelemetry import trace
@@ -201,10 +196,8 @@ def _tracer(exporters: str) -> Tracer:
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "perdure"}
         provider = TracerProvider(resource=Resource.create(named))
-        grpc = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc"
-        otlp = "otlp_proto_grpc" if grpc else "otlp_proto_http"
         for name in map(str.strip, exporters.split(",")):
-            wanted = otlp if name == "otlp" else name
+            wanted = "otlp_proto_http" if name == "otlp" else name
             found = [*entry_points(group="opentelemetry_traces_exporter", name=wanted)]
             if not found:
                 raise ConfigurationError(
