@@ -91,7 +91,7 @@ def _by_turn(
         here = [turn_of[place] for place in _added(step) if place in turn_of]
         if here:
             at = max(here)
-        elif step[0].metadata.get("source") == "input" or len(waiting) > 1:
+        elif waiting[0][0].metadata.get("source") == "input":
             continue
         if at is not None:
             of[at] += waiting
