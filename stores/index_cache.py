@@ -94,7 +94,7 @@ class Indexes:
     # writes a flow that nobody waits for; None: nothing is written
     post: Callable[[Callable[[], Flow[object]]], None] | None
     erased: Callable[[], None]  # called on an erasure, here or by another process
-    told_lacking: bool = False  # whether it was said that items lack vectors
+    warned_lacking: bool = False  # whether a warning says already that items lack vectors
     _lock: threading.Lock = field(default_factory=threading.Lock)  # nothing is read under it
     _held: OrderedDict[_Key, _Held] = field(default_factory=OrderedDict)
     _nbytes: int = 0
@@ -356,17 +356,17 @@ class Indexes:
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row
             words, asks = self.preparer.analysed(value, fields)
-            said = self.records.provenance(stored, path, key, version)
-            position, at, thread = said.get("position"), said.get("at"), said.get("thread_id")
+            source = self.records.provenance(stored, path, key, version)
+            position, at = source.get("position"), source.get("at")
             entry = Entry(
                 number,
                 words,
                 asks,
                 (next(derived) if vectors is None else self.records.vectors(vectors, number))
                 or b"",
-                thread,
+                source.get("thread_id"),
                 float(number if position is None else position),
-                said.get("actor"),
+                source.get("actor"),
                 math.nan if at is None else datetime.fromisoformat(at).timestamp(),
                 FOREVER if expires is None else expires,
                 since,

@@ -58,6 +58,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
         await call.store.abatch(iter([SearchOp(("memories",))]))
         await call.store.abatch([SearchOp(("memories",)), GetOp((CANARY,), CANARY)])
         await call.store.aget((CANARY,), CANARY)
+        await call.store.aforget((CANARY,))
         with pytest.raises(InvalidNamespace):
             await call.store.aput((), CANARY, {})
 
@@ -79,6 +80,7 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     assert found[counts, "", "run", "graph"] == 2
     assert found[counts, "", "put", "store"] == 2
     assert found[counts, "", "search", "store"] == 2
+    assert found[counts, "", "forget", "store"] == 2
     assert found[counts, "", "batch", "store"] == 5  # one counts the jobs
     assert found[counts, "InvalidNamespace", "put", "store"] == 2
     assert found[counts, "", "put", "threads"] == 6  # input, node, and the end, of each turn

@@ -41,8 +41,8 @@ class Telemetry:
     """Measures the requests of a server, and what they do with its database.
 
     Args:
-        metrics: Whether Prometheus may read them at /metrics.
-        tracer: Of OpenTelemetry; None: there are no spans.
+        metrics: Whether Prometheus may read the metrics at /metrics.
+        tracer: The tracer of OpenTelemetry; None: there are no spans.
     """
 
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
@@ -52,18 +52,10 @@ class Telemetry:
         self._registry = CollectorRegistry()
         own: Any = {"registry": self._registry, "namespace": "perdure"}
         timed: Any = {"buckets": _SECONDS, **own}
-        self._operations = Histogram(
-            "operation_seconds",
-            "Calls of the database, and runs",
-            ("part", "operation", "error"),
-            **timed,
-        )
-        self._requests = Histogram(
-            "request_seconds",
-            "Requests, streams to their end",
-            ("method", "route", "status"),
-            **timed,
-        )
+        about = "operation_seconds", "Calls of the database, and runs"
+        self._operations = Histogram(*about, ("part", "operation", "error"), **timed)
+        about = "request_seconds", "Requests, streams to their end"
+        self._requests = Histogram(*about, ("method", "route", "status"), **timed)
         self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **own)
         self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **own)
         self._counting: asyncio.Task[None] | None = None
@@ -91,8 +83,10 @@ class Telemetry:
         for part, (kind, names) in zip(parts, _OPERATIONS.items(), strict=True):
             own, methods = type(part), dict[str, Any]()
             for name in names:
-                methods[name] = self._measured(kind, name)(getattr(own, name))
-                methods[f"a{name}"] = self._ameasured(kind, name)(getattr(own, f"a{name}"))
+                blocking, awaited = getattr(own, name), getattr(own, f"a{name}")
+                methods[name] = self._measured(kind, name)(blocking)
+                if getattr(awaited, "__wrapped__", None) is not blocking:  # else it calls that one
+                    methods[f"a{name}"] = self._ameasured(kind, name)(awaited)
             part.__class__ = type(own.__name__, (own,), methods)
 
     @contextmanager
