@@ -126,23 +126,22 @@ async def read_thread(
     call: Call,
     thread_id: Annotated[str, Field(description="The id, as search_threads or recall gave it.")],
     last: Annotated[Many, Field(description="How many of the newest messages.")] = 20,
-    offset: Annotated[
-        int, Field(ge=0, le=100_000, description="How many to skip, to read on.")
-    ] = 0,
+    before: Annotated[
+        int | None, Field(ge=0, le=1 << 60, description="To read on: the number under `earlier`.")
+    ] = None,
 ) -> str:
     """Read the newest messages of an earlier conversation, the oldest of them first."""
     await call.permit({"thread_id": thread_id})
     if not _is_own(call, await call.threads.get(thread_id)):
         raise UnknownThread(f"there is no thread {thread_id!r}")
-    items = await call.saver.ahistory(thread_id, ends=(0, last + offset + 1))
-    messages = [
-        each.value for each in items if isinstance(each.value, BaseMessage) and not each.branch
-    ]
-    left, shown, size = messages[: max(0, len(messages) - offset)], list[dict[str, Any]](), 0
-    while left and len(shown) < last and size < _MOST_CHARS:
-        shown.insert(0, _message(left.pop()))
-        size += len(shown[0]["text"])
-    earlier = {"earlier": f"offset={offset + len(shown)}"} if left else {}
+    left = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)
+    first, shown, size = max(0, len(left) - last), list[dict[str, Any]](), 0
+    while len(left) > first and size < _MOST_CHARS:
+        item = left.pop()
+        if isinstance(item.value, BaseMessage) and not item.branch:
+            shown.insert(0, _message(item.value))
+            size += len(shown[0]["text"])
+    earlier = {"earlier": left[-1].position + 1} if left else {}
     return _quoted(thread_id=thread_id, messages=shown, **earlier)
 
 
