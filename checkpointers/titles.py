@@ -21,24 +21,23 @@ def about(
 ) -> dict[str, Any]:
     """The title, model and times that an import left in a thread, as far as it has them.
 
-    They are in the metadata of its newest checkpoint, unless another program continued the thread;
-    then they are found by a tag.
+    They are in the metadata of its head, unless another program continued the thread; then they are
+    found by a tag.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        newest: The metadata of its newest checkpoint, if that was read already.
+        newest: The metadata of its head, if that was read already.
 
     Raises:
         UnknownThread: There is no such thread.
     """
-    where: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     if newest is None:
-        found = saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
-        newest = found[0].metadata if found else {}
+        newest = saver.head(thread_id).metadata
     if "title" not in newest:
-        tagged = next(saver.list(where, filter={TITLED: True}, limit=1), None)
-        newest = newest if tagged is None else {**tagged.metadata}
+        root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+        for tagged in saver.list(root, filter={TITLED: True}, limit=1):
+            newest = {**tagged.metadata}
     known = {name: newest[name] for name in ABOUT if name in newest}
     return {**known, "title": str(known["title"])} if "title" in known else known
 
