@@ -100,11 +100,11 @@ class ChannelDifference:
     """What changed in the value of a channel.
 
     Attributes:
-        added: Of a list or dict, what is in the later value only, by its position in `history`: the
-            last ones, and of a dict as `[key, value]`. Of a channel stored whole the later value.
-        removed: Likewise, what is in the earlier value only.
-        added_count: How many there are of the one.
-        removed_count: How many of the other. With none of both, the order changed.
+        added: The elements that only the later value has, by their position in `history`; those of
+            a dict are `[key, value]`. At most the last ones. Of a channel stored whole, its value.
+        removed: Likewise, the elements that only the earlier value has.
+        added_count: How many elements were added in all.
+        removed_count: How many elements were removed in all. If both are 0, the order changed.
         whole: Whether the channel is stored whole.
     """
 
@@ -120,7 +120,7 @@ class StateDifference:
     """What changed from one checkpoint to another.
 
     Attributes:
-        ran: The nodes that ran meanwhile.
+        ran: The nodes that ran between them.
         channels: The channels whose values differ.
     """
 
@@ -130,7 +130,7 @@ class StateDifference:
 
 @dataclass(frozen=True, slots=True)
 class ThreadUsage:
-    """What takes the space of threads, and since when."""
+    """The largest threads, and in which months threads were begun."""
 
     largest: tuple[ThreadInfo, ...]  # the threads with the most bytes
     by_month: Mapping[str, int]  # how many of the present threads were begun in each: `"2026-11"`

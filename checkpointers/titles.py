@@ -1,4 +1,4 @@
-"""What is known of a conversation beside its messages: its title, its model, its times."""
+"""The title, model and times of a conversation, which an import leaves in its metadata."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ _BEGINNING: Final = 2  # messages among which the first of a human is looked for
 def about(
     saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The title, model and times that an import left in a thread, those that it has.
+    """The title, model and times that an import left in a thread, as far as it has them.
 
-    They are in the metadata of its newest checkpoint, unless the thread went on in a program of
-    its own; then they are found by a tag.
+    They are in the metadata of its head, unless another program continued the thread; then they are
+    found by a tag.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        newest: The metadata of its newest checkpoint, if that was read already.
+        newest: The metadata of its head, if that was read already.
 
     Raises:
         UnknownThread: There is no such thread.
     """
-    where: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     if newest is None:
-        found = saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
-        newest = found[0].metadata if found else {}
+        newest = saver.head(thread_id).metadata
     if "title" not in newest:
-        tagged = next(saver.list(where, filter={TITLED: True}, limit=1), None)
-        newest = newest if tagged is None else {**tagged.metadata}
+        root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+        for tagged in saver.list(root, filter={TITLED: True}, limit=1):
+            newest = {**tagged.metadata}
     known = {name: newest[name] for name in ABOUT if name in newest}
     return {**known, "title": str(known["title"])} if "title" in known else known
 
@@ -51,14 +50,14 @@ async def aabout(
 
 
 def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
-    """The title of a thread; without one, what a human said first; else nothing.
+    """The title of a thread; without one, the first message of a human; else `""`.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
         known: The result of `about`, if there is one already.
     """
-    with suppress(UnknownThread):  # another process deletes it
+    with suppress(UnknownThread):  # another process deleted it
         known = about(saver, thread_id) if known is None else known
         if known.get("title"):
             return str(known["title"])

@@ -1,4 +1,4 @@
-"""Views: what a model was shown in each call, recorded beside the thread, and its tokens by part.
+"""Views: what a model was shown in each call, recorded with the thread, and its tokens by part.
 
 A view is a checkpoint in a namespace of its own, so a checkpointer of perdure stores a message that
 the thread has as a reference, and copies, prunes and encrypts views as it does checkpoints.
@@ -39,7 +39,7 @@ class RecordViews(BaseCallbackHandler):
     """A callback that records what chat models are shown in a graph: `record_views(saver)`.
 
     `graph.invoke(question, {**config, "callbacks": [record_views(saver)]})`, or for each run
-    `graph.with_config(callbacks=[record_views(saver)])`. A call of a model then costs one put more.
+    `graph.with_config(callbacks=[record_views(saver)])`. Each call of a model then costs a put.
     The data of images and files is left out. If a view cannot be stored, langchain logs it, and the
     run goes on. Outside of a run with a thread and a checkpointer nothing is recorded.
 
@@ -124,10 +124,10 @@ class ModelView:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Tokens by part, counted anew at each call: parts without tokens are left out.
+        """Tokens by part, counted anew at each call; parts without tokens are left out.
 
-        Of system messages `"summary"`, `"memories"`, `"profile"`, `"examples"`, and the rest of
-        them, `"instructions"`; `"messages"`, `"tool results"` and `"tools"`.
+        The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
+        `"instructions"` for the rest; the others are `"messages"`, `"tool results"`, `"tools"`.
         """
         found: dict[str, int] = {}
         counter = _counter(self.model).fitted(self.messages)
@@ -144,14 +144,14 @@ def views(
     limit: int = 20,
     before: str | None = None,
 ) -> list[ModelView]:
-    """What models were shown on a thread, as far as `record_views` recorded it, the newest last.
+    """What models were shown on a thread, as `record_views` recorded it, the newest last.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
         checkpoint_ns: The namespace of the graph; `""` is the root graph, None means all.
-        limit: At most so many, the newest.
-        before: The id of a view: only older ones.
+        limit: How many at most; the newest are returned.
+        before: The id of a view; only older ones are returned.
     """
     asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
     return [_view(found) for found in _checked(saver).list(asked[0], **asked[1])][::-1]

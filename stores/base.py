@@ -204,7 +204,7 @@ class NamespaceSize:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """What takes the space of a store, and since when."""
+    """The largest namespaces, and in which months items were made."""
 
     largest: tuple[NamespaceSize, ...]  # the namespaces with the most bytes
     by_month: Mapping[str, int]  # how many of the present items were made in each: `"2026-11"`

@@ -1,4 +1,4 @@
-"""The in-memory index of one namespace: its items, words and vectors in arrays; its stored form.
+"""The in-memory index of one namespace: its items, words and vectors in arrays.
 
 Rows are appended as items are put. Their words go to a short list that is searched from end to end;
 when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.
@@ -7,7 +7,6 @@ A search works on a `View`, which stays as it is while the index changes.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
@@ -27,9 +26,6 @@ _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
-_FORM: Final = 2  # version of the stored form
-_ALIGNED: Final = 8  # bytes
-_LENGTH: Final = 8  # bytes of the length of the head
 
 
 class Entry(NamedTuple):
@@ -62,8 +58,8 @@ class Index:
         self.model = model
         self._approximate_above = approximate_above
         self.vocabulary = Vocabulary()
-        self.threads = _numbers()
-        self.actors = _numbers()
+        self.threads = numbered()
+        self.actors = numbered()
         self.rows = np.empty(0, ROW)
         self.postings = Postings(
             np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
@@ -283,7 +279,7 @@ class Index:
         return self._view
 
 
-def _numbers(names: Iterable[str] = ()) -> dict[str, int]:
+def numbered(names: Iterable[str] = ()) -> dict[str, int]:
     """A dict that gives each new key the next number."""
     out: dict[str, int] = defaultdict(lambda: len(out))
     out.update(zip(names, count()))
@@ -296,67 +292,4 @@ def _renumbered(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> di
     none = int(len(used) > 0 and used[0] < 0)
     rows[column] = numbers - none
     known = list(names)
-    return _numbers(known[number] for number in used[none:].tolist())
-
-
-# -- the stored form: a head in JSON, then arrays
-
-
-def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
-    """The stored form of an index, which is compacted first."""
-    index.compact()
-    vectors = index.vectors
-    arrays: list[NDArray[Any]] = [index.rows, *index.postings]
-    if vectors is not None:
-        arrays += [vectors.owner, vectors.matrix.rows]
-        arrays += [] if vectors.matrix.scale is None else [vectors.matrix.scale]
-    words = "\n".join(index.vocabulary).encode()
-    head = {
-        "version": _FORM,
-        "made": made,
-        "covered": covered,
-        "model": None if index.model is None else index.model.number,
-        "arrays": [(array.dtype.str, array.shape) for array in arrays[1:]],
-        "rows": len(index.rows),
-        "words": len(words),
-        "threads": list(index.threads),
-        "actors": list(index.actors),
-    }
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % _ALIGNED)
-    parts = [len(text).to_bytes(_LENGTH, "little"), text]
-    for array in arrays:
-        body = array.tobytes()
-        parts += [body, b"\0" * (-len(body) % _ALIGNED)]
-    return b"".join([*parts, words])
-
-
-def unpacked(
-    body: bytes, model: Model | None, approximate_above: int, made: Sequence[Any]
-) -> tuple[Index, Covered] | None:
-    """The index of a stored form, without vectors if they are of another model.
-
-    Returns:
-        None: Its words or vectors were made in another way.
-    """
-    begin = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
-    head = json.loads(body[_LENGTH:begin])
-    if head["version"] != _FORM or head["made"] != list(made):
-        return None
-    arrays = []
-    for kind, shape in [(ROW, (head["rows"],)), *head["arrays"]]:
-        count = int(np.prod(shape))
-        arrays.append(np.frombuffer(body, kind, count, begin).reshape(shape))
-        size = arrays[-1].nbytes
-        begin += size + -size % _ALIGNED
-    rows, starts, of, counts, *rest = arrays
-    words = body[begin : begin + head["words"]].decode()
-    index = Index(model, approximate_above)
-    index.rows = rows.copy()
-    index.postings = Postings(starts, of, counts)
-    index.vocabulary = Vocabulary(words.split("\n") if words else ())
-    index.threads, index.actors = _numbers(head["threads"]), _numbers(head["actors"])
-    if rest and model is not None and head["model"] == model.number:
-        owner, numbers, *scale = rest
-        index.vectors = index.sketched(Matrix(numbers, *scale), owner)
-    return index, Covered(*head["covered"])
+    return numbered(known[number] for number in used[none:].tolist())

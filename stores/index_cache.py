@@ -10,7 +10,6 @@ longest are dropped when all of them take more than a number of bytes.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 from collections import OrderedDict, defaultdict
@@ -23,21 +22,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perdure.errors import CorruptRecord
-from perdure.storage.encryption import Place
 from perdure.storage.flow import Flow, NamedSQL, Row
-from perdure.stores.index import FOREVER, Covered, Entry, Index, packed, unpacked
+from perdure.stores.index import FOREVER, Covered, Entry, Index
+from perdure.stores.index_form import opened, sealed
 from perdure.stores.index_view import Scope, Sought, View, scope_of
 from perdure.stores.models import Model
-from perdure.stores.namespaces import labels, span
+from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import Records
 
-_LOG = logging.getLogger("perdure")
-
 _READ: Final = 1 << 12  # rows read at a time
 _MANY: Final = 1 << 12  # items: of fewer all ids are read when some are gone
-_LARGEST: Final = 1 << 29  # bytes of a compact form; SQLite's own limit is 10^9
 _Key = tuple[bytes, bool]  # a path, and whether of its closed versions
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
 
@@ -99,7 +94,7 @@ class Indexes:
     # writes a flow that nobody waits for; None: nothing is written
     post: Callable[[Callable[[], Flow[object]]], None] | None
     erased: Callable[[], None]  # called on an erasure, here or by another process
-    told_lacking: bool = False  # whether it was said that items lack vectors
+    warned_lacking: bool = False  # whether a warning says already that items lack vectors
     _lock: threading.Lock = field(default_factory=threading.Lock)  # nothing is read under it
     _held: OrderedDict[_Key, _Held] = field(default_factory=OrderedDict)
     _nbytes: int = 0
@@ -169,9 +164,7 @@ class Indexes:
         if outdated:
             self.erased()
             rows = yield self.sql("namespaces_under", *span(b""))
-            there = {
-                (namespace.path, False): namespace for namespace in map(_Namespace._make, rows)
-            }
+            there = {(row[1], False): _Namespace(*row) for row in rows}
             with self._lock:
                 every = list(self._held.items())
             for key, held in every:
@@ -320,17 +313,9 @@ class Indexes:
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
         for body, closed in (yield self.sql("get_index", namespace.ns)):
-            try:
-                found = unpacked(
-                    self.records.seal.open(body, _place(namespace.path)),
-                    state.model,
-                    self.approximate_above,
-                    self.preparer.made(state.model),
-                )
-            except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
-                of = labels(namespace.path)
-                _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
-                continue
+            made = self.preparer.made(state.model)
+            form = self.records.seal, namespace.path, body
+            found = opened(*form, state.model, self.approximate_above, made)
             if found is not None:
                 index, held.covered = found
                 held.closed = closed
@@ -371,17 +356,17 @@ class Indexes:
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row
             words, asks = self.preparer.analysed(value, fields)
-            said = self.records.provenance(stored, path, key, version)
-            position, at, thread = said.get("position"), said.get("at"), said.get("thread_id")
+            source = self.records.provenance(stored, path, key, version)
+            position, at = source.get("position"), source.get("at")
             entry = Entry(
                 number,
                 words,
                 asks,
                 (next(derived) if vectors is None else self.records.vectors(vectors, number))
                 or b"",
-                thread,
+                source.get("thread_id"),
                 float(number if position is None else position),
-                said.get("actor"),
+                source.get("actor"),
                 math.nan if at is None else datetime.fromisoformat(at).timestamp(),
                 FOREVER if expires is None else expires,
                 since,
@@ -394,12 +379,12 @@ class Indexes:
     def _keep(self, held: _Held, index: Index, namespace: _Namespace, state: _State) -> None:
         """Write the index to the file, unless something is erased before that."""
         assert self.post is not None
-        body = packed(index, held.covered, self.preparer.made(state.model))
+        made, covered = self.preparer.made(state.model), held.covered
+        body = sealed(self.records.seal, namespace.path, index, covered, made)
         held.fresh = 0
-        if len(body) > _LARGEST:
+        if body is None:
             return
-        sealed = self.records.seal.seal(body, _place(namespace.path))
-        bound = (held.covered.newest, state.closed, sealed)
+        bound = (covered.newest, state.closed, body)
         which = (namespace.ns, namespace.path, state.erasures)
 
         def write() -> Flow[None]:
@@ -413,8 +398,3 @@ def _is_worth_keeping(fresh: int, items: int) -> bool:
     """Whether so many items were analysed that the next to load should not have to."""
     few = min(_MOST_FRESH, items // 4)
     return fresh >= max(_LEAST_KEPT, few, items // _FRESH_SHARE)
-
-
-def _place(path: bytes) -> Place:
-    """The data that binds a compact form to its namespace."""
-    return ("index", path.decode())

@@ -175,9 +175,9 @@ class Searcher:
 
     def _tell_lacking(self, cosines: Floats) -> None:
         """Say once that a search by vectors cannot see all: nothing else would show it."""
-        lacking = 0 if self.indexes.told_lacking else int(np.isnan(cosines).sum())
+        lacking = 0 if self.indexes.warned_lacking else int(np.isnan(cosines).sum())
         if lacking:
-            self.indexes.told_lacking = True
+            self.indexes.warned_lacking = True
             _LOG.warning(
                 "%d of %d items are found by their words only, for they have no vectors of the "
                 "store's model: unless a reembed() is at work it was cut off, or their embedder "

@@ -83,7 +83,6 @@ OWN: Final = {
     "POST /memories/search",
     "POST /memories",
     "GET /memories",
-    "GET /memories/{key}/history",
     "GET /ui/threads",
     "GET /ui/threads.json",
 }

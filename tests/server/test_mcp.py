@@ -28,10 +28,12 @@ from perdure.server.access import (
     Filter,
     Forbidden,
     Identity,
+    Local,
     Unauthenticated,
 )
+from perdure.server.call import Call, Databases
 from perdure.server.logs import Audit
-from perdure.server.mcp import TOOLS
+from perdure.server.mcp import TOOLS, read_thread
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import running
@@ -127,10 +129,13 @@ async def everything(client: Client) -> None:
     assert said[0] == "Which tea does ann like?"
     assert len(said) == 4
     assert "earlier" not in read
-    asked = {"thread_id": "of ann", "last": 1, "offset": 1}
+    asked = {"thread_id": "of ann", "last": 1}
+    read = json.loads(told(await client.call_tool("read_thread", asked)))
+    assert [each["text"] for each in read["messages"]] == ["Green, then."]
+    asked |= {"before": read["earlier"]}
     read = json.loads(told(await client.call_tool("read_thread", asked)))
     assert [each["text"] for each in read["messages"]] == ["</thread> ann again"]
-    assert read["earlier"] == "offset=2"
+    assert read["earlier"] == 2
 
     for missing in ("of bob", "of nobody"):
         other = await client.call_tool("read_thread", {"thread_id": missing})
@@ -215,6 +220,28 @@ def test_a_stranger_reaches_no_tool(
     assert [(each["user"], each["outcome"]) for each in records] == [("nobody", "denied")] * changes
     with open_store(filled.db) as store:
         assert not memories(store=store, config={"configurable": {"user_id": "nobody"}})
+
+
+def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
+    with open_checkpointer(filled.db) as saver:
+        ends = (each for each in saver.checkpoints("of ann") if each.counts.get("messages") == 2)
+        end = next(ends)
+        graph: Any = chat_graph(FakeListChatModel(responses=["Black."]), checkpointer=saver)
+        config = {"thread_id": "of ann", "user_id": "ann", "checkpoint_id": end.checkpoint_id}
+        graph.invoke({"messages": [HumanMessage("Or coffee?")]}, {"configurable": config})
+
+    async def course() -> list[str]:
+        databases, texts, before = Databases(filled), list[str](), None
+        call = Call(Identity("ann"), "threads:read", Local("ann"), databases)
+        for _ in range(2):
+            read = json.loads(await read_thread(call, "of ann", last=4, before=before))
+            texts[:0] = [each["text"] for each in read["messages"]]
+            before = read.get("earlier")
+        await databases.aclose()
+        return texts
+
+    wanted = ["Which tea does ann like?", "Green, then.", "Or coffee?", "Black."]
+    assert asyncio.run(course()) == wanted
 
 
 def test_every_tool_has_an_action() -> None:

@@ -23,7 +23,7 @@ from perdure.graphs import chat_graph
 from perdure.server import create_app
 from perdure.server.access import action
 from perdure.server.call import Caller, Databases
-from perdure.server.telemetry import Telemetry
+from perdure.server.telemetry import Telemetry, _tracer
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -58,6 +58,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
         await call.store.abatch(iter([SearchOp(("memories",))]))
         await call.store.abatch([SearchOp(("memories",)), GetOp((CANARY,), CANARY)])
         await call.store.aget((CANARY,), CANARY)
+        await call.store.aforget((CANARY,))
         with pytest.raises(InvalidNamespace):
             await call.store.aput((), CANARY, {})
 
@@ -79,6 +80,7 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     assert found[counts, "", "run", "graph"] == 2
     assert found[counts, "", "put", "store"] == 2
     assert found[counts, "", "search", "store"] == 2
+    assert found[counts, "", "forget", "store"] == 2
     assert found[counts, "", "batch", "store"] == 5  # one counts the jobs
     assert found[counts, "InvalidNamespace", "put", "store"] == 2
     assert found[counts, "", "put", "threads"] == 6  # input, node, and the end, of each turn
@@ -184,7 +186,6 @@ def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> No
     [
         ({}, False),
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
-        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_TRACES_EXPORTER": "console"}, True),
     ],
 )
@@ -199,6 +200,13 @@ def test_spans_are_configured_by_the_environment(
     assert len(set_providers) == on
     for provider in set_providers:
         provider.shutdown()
+
+
+def test_no_spans_are_made_where_the_sdk_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", TracerProvider)
+    with _tracer("console").start_as_current_span("name") as span:
+        assert not span.is_recording()
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

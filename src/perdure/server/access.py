@@ -1,7 +1,7 @@
-"""Who asks, and what of the database they may reach.
+"""Who sends a request, and what of the database they may reach.
 
 Each route, page and tool names the action that it is, in langgraph's words (`threads:read`,
-`store:put`), or `admin` for what concerns the whole database. What nobody allows is denied.
+`store:put`), or `admin` for what concerns the whole database. What is not allowed is denied.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Filter = Mapping[str, Any]
 
 
 class Refused(PerdureError):
-    """A request is refused; the attributes are of the reply.
+    """A request is refused.
 
     Attributes:
-        status: Of HTTP.
-        headers: Of HTTP.
+        status: The HTTP status of the reply.
+        headers: HTTP headers of the reply.
     """
 
     status = 403
@@ -56,22 +56,22 @@ class Refused(PerdureError):
 
 
 class Unauthenticated(Refused):
-    """A request says not, or not believably, whose it is."""
+    """A request has no credentials, or none that are valid."""
 
     status = 401
 
 
 class Forbidden(Refused):
-    """Whoever asks may not do this."""
+    """The user who sends a request may not do this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whoever asks.
+    """The user who sends a request.
 
     Attributes:
-        user: Whose threads and memories they are.
-        tenant: Of the database's tenants; None: it has none.
+        user: The id of the user, who owns threads and memories.
+        tenant: The tenant of the database; None: it has none.
         permissions: As the keys file or the authentication handler lists them.
         raw: The user as an authentication handler returned it, for other handlers.
     """
@@ -88,21 +88,28 @@ class Identity:
 
 
 class Access(Protocol):
-    """Tells who asks, and whether they may."""
+    """Authentication and authorization of requests."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Whoever sends a request; `Unauthenticated` if that cannot be told."""
+        """The user who sends a request.
+
+        Raises:
+            Unauthenticated: It has no valid credentials.
+        """
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """What threads must meet to be reached; `Forbidden` if the action is not allowed.
+        """Check that an action is allowed; returns a filter that its threads must meet.
 
         `value` says what the action is about, as langgraph's handlers are given it: a thread_id,
         metadata, a namespace. A handler may change it.
+
+        Raises:
+            Forbidden: The action is not allowed.
         """
 
 
 class Local:
-    """Access for whoever reaches a loopback address: the local user may do everything."""
+    """Access without authentication: every request is the local user's, who may do everything."""
 
     def __init__(self, user: str) -> None:
         self._identity = Identity(user, permissions=frozenset({ADMIN}))
@@ -112,7 +119,7 @@ class Local:
         return self._identity
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Everything."""
+        """Allow everything."""
         return {}
 
 

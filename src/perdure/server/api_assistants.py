@@ -1,4 +1,4 @@
-"""Assistants as langgraph's clients know them: one for each graph that is served."""
+"""Assistants, as in langgraph's server: one for each graph that is served."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Opened = Annotated[Graph, Depends(opened)]
 
 
 class Search(BaseModel):
-    """Which assistants."""
+    """The body of `POST /assistants/search`."""
 
     graph_id: str | None = None
     name: str | None = None

@@ -56,7 +56,7 @@ async def list_(
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
 ) -> Response:
-    """The memories, oldest first, of one kind or all; now, or as they were at a moment."""
+    """The memories of one kind or of all, oldest first; with `as_of`, those of that moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
     memories, config = await _permitted(call, asked)
     options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
@@ -112,19 +112,11 @@ async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
 @routes.delete("/memories/{key}")
 @action("store:delete")
 async def forget(call: Caller, key: Id) -> Response:
-    """Erase a memory with all its versions; the receipt says what is gone."""
+    """Erase a memory with all its versions; returns the receipt."""
     memories, config = await _permitted(call, {"key": key})
     receipt = await memories.aforget(key, config=config)
     call.record(hashes=receipt.hashes)
     return await reply(receipt)
-
-
-@routes.get("/memories/{key}/history")
-@action("store:get")
-async def history(call: Caller, key: Id) -> Response:
-    """The versions of a memory, oldest first."""
-    memories, config = await _permitted(call, {"key": key})
-    return await reply(await memories.ahistory(key, config=config))
 
 
 async def _permitted(

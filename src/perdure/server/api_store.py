@@ -98,7 +98,7 @@ async def delete(call: Caller, body: Place) -> None:
 @routes.post("/store/items/search")
 @action("store:search")
 async def search(call: Caller, body: ItemSearch) -> Response:
-    """Items under a prefix that match a filter; with a query, the best answers."""
+    """Items under a prefix that match a filter; with a query, the best matches first."""
     names = {"filter", "limit", "offset", "query"}
     given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
     options = {name: given[name] for name in names}
@@ -120,7 +120,7 @@ async def namespaces(call: Caller, body: Namespaces) -> Response:
 
 
 async def _permitted(call: Call, namespace: list[str] | None, asked: Json) -> Json:
-    """What is asked for, as it is permitted."""
+    """The arguments of a call, as access left them."""
     labels = None if namespace is None else tuple(namespace)
     given = await call.permit({"namespace": labels, **asked})
     if given["namespace"] is not None:

@@ -1,6 +1,6 @@
-"""A file with handlers of `langgraph_sdk.Auth`, as langgraph's server takes it.
+"""Access by a file with handlers of `langgraph_sdk.Auth`, as langgraph's server takes it.
 
-What no handler allows is denied, also if there is no handler for it.
+An action is denied unless a handler allows it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -55,9 +55,9 @@ class User(dict[str, Any]):
 
 
 class AuthFile:
-    """Access as the handlers of a file tell.
+    """Access by the handlers of a file.
 
-    The permission `perdure:admin`, and the field `tenant` of a user, are perdure's.
+    Two things are perdure's own: the permission `perdure:admin`, and the field `tenant` of a user.
 
     Args:
         path: The file and its `Auth`: `"./auth.py:auth"`.
@@ -93,10 +93,8 @@ class AuthFile:
             "authorization": connection.headers.get("authorization"),
         }
         given, handler = {name: arguments[name] for name in self._asks}, self._authenticate
-        if inspect.iscoroutinefunction(handler):
-            user = await _told(handler(**given))
-        else:
-            user = await _told(asyncio.to_thread(handler, **given))
+        is_async = inspect.iscoroutinefunction(handler)
+        user = await _answer(handler(**given) if is_async else asyncio.to_thread(handler, **given))
         if isinstance(user, str):
             user = {"identity": user}
         if isinstance(user, Mapping):
@@ -112,7 +110,7 @@ class AuthFile:
         return Identity(identity, None if tenant is None else str(tenant), permissions, user)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """What the most specific handler allows."""
+        """Ask the most specific handler."""
         resource, _, verb = action.partition(":")
         places = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
         handler = next((self._handlers[each] for each in places if each in self._handlers), None)
@@ -127,7 +125,7 @@ class AuthFile:
         if "metadata" in value and value["metadata"] is None:  # handlers write into it
             value["metadata"] = {}
         try:
-            result = await _told(handler(ctx=context, value=value))
+            result = await _answer(handler(ctx=context, value=value))
         except AssertionError as exc:  # as the handlers in langgraph's guide say no
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
@@ -144,7 +142,7 @@ class AuthFile:
 
 
 def auth_of(graphs: str | Path) -> str | None:
-    """The path of the authentication that a `langgraph.json` names, if it names one."""
+    """The path under `auth` of a `langgraph.json`; None: it has none."""
     file = Path(graphs)
     try:
         named = json.loads(file.read_text(encoding="utf-8")).get("auth")
@@ -156,10 +154,10 @@ def auth_of(graphs: str | Path) -> str | None:
         ) from exc
 
 
-async def _told(answer: Any) -> Any:
-    """What a handler answers; its refusal as one of ours."""
+async def _answer(called: Awaitable[Any]) -> Any:
+    """The answer of a handler; its HTTPException becomes one of our errors."""
     try:
-        return await answer
+        return await called
     except Auth.exceptions.HTTPException as exc:
         kind = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
         status = exc.status_code if 400 <= exc.status_code < 600 else 403
@@ -168,7 +166,7 @@ async def _told(answer: Any) -> Any:
 
 async def _body(connection: HTTPConnection) -> Any:
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
-        with suppress(ValueError):  # it is said later that it is no JSON
+        with suppress(ValueError):  # the endpoint refuses what is no JSON
             return await connection.json()
     return None
 

@@ -1,4 +1,4 @@
-"""API keys: a file says whose each is, by its SHA-256. A user reaches their own things."""
+"""API keys: a file names the user of each by its SHA-256. Users reach what is their own."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def new_key(user: str) -> tuple[str, str]:
 
 
 class Keys:
-    """Access by the keys of a file; a change of it is seen within a second.
+    """Access by the keys of a file; a change of the file is seen within a second.
 
-    Whoever's key has the permission `perdure:admin` may do everything. Anybody else reaches the
-    threads whose metadata has them as `owner`, which those that they make have, and the namespaces
-    whose second label they are, like `("memories", "ann")`.
+    A key with the permission `perdure:admin` may do everything. Other users reach the threads whose
+    metadata names them as `owner`, as it does in threads that they create, and the namespaces whose
+    second label is their name, like `("memories", "ann")`.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -80,7 +80,7 @@ class Keys:
         return {each.tenant for each in self._keys}
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Whose key a request has."""
+        """The user of the key that a request has."""
         if monotonic() - self._looked > _LOOK_S:
             self._looked = monotonic()
             await asyncio.to_thread(self._look)
@@ -98,7 +98,7 @@ class Keys:
         return Identity(found[0].user, found[0].tenant, frozenset(found[0].permissions))
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """What belongs to the user."""
+        """Allow what belongs to the user."""
         if identity.is_admin or action.startswith("assistants:"):
             return {}
         user = identity.user

@@ -1,4 +1,4 @@
-"""Messages, other values of a state, and its changes, in the form in which pages show them."""
+"""Messages, other values of a state, and changes of state, as pages show them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za
 
 
 def shown(value: Any, long: int = LONG) -> dict[str, Any]:
-    """A message, or another element of a channel, by its blocks and calls."""
-    said = value if isinstance(value, BaseMessage) else None
-    known = said.response_metadata if said else {}
+    """A message, or another element of a channel: what it is, its blocks and its tool calls."""
+    message = value if isinstance(value, BaseMessage) else None
+    known = message.response_metadata if message else {}
     calls = [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
     row: dict[str, Any] = {
-        "type": said.type if said else type(value).__name__,
-        "id": said and said.id,
-        "name": said and said.name,
+        "type": message.type if message else type(value).__name__,
+        "id": message and message.id,
+        "name": message and message.name,
         "at": _moment(known.get("create_time")),
         "model": known.get("model_name") or known.get("model"),
         "failed": isinstance(value, ToolMessage) and value.status == "error",
         "blocks": [
             {"kind": kind, "text": text}
-            for kind, text in (_blocks(said) if said else [("text", as_text(value))])
+            for kind, text in (_blocks(message) if message else [("text", as_text(value))])
         ],
         "calls": [
             {n: call[n] for n in ("id", "name")} | {"text": as_text(call["args"])} for call in calls
@@ -87,7 +87,7 @@ def _moment(seconds: Any) -> datetime | None:
 
 
 def changes(change: StateDifference) -> list[dict[str, Any]]:
-    """What came, went or became another, by channel; langgraph's triggers of nodes are left out."""
+    """The elements added and removed, by channel; langgraph's triggers of nodes are left out."""
     out = []
     for channel, each in change.channels.items():
         if channel.startswith(("branch:to:", "__")):

@@ -1,4 +1,4 @@
-"""Pages for admins: what takes the space, retention, and the jobs of background extraction."""
+"""Pages for admins: sizes, retention, and the jobs of background extraction."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def apply(request: Request, call: Admin, settings: Known, typed: Text = ""
 
 
 def _given(rules: Rules) -> dict[str, Any]:
-    """The rules of retention that were given."""
+    """The rules of retention that are set."""
     return {name: value for name, value in asdict(rules).items() if value != getattr(Rules(), name)}
 
 
@@ -88,7 +88,7 @@ def _given(rules: Rules) -> dict[str, Any]:
 
 @routes.page("/ui/jobs", "admin", "jobs.html")
 async def jobs(call: Admin, settings: Known, queued: str = "") -> Values:
-    """The threads that wait to be extracted, were given up, or were extracted within a day."""
+    """The threads that wait for extraction, failed for good, or were extracted within a day."""
     found, missing = [], ""
     try:
         found = await asyncio.to_thread(_with_queue, call, settings, None)

@@ -154,7 +154,7 @@ async def seen(of: OfThread, view: str) -> Values:
     if not found or found[0].id != view:
         raise UnknownCheckpoint(f"nothing is recorded as {view!r} in the thread {of.id!r}")
     said = [shown(message) for message in found[0].messages]
-    return {**of.named, "view": view_row(found[0]), "items": said}
+    return {**of.named, "view": await asyncio.to_thread(view_row, found[0]), "items": said}
 
 
 @routes.page("/ui/message", "threads:read", "message.html")

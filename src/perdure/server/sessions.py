@@ -1,4 +1,4 @@
-"""Sessions of browsers: a cookie stands for the key or token that its user logged in with."""
+"""Sessions of browsers: a cookie names the key or token with which its user logged in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sessions:
         self.logins = Clients(Limits(per_s=1 / 10, burst=5))
 
     def begin(self, key: str) -> str:
-        """A new session's id."""
+        """Begin a session; returns its id."""
         now = monotonic()
         live = [(each, of) for each, of in self._keys.items() if of[1] > now]
         self._keys = dict(live[1 - _MOST :])
@@ -47,7 +47,7 @@ class Sessions:
         self._keys.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def apply(self, scope: Any) -> bool:
-        """Give a request the key of its session; whether it has one, and no key of its own."""
+        """Add the key of its session to a request that has no key; returns whether it was added."""
         connection = HTTPConnection(scope)
         if "authorization" in connection.headers or "x-api-key" in connection.headers:
             return False
@@ -114,11 +114,11 @@ def _page(request: Request, next: str, wrong: str = "") -> Response:
 
 
 def _inside(address: str) -> str:
-    """An address, if it is one of a page of ours."""
+    """An address if it is one of this server's pages, else the first page."""
     return address if address.startswith("/ui/") and address.isprintable() else _FIRST
 
 
 def _headers(key: str) -> list[tuple[bytes, bytes]]:
-    """A key or token as a client sends it; which of the headers is read, handlers decide."""
+    """A key or token in both headers that a client may send: handlers read one of them."""
     authorization = key if " " in key else f"Bearer {key}"
     return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]

@@ -10,11 +10,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import asdict
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.propagate import extract
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer
@@ -29,22 +28,21 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("perdure.server")
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-_FRESH_S: Final = 60.0  # for so long sizes and jobs are not counted again
-_WAIT_S: Final = 0.5  # for so long a reply waits for them
+_FRESH_S: Final = 60.0  # how long sizes and jobs are not counted again
+_WAIT_S: Final = 0.5  # how long a reply waits for their count
 _OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
 }
-"""The public methods that are measured, in both forms."""
-T = TypeVar("T")
+"""The methods that are measured, and their async forms."""
 
 
 class Telemetry:
     """Measures the requests of a server, and what they do with its database.
 
     Args:
-        metrics: Whether Prometheus may read them at /metrics.
-        tracer: Of OpenTelemetry; None: there are no spans.
+        metrics: Whether Prometheus may read the metrics at /metrics.
+        tracer: The tracer of OpenTelemetry; None: there are no spans.
     """
 
     def __init__(self, *, metrics: bool = False, tracer: Tracer | None = None) -> None:
@@ -54,14 +52,10 @@ class Telemetry:
         self._registry = CollectorRegistry()
         own: Any = {"registry": self._registry, "namespace": "perdure"}
         timed: Any = {"buckets": _SECONDS, **own}
-        labels: tuple[str, ...] = ("part", "operation", "error")
-        self._operations = Histogram(
-            "operation_seconds", "Calls of the database, and runs", labels, **timed
-        )
-        labels = ("method", "route", "status")
-        self._requests = Histogram(
-            "request_seconds", "Requests, streams to their end", labels, **timed
-        )
+        about = "operation_seconds", "Calls of the database, and runs"
+        self._operations = Histogram(*about, ("part", "operation", "error"), **timed)
+        about = "request_seconds", "Requests, streams to their end"
+        self._requests = Histogram(*about, ("method", "route", "status"), **timed)
         self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **own)
         self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **own)
         self._counting: asyncio.Task[None] | None = None
@@ -70,15 +64,13 @@ class Telemetry:
 
     @classmethod
     def configured(cls, *, metrics: bool = False) -> Telemetry | None:
-        """As options and the environment of OpenTelemetry say; None: all is off."""
-        names = os.environ.get("OTEL_TRACES_EXPORTER") or (
-            "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
-        )
-        traced = names != "none" and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
-        if not (metrics or traced):
+        """As the option and the environment of OpenTelemetry say; None: both are off."""
+        default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
+        exporters = os.environ.get("OTEL_TRACES_EXPORTER") or default
+        if exporters == "none" and not metrics:
             return None
         try:
-            return cls(metrics=metrics, tracer=_tracer(names) if traced else None)
+            return cls(metrics=metrics, tracer=None if exporters == "none" else _tracer(exporters))
         except ImportError as exc:
             raise MissingDependency(
                 'metrics and spans need packages: pip install ".[watch]" in a checkout'
@@ -87,23 +79,15 @@ class Telemetry:
     # -- what is measured
 
     def watch(self, parts: Parts) -> None:
-        """Make each part one of a subclass whose public methods are measured."""
+        """Give each part a subclass of its class whose public methods are measured."""
         for part, (kind, names) in zip(parts, _OPERATIONS.items(), strict=True):
             own, methods = type(part), dict[str, Any]()
             for name in names:
-                methods[name] = self._measured(kind, name)(getattr(own, name))
-                methods[f"a{name}"] = self._awaited(getattr(own, f"a{name}"), kind, name)
+                blocking, awaited = getattr(own, name), getattr(own, f"a{name}")
+                methods[name] = self._measured(kind, name)(blocking)
+                if getattr(awaited, "__wrapped__", None) is not blocking:  # else it calls that one
+                    methods[f"a{name}"] = self._ameasured(kind, name)(awaited)
             part.__class__ = type(own.__name__, (own,), methods)
-
-    def _awaited(
-        self, method: Callable[..., Awaitable[T]], part: str, operation: str
-    ) -> Callable[..., Awaitable[T]]:
-        @wraps(method)
-        async def measured(*args: Any, **options: Any) -> T:
-            with self._measured(part, operation):
-                return await method(*args, **options)
-
-        return measured
 
     @contextmanager
     def _measured(self, part: str, operation: str) -> Iterator[None]:
@@ -118,13 +102,18 @@ class Telemetry:
             taken = time.perf_counter() - begun
             self._operations.labels(part, operation, error).observe(taken)
 
+    @asynccontextmanager
+    async def _ameasured(self, part: str, operation: str) -> AsyncIterator[None]:
+        with self._measured(part, operation):
+            yield
+
     def run(self) -> AbstractContextManager[None]:
         """Measure the run of a graph."""
         return self._measured("graph", "run")
 
     @contextmanager
     def request(self, headers: Mapping[str, str], seen: Seen) -> Iterator[None]:
-        """Measure a request, which is `seen` when it ends."""
+        """Measure a request; `seen` has its route and status when it ends."""
         with self._span(seen.method, headers) as span:
             try:
                 yield
@@ -150,7 +139,7 @@ class Telemetry:
                 span.set_status(StatusCode.ERROR)
                 raise
 
-    # -- what is counted when it is asked for
+    # -- counts, made when metrics are read
 
     async def exposition(self, parts: Parts) -> bytes:
         """The metrics as Prometheus reads them.
@@ -190,7 +179,7 @@ class Telemetry:
 
 
 def _tracer(exporters: str) -> Tracer:
-    """A tracer of this process' provider, or else of one with the exporters of the environment."""
+    """A tracer of this process's provider, or of a new one with these exporters."""
     from importlib.metadata import entry_points
 
     from opentelemetry import trace
@@ -201,10 +190,8 @@ def _tracer(exporters: str) -> Tracer:
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "perdure"}
         provider = TracerProvider(resource=Resource.create(named))
-        grpc = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc"
-        otlp = "otlp_proto_grpc" if grpc else "otlp_proto_http"
         for name in map(str.strip, exporters.split(",")):
-            wanted = otlp if name == "otlp" else name
+            wanted = "otlp_proto_http" if name == "otlp" else name
             found = [*entry_points(group="opentelemetry_traces_exporter", name=wanted)]
             if not found:
                 raise ConfigurationError(

@@ -1,9 +1,10 @@
-"""A thread by turns: what was said, what the model saw, and what changed in the state."""
+"""A thread by turns: the messages, what the model was shown, and the changes of state."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from perdure.checkpointers import CheckpointInfo, HistoryItem, StateDifference
@@ -12,12 +13,13 @@ from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.messages import changes, shown
 
 Step = tuple[CheckpointInfo, StateDifference]
+"""A checkpoint, and what changed in it."""
 TURNS: Final = 30
 _ITEMS: Final = 240  # messages of a page, at most
 _BATCH: Final = 200  # checkpoints read at once
 _VIEWS: Final = 100  # views listed at once
 _MOST_STEPS: Final = 400  # of a page
-_READ: Final = 2_000  # messages of views that a page reads; of other views it says how many
+_READ: Final = 2_000  # messages of all the views that a page reads, which are the newest
 
 
 def by_turn(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
@@ -33,19 +35,21 @@ def by_turn(items: Iterable[HistoryItem]) -> list[list[HistoryItem]]:
 async def turns_of(
     saver: Checkpointer, thread_id: str, ns: str, before: int | None, order: int | None
 ) -> dict[str, Any]:
-    """The turns of a page, and where the page above it ends: a message, and a checkpoint."""
+    """The newest turns that begin before a message's position and a checkpoint's order.
+
+    The `before` and `order` that it returns are those of the page above; None: this is the first.
+    """
     items = await saver.ahistory(thread_id, checkpoint_ns=ns, ends=(0, _ITEMS + 1), before=before)
     turns = by_turn(items) or [[]]
     more = len(items) > _ITEMS or len(turns) > TURNS
     if len(items) > _ITEMS and len(turns) > 1:
-        turns = turns[1:]  # it may begin above
+        turns = turns[1:]  # the first one may begin on the page above
     turns = turns[-TURNS:]
     steps, is_cut = await _steps(saver, thread_id, ns, order, turns[0][0].position if more else 0)
     of = _by_turn(turns, steps, more)
-    if is_cut:  # and so may be the steps of the first turn that has some
-        have = [n for n, each in enumerate(of) if each]
-        first = have[min(1, len(have) - 1)] if have else 0
-        turns, of, more = turns[first:], of[first:], True
+    if is_cut:  # the first turn that has steps may have more of them
+        whole = [n for n, each in enumerate(of) if each][:2] or [0]
+        turns, of, more = turns[whole[-1] :], of[whole[-1] :], True
     began = next((each[0][0].order for each in of if each), order)
     views = await _views(saver, thread_id, ns, order, began) if steps else {}
     return {
@@ -58,14 +62,14 @@ async def turns_of(
 async def _steps(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, first: int
 ) -> tuple[list[Step], bool]:
-    """The checkpoints since a message came, oldest first; whether there are too many."""
+    """The checkpoints since the message at position `first`; whether any were left out."""
     steps: list[Step] = []
     while len(steps) < _MOST_STEPS:
         infos = await saver.acheckpoints(thread_id, checkpoint_ns=ns, limit=_BATCH, before=order)
         pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
         found = await saver.adifferences(thread_id, pairs, checkpoint_ns=ns)
         for step in zip(infos, found, strict=True):
-            if max(_said(step), default=first) < first:
+            if max(_added(step), default=first) < first:
                 return steps[::-1], False
             steps.append(step)
         if len(infos) < _BATCH:
@@ -74,18 +78,20 @@ async def _steps(
     return steps[::-1], True
 
 
-def _by_turn(turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], more: bool) -> Any:
+def _by_turn(
+    turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], more: bool
+) -> list[list[Step]]:
     """The checkpoints of each turn: it has those from its input on, until the next one's input."""
     turn_of = {item.position: n for n, turn in enumerate(turns) for item in turn}
     of: list[list[Step]] = [[] for _ in turns]
-    at = None if more else 0  # the first ones may be of a turn above
-    waiting: list[Step] = []  # from an input on, until it is known by a message whose it is
+    at = None if more else 0  # the first checkpoints may be of a turn above
+    waiting: list[Step] = []  # an input and what follows, until a message tells their turn
     for step in steps:
         waiting.append(step)
-        here = [turn_of[place] for place in _said(step) if place in turn_of]
+        here = [turn_of[place] for place in _added(step) if place in turn_of]
         if here:
             at = max(here)
-        elif step[0].metadata.get("source") == "input" or len(waiting) > 1:
+        elif waiting[0][0].metadata.get("source") == "input":
             continue
         if at is not None:
             of[at] += waiting
@@ -94,18 +100,18 @@ def _by_turn(turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], more
     return of
 
 
-def _said(step: Step) -> list[int]:
+def _added(step: Step) -> list[int]:
     """The positions of the messages that a checkpoint added."""
-    said = step[1].channels.get("messages")
-    return [*said.added] if said and not said.whole else []
+    messages = step[1].channels.get("messages")
+    return [*messages.added] if messages and not messages.whole else []
 
 
 async def _views(
     saver: Checkpointer, thread_id: str, ns: str, order: int | None, began: int | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """What the model was shown, by the checkpoint from which it was called, from one on.
+    """The views after `began` and before `order`, by the checkpoint from which a model was called.
 
-    Only as many views as a page can have are read; of earlier ones it says how long they are.
+    The newest are read; of the others only their number of messages is known.
     """
     infos: list[CheckpointInfo] = []
     while order is None or began is None or order > began:
@@ -115,21 +121,17 @@ async def _views(
         if len(found) < _VIEWS:
             break
         order = found[-1].order
-    sizes, read, left = [sum(each.counts.values()) for each in infos], 0, _READ
-    for size in sizes:
-        left -= size
-        read += left >= 0 or read == 0
-    known: dict[str, ModelView] = {}
-    if read:
-        after = f"{infos[0].checkpoint_id}~"  # ids that no checkpoint has are compared as texts
-        views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read, before=after)
-        known = {view.id: view for view in views}
+    if not infos:
+        return {}
+    sizes = {info.checkpoint_id: sum(info.counts.values()) for info in infos}
+    read = max(1, sum(total <= _READ for total in accumulate(sizes.values())))
+    after = f"{infos[0].checkpoint_id}~"  # ids that no checkpoint has are compared as texts
+    views = await aviews(saver, thread_id, checkpoint_ns=ns, limit=read, before=after)
+    known = await asyncio.to_thread(lambda: {view.id: view_row(view) for view in views})
     rows: dict[str, list[dict[str, Any]]] = {}
-    for info, size in zip(reversed(infos), reversed(sizes), strict=True):
-        view = known.get(info.checkpoint_id)
-        row = (
-            view_row(view) if view else {"id": info.checkpoint_id, "messages": size, "parts": None}
-        )
+    for info in reversed(infos):
+        id = info.checkpoint_id
+        row = known.get(id) or {"id": id, "messages": sizes[id], "parts": None}
         rows.setdefault(info.metadata["parents"][ns], []).append(row)
     return rows
 
@@ -142,8 +144,8 @@ def _turn(
 ) -> dict[str, Any]:
     held = None  # messages in the state before the first answer
     for (info, _), (_, change) in pairwise(steps):
-        said = change.channels.get("messages")
-        if said and any(getattr(each, "type", None) == "ai" for each in said.added.values()):
+        new = change.channels.get("messages")
+        if new and any(getattr(each, "type", None) == "ai" for each in new.added.values()):
             held = info.counts.get("messages")
             break
     return {
@@ -157,20 +159,24 @@ def _turn(
 
 
 def mark(item: HistoryItem) -> str:
-    """Whether an item is seen by the model, removed from the state, or on a branch."""
+    """Whether an item is in the state of the newest checkpoint, removed from it, or on a branch."""
     return "seen" if item.seen else "branch" if item.branch else "removed"
 
 
 def view_row(view: ModelView) -> dict[str, Any]:
-    """A view by its tokens: each part with where its bar begins."""
-    parts: list[dict[str, Any]] = []
-    total = 0
-    for name, tokens in view.parts.items():
-        parts.append({"name": name, "tokens": tokens, "start": total})
-        total += tokens
+    """A view with its tokens by part, and where each part begins in the bar of all."""
+    parts = view.parts
+    starts = accumulate(parts.values(), initial=0)
     names = ("id", "checkpoint_id", "at", "node", "model")
-    about = {name: getattr(view, name) for name in names}
-    return {**about, "messages": len(view.messages), "parts": parts, "tokens": total}
+    return {
+        **{name: getattr(view, name) for name in names},
+        "messages": len(view.messages),
+        "parts": [
+            {"name": name, "tokens": tokens, "start": start}
+            for (name, tokens), start in zip(parts.items(), starts, strict=False)
+        ],
+        "tokens": sum(parts.values()),
+    }
 
 
 def _step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
