@@ -25,7 +25,7 @@ from perdure.stores.whole_store import WholeStore
 # read here, as no event loop may wait for a file
 _SCHEMA: Final = load("perdure.stores", "sqlite_schema.sql")
 _SQL: Final = NamedSQL(load("perdure.stores", "sqlite.sql") | _SCHEMA)
-SCHEMA: Final = Migration("stores", tuple(_SCHEMA[f"step_{n}"] for n in (1, 2, 3)))
+SCHEMA: Final = Migration("stores", (_SCHEMA["step_1"], _SCHEMA["step_2"], _SCHEMA["step_3"]))
 
 
 class SQLiteStore(WholeStore):

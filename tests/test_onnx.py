@@ -120,5 +120,5 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Without onnxruntime the message is the line that installs it."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
-    with pytest.raises(MissingDependency, match=r"pip install 'perdure\[onnx\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[onnx\]'"):
         OnnxEmbedder(tmp_path)

@@ -261,5 +261,5 @@ def test_without_the_extra_phone_numbers_says_what_to_install(
 ) -> None:
     """Before it is used; the built-in detectors go on."""
     monkeypatch.setattr("perdure.memory.detectors.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"perdure\[privacy\]"):
+    with pytest.raises(ConfigurationError, match=r"\.\[privacy\]"):
         phone_numbers("DE")

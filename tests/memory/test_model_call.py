@@ -58,7 +58,7 @@ def test_a_name_needs_a_key_only_when_it_is_called(
 ) -> None:
     """With langchain and without; awaited too, and with tools bound."""
     if not installed and ":" not in name:
-        with pytest.raises(MissingDependency, match=r'perdure\[agents\].* a name "openai:…"'):
+        with pytest.raises(MissingDependency, match=r'\.\[agents\].* a name "openai:…"'):
             chat_model(name)
         return
     model: Any = chat_model(name)
@@ -94,7 +94,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(MissingDependency, match="langchain-ollama"):
         chat_model("ollama:llama3")
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
-    with pytest.raises(MissingDependency, match=r"perdure\[agents\]"):
+    with pytest.raises(MissingDependency, match=r"\.\[agents\]"):
         chat_model("anthropic:claude-sonnet-4-5")
 
 
