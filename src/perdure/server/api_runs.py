@@ -32,7 +32,6 @@ from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
-_PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
 async def runs_of(request: Request) -> Runs:
@@ -208,7 +207,13 @@ def _path(run: Run) -> str:
 
 async def look(request: Request) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
-    if await request.app.state.access.identify(request) != request.state.call.identity:
+    try:
+        identity = await request.app.state.access.identify(request)
+    except Refused:
+        raise
+    except Exception as exc:  # of an authentication handler
+        raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
+    if identity != request.state.call.identity:
         raise Unauthenticated("the key or token is of another user now")
 
 
@@ -237,6 +242,7 @@ async def _frames(
         yield frame("error", {"error": "StreamLost", "message": f"{exc}; read the thread's state"})
         return
     except Refused as exc:
+        cancels = False
         yield frame("error", {"error": type(exc).__name__, "message": str(exc)})
         return
     finally:
@@ -355,5 +361,4 @@ def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
 def _placed(config: Any) -> Any:
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
-    found = config["configurable"]
-    return {"configurable": {name: found[name] for name in _PLACE if name in found}}
+    return {"configurable": api_states.checkpoint_of(config)}
