@@ -226,11 +226,13 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        running = Threads(threads._saver, store, {}, lambda thread_id: ["a run"])
+        running = Threads(
+            threads._saver, store, {}, lambda thread_id: ["a run"] if thread_id == "t" else []
+        )
 
         assert (await running.get("t"))["status"] == "busy"
         assert ids(await running.search(status="busy")) == ["t"]
-        assert (await running.copy("t", {}))["status"] == "busy"
+        assert (await running.copy("t", {}))["status"] == "idle"
         assert [each["status"] for each in await threads.search()] == ["idle", "idle"]
 
     run(settings, use)

@@ -209,9 +209,7 @@ async def look(request: Request) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
     try:
         identity = await request.app.state.access.identify(request)
-    except Refused:
-        raise
-    except Exception as exc:  # of an authentication handler
+    except Exception as exc:  # a handler may raise any
         raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
     if identity != request.state.call.identity:
         raise Unauthenticated("the key or token is of another user now")
@@ -237,13 +235,9 @@ async def _frames(
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
-    except LookupError as exc:
-        cancels = False
-        yield frame("error", {"error": "StreamLost", "message": f"{exc}; read the thread's state"})
-        return
-    except Refused as exc:
-        cancels = False
-        yield frame("error", {"error": type(exc).__name__, "message": str(exc)})
+    except (LookupError, Refused) as exc:
+        cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
+        yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
         return
     finally:
         if cancels:

@@ -140,17 +140,13 @@ class Runs:
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
         self._feeds: WeakValueDictionary[tuple[str | None, str], Feed] = WeakValueDictionary()
-        self._recent: dict[tuple[str | None, str], Feed] = {}  # last is whose was asked for last
+        self._recent: list[Feed] = []  # first is what was asked for last
         self._under_way: set[Run] = set()
 
     def feed(self, tenant: str | None, thread_id: str) -> Feed:
         """The events of a thread."""
-        key = tenant, thread_id
-        feed = self._feeds.setdefault(key, Feed())
-        self._recent.pop(key, None)
-        self._recent[key] = feed
-        if len(self._recent) > FEEDS:
-            del self._recent[next(iter(self._recent))]
+        feed = self._feeds.setdefault((tenant, thread_id), Feed())
+        self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
         return feed
 
     def active(self, tenant: str | None, thread_id: str) -> list[Run]:
@@ -188,7 +184,6 @@ class Runs:
             run.cancel()
             if run.ended:
                 run.forget()
-        self._recent.pop((tenant, thread_id), None)
         if feed := self._feeds.pop((tenant, thread_id), None):
             feed.close()
 
@@ -199,8 +194,7 @@ class Runs:
 
         Raises:
             UnknownGraph: It is not served.
-            Refused: Another run is under way, and the request is to be rejected then; or as many
-                runs as may be began since `check`.
+            Refused: Another run is under way, and the request is to be rejected; or see `check`.
         """
         graph, identity = self.graphs.name(request.assistant_id), call.identity
         self.check(identity)
@@ -228,11 +222,8 @@ class Runs:
             Refused: One does not end: a node of it goes on, though it was cancelled.
         """
         for run in await _stop(self.active(tenant, thread_id)):
-            raise Refused(
-                f"run {run.run_id!r} on thread {thread_id!r} was cancelled, and a node of it goes "
-                f"on after {_ENDS_S} s; try again when it has ended",
-                409,
-            )
+            why = f"run {run.run_id!r} was cancelled and goes on after {_ENDS_S} s; try later"
+            raise Refused(why, 409)
 
     async def aclose(self) -> None:
         """Cancel what runs, and wait until it has ended."""
