@@ -30,8 +30,8 @@ def settings() -> Iterator[Settings]:
 
 def test_threads_and_items_on_postgres(settings: Settings) -> None:
     say(settings, "a/b", "one", "two", title="Numbers", graph_id="chat")
-    app = create_app(settings)
-    app.state.graphs = Chats()
+    graphs: Any = Chats()
+    app = create_app(settings, graphs=graphs)
     with running(app) as url, get_sync_client(url=url, api_key=None) as client:
         sdk: Any = client
         sdk.threads.create(thread_id="new", metadata={"x": {"y": [1]}})

@@ -35,8 +35,8 @@ ODD = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b"
 @pytest.fixture
 def url(settings: Settings) -> Iterator[str]:
     """A server with a graph."""
-    app = create_app(settings)
-    app.state.graphs = Chats()
+    graphs: Any = Chats()
+    app = create_app(settings, graphs=graphs)
     with running(app) as address:
         yield address
 
@@ -46,8 +46,8 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """A server with a graph and a thread, for tests that leave it as it is, and clients of it."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
     say(settings, "t", "one", graph_id="chat")
-    app = create_app(settings)
-    app.state.graphs = Chats()
+    graphs: Any = Chats()
+    app = create_app(settings, graphs=graphs)
     with (
         running(app) as address,
         get_sync_client(url=address, api_key=None) as sdk,

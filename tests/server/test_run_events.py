@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import operator
 import time
@@ -18,13 +19,16 @@ from langgraph.types import interrupt
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 
 from perdure.server import create_app, run_log
 from perdure.server import keys as keys_module
+from perdure.server.access import Identity, Local
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
 from perdure.server.run_log import Log
+from perdure.server.runs import FEEDS, Runs
 from perdure.server.threads import RECORDS, UNSTARTED
 from perdure.settings import Settings
 from perdure.stores import open_store
@@ -299,7 +303,73 @@ def test_the_log_has_nothing_of_what_a_graph_raised(
     assert "one by none" not in logged.replace('("one by none")', "")  # the line of the source
 
 
+def test_a_run_that_never_began_does_not_end_the_events_of_another(
+    ann: httpx.Client, gate: Gate
+) -> None:
+    ok(ann.post("/threads", json={"thread_id": "t"}))
+    ok(ann.post("/threads/t/commands", json=start("one")))
+    assert gate.reached.wait(60)
+    second = ok(ann.post("/threads/t/commands", json=start("two")))["result"]["run_id"]
+    ok(ann.post(f"/threads/t/runs/{second}/cancel", params={"wait": True}))
+    gate.open.set()
+
+    told = []
+    wanted = {"channels": ["lifecycle"], "namespaces": [[]], "depth": 0, "since": 0}
+    with ann.stream("POST", "/threads/t/stream/events", json=wanted) as events:
+        for line in events.iter_lines():
+            if line.startswith("data: "):
+                told.append(json.loads(line[6:])["params"]["data"]["event"])
+            if "completed" in told:
+                break
+    assert "failed" not in told
+
+
+def test_events_of_a_thread_are_kept_however_often_another_is_read() -> None:
+    runs = Runs(Graphs({}), Limits())
+    runs.feed("a", "t").add("values", SECRET)
+    for _ in range(FEEDS + 1):
+        runs.feed("b", "t")
+    assert runs.feed("a", "t").last == 1
+    for number in range(FEEDS):
+        runs.feed("b", str(number))
+    assert runs.feed("a", "t").last == 0
+
+
 # -- to whom
+
+
+class Flaky(Local):
+    """Cannot tell who asks while it is down."""
+
+    is_down = False
+
+    async def identify(self, connection: HTTPConnection) -> Identity:
+        if self.is_down:
+            raise ConnectionError(SECRET)
+        return await super().identify(connection)
+
+
+def test_a_run_goes_on_when_nobody_can_tell_who_reads_it(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "LOOK_S", 0.05)
+    access, asked = Flaky("ann"), {**body(), "on_disconnect": "cancel"}
+    with (
+        running(create_app(settings, access=access, graphs=Graphs({"talk": talk(gate)}))) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        ok(client.post("/threads", json={"thread_id": "t"}))
+        with client.stream("POST", "/threads/t/runs/stream", json=asked) as events:
+            assert gate.reached.wait(60)
+            access.is_down = True
+            heard = events.read().decode()  # to its end: the gate is not open
+        access.is_down = False
+        gate.open.set()
+        [run] = ok(client.get("/threads/t/runs"))
+        ok(client.get(f"/threads/t/runs/{run['run_id']}/join"))
+
+        assert "Unauthenticated" in heard
+        assert ok(client.get(f"/threads/t/runs/{run['run_id']}"))["status"] == "success"
 
 
 def test_runs_of_a_deleted_thread_are_not_of_the_next_one(

@@ -29,7 +29,9 @@ from perdure.graphs import chat_graph
 from perdure.memory import views
 from perdure.server import create_app, runs
 from perdure.server.access import Action, Filter, Identity, Local
+from perdure.server.call import Call, Databases
 from perdure.server.graphs import Graphs
+from perdure.server.limits import Limits, TooMany
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running
@@ -404,6 +406,57 @@ def test_a_run_that_waits_does_not_bring_a_deleted_thread_back(
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
 
 
+def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> None:
+    where: list[str] = []
+
+    def make() -> StateGraph[Any]:  # as slow as a deletion
+        if where:
+            httpx.delete(where[0], timeout=60).raise_for_status()
+        return ask()
+
+    with (
+        running(create_app(settings, graphs=Graphs({"ask": make}))) as url,
+        get_sync_client(url=url) as sdk,
+    ):
+        sdk.threads.create(thread_id="t", graph_id="ask")
+        where.append(f"{url}/threads/t")
+        with pytest.raises(NotFoundError):
+            sdk.threads.update_state("t", {"heard": ["late"]}, as_node="hear")
+        assert sdk.threads.search() == []
+
+
+def test_a_thread_whose_run_does_not_end_is_not_deleted(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_ENDS_S", 0.05)
+    served = Graphs({"stubborn": stubborn(gate, Gate(), threading.Event())})
+    with (
+        running(create_app(settings, graphs=served)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        client.post("/threads", json={"thread_id": "t"})
+        made = client.post("/threads/t/runs", json={"assistant_id": "stubborn", "input": {}})
+        assert gate.reached.wait(60)
+        refused = client.delete("/threads/t")
+        gate.open.set()
+        client.get(f"/threads/t/runs/{made.json()['run_id']}/join")
+
+        assert (refused.status_code, "goes on after" in refused.text) == (409, True)
+        assert client.delete("/threads/t").status_code == 204
+
+
+def test_a_thread_that_is_rewound_asks_no_more(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    sdk.runs.wait("t", "ask", input=says("buy"))
+    before = sdk.threads.get("t")["status"]
+    first: Any = sdk.threads.get_history("t")[-1]["checkpoint"]
+    params = {"id": "t", "checkpoint": first["checkpoint_id"]}
+
+    assert client.post("/ui/rewind", params=params).status_code == 303
+    assert (before, sdk.threads.get("t")["status"]) == ("interrupted", "idle")
+
+
 @pytest.mark.parametrize("path", ["stream", "wait"])
 @pytest.mark.parametrize(
     ("mode", "left"),
@@ -696,6 +749,36 @@ def test_a_server_that_stops_cancels_its_runs(
     with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
         client.runs.wait("t", "talk", input=says("two"))
         assert texts(client) == ["one", "two", "heard 2"]
+
+
+def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
+    began, told = asyncio.Event(), []
+
+    async def play(*_: Any) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            told.append("tidied up")
+
+    async def use() -> None:
+        known, databases = runs.Runs(Graphs({"ask": ask()}), Limits(at_once=1)), Databases(settings)
+        call = Call(Identity("ann"), "threads:create_run", Local("ann"), databases)
+        await call.permit()
+        await call.threads.create("t")
+        request = RunRequest(assistant_id="ask")
+        run = known.start(call, request, "t", play, temporary=False)
+        with pytest.raises(TooMany):  # the requests of both were checked before
+            known.start(call, request, "t", play, temporary=False)
+        await began.wait()
+        known.forget(None, "t")
+        await known.aclose()
+
+        assert (run.ended, told) == (True, ["tidied up"])
+        await databases.aclose()
+
+    asyncio.run(use())
 
 
 GRAPH = """

@@ -88,6 +88,35 @@ def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
     run(settings, use)
 
 
+def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active: list[str] = []
+    forgotten: list[str] = []
+
+    async def use() -> None:
+        async with SQLiteCheckpointer(settings.db) as saver, SQLiteStore(settings.db) as store:
+            late, first = [
+                Threads(saver, store, {}, lambda _: active, forgotten.append) for _ in range(2)
+            ]
+            find = late._find
+
+            async def found(thread_id: str) -> Any:
+                try:
+                    return await find(thread_id)
+                finally:
+                    if not active:
+                        await first.create("t")
+                        forgotten.clear()
+                        active.append("a run of the first request")
+
+            monkeypatch.setattr(late, "_find", found)
+            made = await late.create("t", if_exists="do_nothing")
+            assert (made["status"], forgotten) == ("busy", [])
+
+    asyncio.run(use())
+
+
 def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> None:
     async def begin(threads: Threads, store: SQLiteStore) -> None:
         await threads.update("t", {"old": 1})
@@ -197,11 +226,13 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        running = Threads(threads._saver, store, {}, lambda thread_id: ["a run"])
+        running = Threads(
+            threads._saver, store, {}, lambda thread_id: ["a run"] if thread_id == "t" else []
+        )
 
         assert (await running.get("t"))["status"] == "busy"
         assert ids(await running.search(status="busy")) == ["t"]
-        assert (await running.copy("t", {}))["status"] == "busy"
+        assert (await running.copy("t", {}))["status"] == "idle"
         assert [each["status"] for each in await threads.search()] == ["idle", "idle"]
 
     run(settings, use)

@@ -21,7 +21,7 @@ _SINCE: Final = datetime.now(UTC).isoformat()
 
 async def graphs_of(request: Request) -> Graphs:
     """The graphs that are served."""
-    graphs: Graphs = request.app.state.graphs
+    graphs: Graphs = request.app.state.runs.graphs
     return graphs
 
 

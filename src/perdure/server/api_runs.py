@@ -32,7 +32,6 @@ from perdure.server.runs import Play, Run, Runs
 
 routes = APIRouter(tags=["runs"])
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
-_PLACE: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 
 async def runs_of(request: Request) -> Runs:
@@ -208,7 +207,11 @@ def _path(run: Run) -> str:
 
 async def look(request: Request) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
-    if await request.app.state.access.identify(request) != request.state.call.identity:
+    try:
+        identity = await request.app.state.access.identify(request)
+    except Exception as exc:  # a handler may raise any
+        raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
+    if identity != request.state.call.identity:
         raise Unauthenticated("the key or token is of another user now")
 
 
@@ -232,12 +235,9 @@ async def _frames(
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
-    except LookupError as exc:
-        cancels = False
-        yield frame("error", {"error": "StreamLost", "message": f"{exc}; read the thread's state"})
-        return
-    except Refused as exc:
-        yield frame("error", {"error": type(exc).__name__, "message": str(exc)})
+    except (LookupError, Refused) as exc:
+        cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
+        yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
         return
     finally:
         if cancels:
@@ -355,5 +355,4 @@ def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
 def _placed(config: Any) -> Any:
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
-    found = config["configurable"]
-    return {"configurable": {name: found[name] for name in _PLACE if name in found}}
+    return {"configurable": api_states.checkpoint_of(config)}

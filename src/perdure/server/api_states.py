@@ -19,6 +19,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
 from perdure.server.reply import reply
+from perdure.server.run_request import Place
 from perdure.server.threads import Thread
 
 routes = APIRouter(tags=["threads"])
@@ -96,6 +97,7 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     thread = await call.threads.get(thread_id)
     config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
     async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
+        thread = await call.threads.get(thread_id)  # it may be deleted by now
         await checkpoint_at(call, config)
         if graph is None:
             raise ConfigurationError(
@@ -152,8 +154,8 @@ async def search_history(call: Caller, request: Request, thread_id: Id, body: Hi
 @asynccontextmanager
 async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
-    name, graphs = thread["metadata"].get("graph_id"), getattr(request.app.state, "graphs", None)
-    if graphs is None or name not in [*graphs]:
+    name, graphs = thread["metadata"].get("graph_id"), request.app.state.runs.graphs
+    if name not in [*graphs]:
         yield None
         return
     config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
@@ -165,9 +167,8 @@ async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterat
 
 def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
     """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
-    names = ("checkpoint_ns", "checkpoint_id", "checkpoint_map")
     asked = checkpoint or {}
-    given = {name: asked[name] for name in names if asked.get(name)}
+    given = {name: asked[name] for name in Place.model_fields if asked.get(name)}
     return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
 
 
@@ -222,13 +223,12 @@ def snapshot(found: StateSnapshot) -> dict[str, Any]:
     }
 
 
-def checkpoint_of(config: RunnableConfig | None) -> dict[str, Any] | None:
+def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A config as clients name a checkpoint."""
     if config is None:
         return None
     known = config["configurable"]
-    names = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
-    return {"checkpoint_ns": "", **{name: known[name] for name in names if name in known}}
+    return {"checkpoint_ns": "", **{n: known[n] for n in Place.model_fields if n in known}}
 
 
 def interrupts_of(found: CheckpointTuple | None) -> dict[str, list[Any]]:

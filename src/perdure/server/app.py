@@ -113,8 +113,7 @@ def create_app(
         max_body_size=limits.body_bytes,
     )
     app.state.access = access or Local(chosen.user)
-    app.state.settings, app.state.graphs = chosen, served
-    app.state.audit, app.state.telemetry = audit, telemetry
+    app.state.settings, app.state.audit, app.state.telemetry = chosen, audit, telemetry
     app.state.sessions, app.state.clients, app.state.limits = Sessions(), Clients(limits), limits
     app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
     add_error_replies(app)

@@ -37,7 +37,7 @@ the events of a short run must have reached them."""
 _CHANNELS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 
 
-class Order(BaseModel):
+class CommandRequest(BaseModel):
     """A command of a client."""
 
     id: int
@@ -63,24 +63,24 @@ class Answer(BaseModel):
 
 @routes.post("/commands")
 @action("threads:create_run")
-async def command(call: Caller, runs: All, thread_id: Id, order: Order) -> Response:
+async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) -> Response:
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
-    events, params = ThreadEvents(), order.params
+    events, params = ThreadEvents(), sent.params
     try:
-        if order.method == "input.respond":
+        if sent.method == "input.respond":
             params = {**params, **await _answer(call, thread_id, params)}
-        elif order.method != "run.start":
-            why = f"{order.method!r} is no command of this server"
-            return _refused(order, "not_supported", why)
+        elif sent.method != "run.start":
+            why = f"{sent.method!r} is no command of this server"
+            return _refused(sent, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await begin(call, runs, body, thread_id, events.play)
     except (ValidationError, UnknownGraph) as exc:
-        return _refused(order, "invalid_argument", str(exc))
+        return _refused(sent, "invalid_argument", str(exc))
     feed = events.connect(run, runs.feed(call.identity.tenant, thread_id))
     return JSON(
         {
             "type": "success",
-            "id": order.id,
+            "id": sent.id,
             "result": {"run_id": run.run_id},
             "meta": {"applied_through_seq": feed.last},
         }
@@ -98,8 +98,8 @@ async def stream(
     return streamed(_frames(runs.feed(call.identity.tenant, thread_id), request, wanted))
 
 
-def _refused(order: Order, code: str, why: str) -> Response:
-    return JSON({"type": "error", "id": order.id, "error": code, "message": why})
+def _refused(sent: CommandRequest, code: str, why: str) -> Response:
+    return JSON({"type": "error", "id": sent.id, "error": code, "message": why})
 
 
 async def _answer(call: Call, thread_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class ThreadEvents:
     async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
         """Run a graph to its end; an input answers the interrupt that waits, if one does."""
         self._feed.begin()
-        self._feed.of = self
+        self._feed.of = run.task
         self._add("lifecycle", [], {"event": "running"})
         given = run.request.given()
         if given is not None and not isinstance(given, Command):
@@ -192,6 +192,8 @@ class ThreadEvents:
         self._add(method, ns, data)
 
     def _finish(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        if self._feed.of and not self._feed.of.done():
+            return  # it never began, and another one is under way
         if run.error:
             how = {"event": "failed", "error": f"{run.error['error']}: {run.error['message']}"}
         elif run.status == "success":
@@ -199,14 +201,14 @@ class ThreadEvents:
         elif run.cancelled:
             how = {"event": "failed", "error": "the run was cancelled"}
         else:
-            loop.call_later(ASKS_AFTER_S, self._ask)
+            loop.call_later(ASKS_AFTER_S, self._ask, run)
             return
         self._add("lifecycle", [], how)
-        if self._feed.of is self:
+        if self._feed.of is run.task:
             self._feed.of = None
 
-    def _ask(self) -> None:
-        if self._feed.of is not self:
+    def _ask(self, run: Run) -> None:
+        if self._feed.of is not run.task:
             return  # the next run has begun
         for key, (ns, value) in self._interrupts.items():
             asked = {"interrupt_id": key, "value": value, "payload": value}

@@ -17,6 +17,7 @@ from perdure.checkpointers import CheckpointInfo, Retention
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server.access import action
+from perdure.server.api_states import config_of, interrupts_of
 from perdure.server.call import Caller
 from perdure.server.messages import SHORT, as_text, changes, cut, short
 from perdure.server.pages import Number, Pages, Text, Values, go_to
@@ -157,6 +158,8 @@ async def rewind(of: OfThread, checkpoint: str) -> Response:
     """Let the thread go on from a checkpoint."""
     async with of.call.threads.turn(of.id):
         await of.saver.arewind(of.id, checkpoint, checkpoint_ns=of.ns)
+        waits = interrupts_of(await of.saver.aget_tuple(config_of(of.id)))
+        await of.call.threads.set_status(of.id, "interrupted" if waits else "idle")
     return go_to("/ui/checkpoints", **of.named)
 
 

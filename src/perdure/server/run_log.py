@@ -152,7 +152,7 @@ class Feed(Log):
     """The events of a thread, through its runs.
 
     Attributes:
-        of: Whose events the newest are, until that has ended.
+        of: The run whose events the newest are; None: it has ended, and no longer asks.
     """
 
-    of: object = None
+    of: asyncio.Task[None] | None = None

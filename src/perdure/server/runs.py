@@ -31,6 +31,7 @@ REPLAYED: Final = 50
 """Of how many of them the events and the output can be read again."""
 FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
+_ENDS_S: Final = 5  # how long a run that was cancelled is waited for
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -139,12 +140,13 @@ class Runs:
         self._runs: dict[tuple[str | None, str], dict[str, Run]] = {}  # by tenant and thread
         self._done: deque[Run] = deque()
         self._feeds: WeakValueDictionary[tuple[str | None, str], Feed] = WeakValueDictionary()
-        self._recent: deque[Feed] = deque(maxlen=FEEDS)
+        self._recent: list[Feed] = []  # first is what was asked for last
+        self._under_way: set[Run] = set()
 
     def feed(self, tenant: str | None, thread_id: str) -> Feed:
         """The events of a thread."""
         feed = self._feeds.setdefault((tenant, thread_id), Feed())
-        self._recent.append(feed)
+        self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
         return feed
 
     def active(self, tenant: str | None, thread_id: str) -> list[Run]:
@@ -172,9 +174,8 @@ class Runs:
 
     def check(self, identity: Identity) -> None:
         """Refuse an identity another run, if as many as may be are under way."""
-        known = [run for of_thread in self._runs.values() for run in of_thread.values()]
         whose = identity.tenant, identity.user
-        if sum((run.tenant, run.user) == whose and not run.ended for run in known) >= self._at_once:
+        if sum((run.tenant, run.user) == whose for run in self._under_way) >= self._at_once:
             raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
 
     def forget(self, tenant: str | None, thread_id: str) -> None:
@@ -193,9 +194,10 @@ class Runs:
 
         Raises:
             UnknownGraph: It is not served.
-            Refused: Another run is under way, and the request is to be rejected then.
+            Refused: Another run is under way, and the request is to be rejected; or see `check`.
         """
         graph, identity = self.graphs.name(request.assistant_id), call.identity
+        self.check(identity)
         tenant = identity.tenant
         active = self.active(tenant, thread_id)
         if active and request.multitask_strategy == "reject":
@@ -209,16 +211,23 @@ class Runs:
                 each.cancel(request.multitask_strategy)
         run = Run(thread_id, tenant, identity.user, graph, request, temporary)
         self._runs.setdefault((tenant, thread_id), {})[run.run_id] = run
+        self._under_way.add(run)
         run.task = asyncio.create_task(self._execute(run, call, play))
         return run
 
     async def stop(self, tenant: str | None, thread_id: str) -> None:
-        """Cancel the runs of a thread, and wait until they have ended."""
-        await _stop(self.active(tenant, thread_id))
+        """Cancel the runs of a thread, and wait until they have ended.
 
-    async def aclose(self, timeout_s: float = 5) -> None:
+        Raises:
+            Refused: One does not end: a node of it goes on, though it was cancelled.
+        """
+        for run in await _stop(self.active(tenant, thread_id)):
+            why = f"run {run.run_id!r} was cancelled and goes on after {_ENDS_S} s; try later"
+            raise Refused(why, 409)
+
+    async def aclose(self) -> None:
         """Cancel what runs, and wait until it has ended."""
-        await _stop([run for key in self._runs for run in self.active(*key)], timeout_s)
+        await _stop([*self._under_way])
 
     async def _execute(self, run: Run, call: Call, play: Play) -> None:
         patience_s = 0 if run.request.multitask_strategy == "reject" else None
@@ -234,6 +243,7 @@ class Runs:
             finally:
                 run.log.close()
                 run.updated_at = datetime.now(UTC)
+                self._under_way.discard(run)
                 self._forget(run)
 
     async def _turn(self, run: Run, call: Call, play: Play) -> None:
@@ -274,8 +284,10 @@ class Runs:
                 self._runs.pop((run.tenant, run.thread_id), None)
 
 
-async def _stop(runs: Collection[Run], timeout_s: float | None = None) -> None:
+async def _stop(runs: Collection[Run]) -> list[Run]:
+    """Cancel runs, and wait for their end; returns those that go on nevertheless."""
     for run in runs:
         run.cancel()
     if runs:
-        await asyncio.wait([run.task for run in runs], timeout=timeout_s)
+        await asyncio.wait([run.task for run in runs], timeout=_ENDS_S)
+    return [run for run in runs if not run.ended]

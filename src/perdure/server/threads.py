@@ -105,7 +105,7 @@ class Threads:
         thread_id = str(uuid4()) if thread_id is None else thread_id
         given = dict(metadata or {})
         left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
-        if await self._find(thread_id) is None:
+        if await self._find(thread_id) is None and not self._runs(thread_id):
             self._check(given)
             self._forget(thread_id)  # another program may have deleted one
             record = {"metadata": given, "status": "idle", "of": of}
