@@ -28,15 +28,16 @@ def threads(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List threads, latest activity first.
+    """List threads, the last written first.
 
-    One without a title has the first words of what a human said in its place.
+    One without a title has the first words of what a human said in its place. The last activity of
+    an imported thread is that of its conversation.
     """
     with opened(db, reads=True) as file:
         found = list(_described(file, (text or "").casefold(), limit + 1))
         found, more = found[:limit], found[limit:]
         rows = [
-            (info["thread_id"], title_of(file, info), info["items"], ago(info["active_at"]))
+            (info["thread_id"], title_of(file, info), info["messages"], ago(info["active_at"]))
             for info in ([] if json else found)
         ]
     columns, ids = ("id", "title", "messages", "last activity"), ("id", "last activity")
@@ -51,10 +52,14 @@ def threads(
 def _described(file: Database, text: str, limit: int) -> Iterator[dict[str, Any]]:
     """What is known of threads; only of those that have the text, and only of so many."""
     from perdure.checkpointers.titles import about
+    from perdure.checkpointers.titles import title as shown
 
     for head in file.saver.heads(limit=sys.maxsize if text else limit):
-        title = about(file.saver, head.thread_id, head.metadata).get("title")
-        if text not in head.thread_id.casefold() and text not in (title or "").casefold():
+        known = about(file.saver, head.thread_id, head.metadata)
+        title = known.get("title")
+        if text not in head.thread_id.casefold() and (
+            text not in (title or shown(file.saver, head.thread_id, known)).casefold()
+        ):
             continue
         with suppress(UnknownThread):  # another process deletes it
             yield {**asdict(file.saver.thread(head.thread_id)), "title": title}
