@@ -224,14 +224,14 @@ class Index:
 
     def due(self, since: int, now: int) -> list[int]:
         """The items that expire within a span, as far as is known here."""
-        if self._holds(now):
+        if self._holds(since) and self._holds(now):
             return []
         rows = self.rows
         hit = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
         return list(rows["id"][hit].tolist())
 
     def _holds(self, now: int) -> bool:
-        """Whether nothing seems to have expired since the last view."""
+        """Whether nothing seems to expire between the last view's moment and this one."""
         return self._view is not None and self._valid[0] <= now < self._valid[1]
 
     def prolong(self, expiries: Mapping[int, int]) -> None:

@@ -34,6 +34,7 @@ from perdure.stores.reading import Records
 _READ: Final = 1 << 12  # rows read at a time
 _MANY: Final = 1 << 12  # items: of fewer all ids are read when some are gone
 _Key = tuple[bytes, bool]  # a path, and whether of its closed versions
+_UNSEARCHED: Final = Entry(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
 
 
@@ -227,7 +228,7 @@ class Indexes:
             ):
                 raise Overtaken
             index = yield from self._in_step(held, namespace, state)
-            yield from self._expire(held, index, now if as_of is None else max(now, as_of))
+            yield from self._expire(held, index, now, now if as_of is None else max(now, as_of))
             view = index.view(now if as_of is None else as_of)
         self._weigh(key, held, view.nbytes)
         return view if as_of is None else view.until(as_of)
@@ -251,11 +252,12 @@ class Indexes:
         return view.narrowed(asked)
 
     def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[Entry]]:
-        """The search data of those versions that search finds."""
+        """The search data of some versions; nothing of those that search does not find."""
         found = yield self.sql("index_of", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in found}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        return self._entries([(*row, *searched[row[0]]) for row in rows], state.model)
+        entries = self._entries([(*row, *searched[row[0]]) for row in rows], state.model)
+        return entries + [_UNSEARCHED._replace(id=id) for id in ids if id not in searched]
 
     # -- keeping in step
 
@@ -338,10 +340,13 @@ class Indexes:
             total += len(found)
         return total
 
-    def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:
-        """Ask when items expire whose time seems to be over: reading them may have prolonged it."""
+    def _expire(self, held: _Held, index: Index, now: int, until: int) -> Flow[None]:
+        """Ask when items expire whose time seems to be over: reading them may have prolonged it.
+
+        Until a moment in the future they may be prolonged still, and are asked for again.
+        """
         since = min(held.expired_to, now)  # the clock may have been put back
-        if due := index.due(since, now):
+        if due := index.due(since, until):
             index.prolong(dict((yield self.sql("expiries", json.dumps(due)))))
         held.expired_to = now
 

@@ -53,6 +53,10 @@ def test_a_search_by_text_and_time(settings: Settings) -> None:
         assert ids(await threads.search(active_since=between)) == ["three"]
         assert ids(await threads.search(active_until=between)) == ["two", "one"]
         assert await threads.count(text="garden") == 2
+        await threads.update("one", {"topic": "beds"})
+        for wanted in ({}, {"topic": "beds"}):
+            assert "one" not in ids(await threads.search(metadata=wanted, active_since=between))
+            assert "one" in ids(await threads.search(metadata=wanted, active_until=between))
 
     run(settings, use)
 

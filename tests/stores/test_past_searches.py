@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import product
 from random import Random
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from perdure.storage.flow import Flow
 from perdure.stores import Provenance, PutItem, SQLiteStore
-from tests.store_backends import FEWER, Clock
+from perdure.stores.index_cache import Indexes
+from tests.store_backends import FEWER, Clock, keys
 
 WORDS = ["tea", "car", "rain", "mountain", "dog", "garden", "piano", "winter", "bridge", "letter"]
 SPACES = (("a",), ("a", "b"), ("c",))
@@ -85,3 +88,28 @@ def test_what_was_forgotten_is_not_found(store: SQLiteStore, clock: Clock) -> No
     assert [each.namespace for each in store.search((), query="car", as_of=past)] == [SPACES[0]]
     store.forget(SPACES[0])
     assert store.search((), query="car", as_of=past) == []
+
+
+@FEWER
+def test_what_is_not_searched_is_asked_for_once(
+    store: SQLiteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed versions with `index=False` are never found, and not read in each past search."""
+    asked: list[list[int]] = []
+    versions = Indexes._versions
+
+    def counted(self: Indexes, ids: Sequence[int], state: Any) -> Flow[Any]:
+        asked.append(list(ids))
+        return (yield from versions(self, ids, state))
+
+    monkeypatch.setattr(Indexes, "_versions", counted)
+    store.put(("a",), "searched", {"text": "my car"})
+    store.put(("a",), "not", {"text": "my car"}, index=False)
+    past = clock.at()
+    clock.forward()
+    store.delete(("a",), "searched")
+    store.delete(("a",), "not")
+    found = [keys(store.search((), query="car", as_of=past)) for _ in range(2)]
+
+    assert found == [["searched"], ["searched"]]
+    assert [len(ids) for ids in asked] == [2]

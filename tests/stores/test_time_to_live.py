@@ -106,6 +106,20 @@ def test_reading_the_past_keeps_nothing_alive(store: SQLiteStore, clock: Clock) 
     assert store.get(A, "k") is None
 
 
+def test_a_look_at_the_future_hides_nothing(store: SQLiteStore, clock: Clock) -> None:
+    """What a search of the future saw expire is found when a read has prolonged it since."""
+    store.put(A, "k", {"text": "tea"}, ttl=1)
+    future = store.search(A, query="tea", as_of=clock.at(-2 * MINUTE))
+    clock.forward(MINUTE / 2)
+    store.get(A, "k", refresh_ttl=True)
+    clock.forward(MINUTE / 2)
+
+    assert future == []
+    assert keys(store.search(A, query="tea")) == ["k"]
+    clock.forward(MINUTE / 2)
+    assert store.search(A, query="tea") == []
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_configuration_of_langgraph(backend: str, tmp_path: Path, clock: Clock) -> None:
     """`default_ttl` holds for puts that say nothing, `refresh_on_read` for reads."""

@@ -92,12 +92,12 @@ def changes(change: StateDifference) -> list[dict[str, Any]]:
     for channel, each in change.channels.items():
         if channel.startswith(("branch:to:", "__")):
             continue
-        gone, lines = dict(each.removed), []
+        removed, lines = dict(each.removed), []
         for value in each.added.values():
             # what it replaces: an element of the same id, or the value of a channel stored whole
-            was = [at for at, old in gone.items() if each.whole or _same(old, value)][:1]
-            lines += [_line("-", gone.pop(at)) for at in was] + [_line("+", value)]
-        lines += [_line("-", value) for value in gone.values()]
+            replaced = [at for at, old in removed.items() if each.whole or _same(old, value)][:1]
+            lines += [_line("-", removed.pop(at)) for at in replaced] + [_line("+", value)]
+        lines += [_line("-", value) for value in removed.values()]
         out.append(
             {
                 "channel": channel,

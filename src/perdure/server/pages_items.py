@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import SequenceMatcher
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Form, Query
@@ -23,7 +19,8 @@ from perdure.memory import Collection
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
-from perdure.server.reply import encoded, escaped, status_of
+from perdure.server.reply import escaped, status_of
+from perdure.server.word_differences import WordBudget, differences
 from perdure.stores import Provenance
 
 routes = Pages()
@@ -31,12 +28,6 @@ Namespace = tuple[str, ...]
 PAGE: Final = 50
 _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
-Kind = Literal["same", "removed", "added"]
-_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
-_WORDS: Final = 2_000  # texts of more are not compared word by word
-_ALL_WORDS: Final = 10_000  # of the texts of a page that are
-_CHARS: Final = 2_000  # of a part that is shown
-_MOST: Final = 100  # paths that are shown
 _FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 _DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
@@ -163,9 +154,9 @@ async def item(
 
 
 async def _shown(
-    call: Call, place: Place, *, as_of: str = "", start: int = 0, **told: str
+    call: Call, place: Place, *, as_of: str = "", start: int = 0, **result: str
 ) -> Values:
-    """The values of its page; `told` says what was done or is wrong, and what was typed."""
+    """The values of its page; `result` says what was done or is wrong, and what was typed."""
     history = await _history(call, place)
     last = shown = history[-1]
     if when := moment(as_of):
@@ -186,7 +177,7 @@ async def _shown(
         "done": "",
         "wrong": "",
         "typed": None,
-        **told,
+        **result,
     }
 
 
@@ -201,9 +192,12 @@ async def _history(call: Call, place: Place) -> list[Any]:
 def _compared(versions: list[Any]) -> list[Values]:
     """Versions, newest first, each with what it changed; without the texts of earlier ones."""
     values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
-    words = Words()
+    budget = WordBudget()
     return [
-        {**record(version), "changes": [] if before is None else changes(before, value, words)}
+        {
+            **record(version),
+            "changes": differences(before, value, budget) if before is not None else [],
+        }
         for version, value, before in zip(versions, values, [*values, None][1:], strict=True)
     ]
 
@@ -303,68 +297,3 @@ def _object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f'{what} is {text!r:.80}; expected an object, like {{"a": 1}}')
     return found
-
-
-# -- what changed between two versions, path by path and word by word
-
-
-@dataclass(slots=True)
-class Words:
-    """How many words may be compared; what changed in further ones is shown whole."""
-
-    left: int = _ALL_WORDS
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What changed at a path of a value: texts that stayed, went and came, in order."""
-
-    path: str
-    parts: tuple[tuple[Kind, str], ...]
-
-
-def changes(
-    before: Mapping[str, Any], after: Mapping[str, Any], words: Words | None = None
-) -> list[Change]:
-    """The paths at which two values differ, at most a hundred of them.
-
-    >>> changes({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
-    (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
-    """
-    old, new, words = dict(_leaves(before, "")), dict(_leaves(after, "")), words or Words()
-    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-    return [Change(path, _parts(old.get(path), new.get(path), words)) for path in differ[:_MOST]]
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Each leaf of a value, as text, by its path; a list is a leaf."""
-    if isinstance(value, Mapping) and (value or not path):
-        for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
-    elif isinstance(value, str):
-        yield path, value
-    else:
-        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
-
-
-def _parts(old: str | None, new: str | None, words: Words) -> tuple[tuple[Kind, str], ...]:
-    if old is None or new is None:
-        return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
-    one, other = (
-        _WORD.findall(each[: _CHARS * 10]) if words.left > 0 else [] for each in (old, new)
-    )
-    words.left -= len(one) + len(other)
-    if max(len(one), len(other)) > _WORDS or words.left <= 0:
-        return ("removed", _cut(old)), ("added", _cut(new))
-    parts: list[tuple[Kind, str]] = []
-    for kind, a, b, c, d in SequenceMatcher(None, one, other).get_opcodes():
-        if kind == "equal":
-            parts.append(("same", _cut("".join(one[a:b]))))
-            continue
-        parts += [("removed", _cut("".join(one[a:b])))] if a < b else []
-        parts += [("added", _cut("".join(other[c:d])))] if c < d else []
-    return tuple(parts)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARS else f"{text[:_CHARS]}… ({len(text):,} characters)"

@@ -391,7 +391,7 @@ def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) 
     return {
         "thread_id": thread_id,
         "created_at": min(each.created_at for each in moments),
-        "updated_at": max(each.updated_at for each in moments),
+        "updated_at": moments[0].updated_at,  # of the newest checkpoint, as threads are ordered
         "metadata": {**kept, **given, **own},
         "status": known.get("status", "idle"),
     }

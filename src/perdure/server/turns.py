@@ -46,14 +46,14 @@ async def turns_of(
         turns = turns[1:]  # the first one may begin on the page above
     turns = turns[-TURNS:]
     steps, is_cut = await _steps(saver, thread_id, ns, order, turns[0][0].position if more else 0)
-    of = _by_turn(turns, steps, more)
+    steps_of = _steps_by_turn(turns, steps, more)
     if is_cut:  # the first turn that has steps may have more of them
-        whole = [n for n, each in enumerate(of) if each][:2] or [0]
-        turns, of, more = turns[whole[-1] :], of[whole[-1] :], True
-    began = next((each[0][0].order for each in of if each), order)
+        whole = [n for n, each in enumerate(steps_of) if each][:2] or [0]
+        turns, steps_of, more = turns[whole[-1] :], steps_of[whole[-1] :], True
+    began = next((each[0][0].order for each in steps_of if each), order)
     views = await _views(saver, thread_id, ns, order, began) if steps else {}
     return {
-        "turns": [_turn(turn, of[n], views) for n, turn in enumerate(turns)],
+        "turns": [_turn(turn, steps_of[n], views) for n, turn in enumerate(turns)],
         "before": turns[0][0].position if more and turns[0] else None,
         "order": began if more else None,
     }
@@ -78,12 +78,12 @@ async def _steps(
     return steps[::-1], True
 
 
-def _by_turn(
+def _steps_by_turn(
     turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], more: bool
 ) -> list[list[Step]]:
     """The checkpoints of each turn: it has those from its input on, until the next one's input."""
     turn_of = {item.position: n for n, turn in enumerate(turns) for item in turn}
-    of: list[list[Step]] = [[] for _ in turns]
+    steps_of: list[list[Step]] = [[] for _ in turns]
     at = None if more else 0  # the first checkpoints may be of a turn above
     waiting: list[Step] = []  # an input and what follows, until a message tells their turn
     for step in steps:
@@ -94,10 +94,10 @@ def _by_turn(
         elif waiting[0][0].metadata.get("source") == "input":
             continue
         if at is not None:
-            of[at] += waiting
+            steps_of[at] += waiting
         waiting = []
-    of[-1] += waiting
-    return of
+    steps_of[-1] += waiting
+    return steps_of
 
 
 def _added(step: Step) -> list[int]:
@@ -142,18 +142,18 @@ async def _views(
 def _turn(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    held = None  # messages in the state before the first answer
+    in_state = None  # messages before the first answer
     for (info, _), (_, change) in pairwise(steps):
         new = change.channels.get("messages")
         if new and any(getattr(each, "type", None) == "ai" for each in new.added.values()):
-            held = info.counts.get("messages")
+            in_state = info.counts.get("messages")
             break
     return {
         "items": [
             {**shown(item.value), "position": item.position, "mark": mark(item)} for item in items
         ],
         "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
-        "held": held,
+        "held": in_state,
         "steps": [_step_row(info, change) for info, change in steps],
     }
 
