@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import UnknownThread, VersionConflict
 from perdure.server import api_states
@@ -113,7 +114,10 @@ async def count(call: Caller, body: Wanted) -> int:
 @routes.post("/threads/prune")
 @action("threads:delete")
 async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
-    """Delete threads, or all their checkpoints but the newest; unknown ids are passed over."""
+    """Delete threads, or all their checkpoints but the newest; unknown ids are passed over.
+
+    409 names a thread with a turn under way; those before it in the list were pruned.
+    """
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):
@@ -121,8 +125,7 @@ async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
                 await delete(call, request, thread_id)
             else:
                 await call.permit({"thread_id": thread_id})
-                await call.threads.get(thread_id)
-                await call.saver.aprune([thread_id])
+                await call.threads.prune(thread_id, Retention(last=0))
             pruned += 1
     return {"pruned_count": pruned}
 

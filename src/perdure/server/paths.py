@@ -8,14 +8,21 @@ from urllib.parse import unquote
 from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-Id = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
+
+def decoded(text: str) -> str:
+    """A path, or a part of one, with the slashes that were encoded."""
+    return text.replace("\0", "/")
+
+
+Id = Annotated[str, AfterValidator(decoded)]
 """An argument of an endpoint that is a part of its path, and may be any text."""
 
 
 class EncodedSlashes:
     """Hands encoded slashes on as NUL, which no id has; `Id` turns them back.
 
-    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
+    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`). The scope is
+    changed, not copied: `Guard` reads there which route was matched.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -28,5 +35,5 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            scope = {**scope, "path": "/".join(part.replace("/", "\0") for part in parts)}
+            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

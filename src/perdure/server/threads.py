@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from langgraph.store.base import GetOp
 
-from perdure.checkpointers import ThreadHead
+from perdure.checkpointers import Retention, ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import (
     AlreadyLocked,
     InvalidNamespace,
-    StorageUnavailable,
+    LockTimeout,
     UnknownThread,
     VersionConflict,
 )
@@ -157,8 +157,25 @@ class Threads:
                 await self._forget_versions()
             self._forget(thread_id)
 
-    async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
-        """Copy a thread, which the caller may read, under a new id.
+    async def prune(self, thread_id: str, keep: Retention) -> None:
+        """Delete the checkpoints of a thread that a rule does not keep.
+
+        Raises:
+            UnknownThread: See `get`.
+            AlreadyLocked: A run is under way.
+        """
+        async with self.turn(thread_id):
+            await self.get(thread_id)
+            await self._saver.aretain(keep, thread_ids=[thread_id])
+
+    async def copy(
+        self,
+        thread_id: str,
+        metadata: Mapping[str, Any],
+        new_id: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> Thread:
+        """Copy a thread, which the caller may read; or what led to a checkpoint of it.
 
         The copy has its checkpoints and its metadata, and what is given of that.
         """
@@ -166,10 +183,11 @@ class Threads:
         if source is None:
             raise UnknownThread(f"there is no thread {thread_id!r}")
         known = source["metadata"]
-        made = await self.create(metadata={**known, **metadata}, of=known.get("user_id"))
+        made = await self.create(new_id, {**known, **metadata}, of=known.get("user_id"))
         with suppress(UnknownThread):  # it has no turn
-            await self._saver.acopy_thread(thread_id, made["thread_id"])
-            if source["status"] != "busy":
+            new_id = made["thread_id"]
+            await self._saver.acopy_thread(thread_id, new_id, checkpoint_id=checkpoint_id)
+            if checkpoint_id is None and source["status"] != "busy":
                 await self.set_status(made["thread_id"], source["status"])
         return await self.get(made["thread_id"])
 
@@ -184,7 +202,7 @@ class Threads:
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout_s))
-            except StorageUnavailable as exc:
+            except LockTimeout as exc:
                 raise AlreadyLocked(why) from exc
             yield
 
@@ -231,6 +249,7 @@ class Threads:
         ids: Sequence[str] | None = None,
         status: str | None = None,
         text: str = "",
+        owner: str | None = None,
         active_since: datetime | None = None,
         active_until: datetime | None = None,
         limit: int = 10,
@@ -249,6 +268,7 @@ class Threads:
             ids: Only these.
             status: Only of this status.
             text: Only with this in the title or the id, whatever the case.
+            owner: Only theirs, and nobody's.
             active_since: Only those active at this moment or later.
             active_until: Only those not active after it.
             limit: At most so many.
@@ -269,6 +289,7 @@ class Threads:
             return (
                 text.casefold() in f"{thread['thread_id']}\0{own.get('title', '')}".casefold()
                 and status in (None, thread["status"])
+                and (owner is None or own.get("owner", owner) == owner)
                 and (active_since is None or at >= active_since)
                 and (active_until is None or at <= active_until)
                 and contains(own, asked)

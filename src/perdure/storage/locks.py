@@ -28,7 +28,13 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Final, Protocol
 
-from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
+from perdure.errors import (
+    AlreadyLocked,
+    ConfigurationError,
+    LockTimeout,
+    StorageError,
+    StorageUnavailable,
+)
 
 if sys.platform == "win32":
     import msvcrt
@@ -201,7 +207,8 @@ class Locks:
 
         Raises:
             AlreadyLocked: This run has it.
-            StorageUnavailable: It was not free in time, or the database is closed.
+            LockTimeout: It was not free in time.
+            StorageUnavailable: The database is closed.
             StorageError: There can be no locks between processes.
         """
         turn = Turn(self, name, timeout_s, None)
@@ -240,7 +247,7 @@ class Locks:
         except BaseException as exc:
             self.release(turn)
             if isinstance(exc, TimeoutError):
-                raise StorageUnavailable(
+                raise LockTimeout(
                     f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
                     "again, or wait longer with timeout_s"
                 ) from None
