@@ -144,7 +144,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Raises:
             InvalidConfig: The thread_id is not valid.
-            LockTimeout: It was not free within `timeout_s` seconds.
+            StorageUnavailable: It was not free within `timeout_s` seconds.
             AlreadyLocked: The same run holds it already.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)

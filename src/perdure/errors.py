@@ -9,7 +9,6 @@
     │  └─ UnknownModel (LookupError)       a model whose tokens, or whose window, nobody named
     ├─ StorageError                        the database refused; see __cause__
     │  ├─ StorageUnavailable               locked, busy or closed: may be retried
-    │  │  └─ LockTimeout                   a lock was not free in time
     │  ├─ StorageFull                      no disk space left; nothing was half written
     │  ├─ NotADatabase                     the path is a directory, or a file that is not perdure's
     │  ├─ SchemaMismatch                   written by a newer perdure
@@ -77,10 +76,6 @@ class StorageError(PerdureError):
 
 class StorageUnavailable(StorageError):
     """The database is locked, busy or closed. The operation may be retried."""
-
-
-class LockTimeout(StorageUnavailable):
-    """A lock was not free in time."""
 
 
 class StorageFull(StorageError):

@@ -114,10 +114,7 @@ async def count(call: Caller, body: Wanted) -> int:
 @routes.post("/threads/prune")
 @action("threads:delete")
 async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
-    """Delete threads, or all their checkpoints but the newest; unknown ids are passed over.
-
-    409 names a thread with a turn under way; those before it in the list were pruned.
-    """
+    """Delete threads, or all their checkpoints but the newest; unknown ids are passed over."""
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):

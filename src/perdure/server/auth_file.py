@@ -23,7 +23,6 @@ from starlette.requests import HTTPConnection, Request
 from perdure.errors import ConfigurationError
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
 from perdure.server.graphs import imported
-from perdure.server.paths import decoded
 
 _LOG: Final = logging.getLogger("perdure.server")
 _PARAMETERS: Final = (
@@ -86,7 +85,7 @@ class AuthFile:
         arguments = {
             "request": connection,
             "body": await _body(connection) if self.reads_body else None,
-            "path": decoded(connection.url.path),
+            "path": connection.url.path,
             "method": connection.scope["method"],
             "path_params": dict(connection.path_params),
             "query_params": dict(connection.query_params),

@@ -32,7 +32,6 @@ IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 _OWN: Final = ("perdure", RESERVED)  # the first labels of perdure's own namespaces
 _PAGE: Final = 1_000  # read at once, where such are left out
-_FURTHEST: Final = 10_000  # offset of such a list: each page of it reads what is before it
 _MOST: Final = 32  # tenants that are open
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
 
@@ -163,21 +162,14 @@ class Call:
     async def listed(
         self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any
     ) -> list[Any]:
-        """What a list or a search of the store returns; perdure's own only to an admin.
-
-        Raises:
-            ConfigurationError: What is left out would have to be counted too far.
-        """
+        """What a list or a search of the store returns; perdure's own only to an admin."""
         prefix = given[0] if given else options["prefix"]
         if self.identity.is_admin or (prefix or "*")[0] != "*":
             return await read(*given, **options)
         found: list[Any] = []
         start, at = options.pop("offset"), 0
-        if start > _FURTHEST:
-            raise ConfigurationError(
-                f"offset is {start:,}; expected at most {_FURTHEST:,} where no namespace is given: "
-                "give the first label of one"
-            )
+        if start > 10 * _PAGE:  # to leave out perdure's own, all that is before it is read
+            raise ConfigurationError(f"offset is {start}; expected at most 10,000, or a prefix")
         end = start + options.pop("limit")
         size = min(end, _PAGE)
         while len(found) < end:

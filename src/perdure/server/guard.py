@@ -20,11 +20,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.errors import PerdureError
 from perdure.server.access import Forbidden, Refused
 from perdure.server.call import IDS
 from perdure.server.logs import SAFE, Audit, is_change
-from perdure.server.paths import decoded
 from perdure.server.reply import refusal, split
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -102,7 +100,7 @@ class Guard:
             finally:
                 try:
                     if not answered:
-                        failure = PerdureError("the server failed; its log says why")
+                        failure = Refused("the server failed; its log says why", 500)
                         await refusal(Request(scope), failure)(scope, receive, sending)
                 finally:
                     route = getattr(scope.get("route"), "path", None)
@@ -117,7 +115,7 @@ async def _record(scope: Scope, status: int) -> None:
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if is_change(action, scope["method"]):
         state, given = scope["state"], scope.get("path_params", {})
-        path = {name: decoded(given[name]) for name in IDS if name in given}
+        path = {name: given[name].replace("\0", "/") for name in IDS if name in given}
         audit: Audit = scope["app"].state.audit
         try:
             await audit.record(state.get("call"), action, status, state["request_id"], path)

@@ -8,21 +8,14 @@ from urllib.parse import unquote
 from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-
-def decoded(text: str) -> str:
-    """A path, or a part of one, with the slashes that were encoded."""
-    return text.replace("\0", "/")
-
-
-Id = Annotated[str, AfterValidator(decoded)]
+Id = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
 """An argument of an endpoint that is a part of its path, and may be any text."""
 
 
 class EncodedSlashes:
     """Hands encoded slashes on as NUL, which no id has; `Id` turns them back.
 
-    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`). The scope is
-    changed, not copied: `Guard` reads there which route was matched.
+    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -35,5 +28,5 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
+            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)  # for Guard too
         await self._app(scope, receive, send)

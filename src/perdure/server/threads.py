@@ -19,7 +19,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import (
     AlreadyLocked,
     InvalidNamespace,
-    LockTimeout,
+    StorageUnavailable,
     UnknownThread,
     VersionConflict,
 )
@@ -158,24 +158,13 @@ class Threads:
             self._forget(thread_id)
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Delete the checkpoints of a thread that a rule does not keep.
-
-        Raises:
-            UnknownThread: See `get`.
-            AlreadyLocked: A run is under way.
-        """
+        """Delete the checkpoints of a thread that a rule does not keep; see `get` and `turn`."""
         async with self.turn(thread_id):
             await self.get(thread_id)
             await self._saver.aretain(keep, thread_ids=[thread_id])
 
-    async def copy(
-        self,
-        thread_id: str,
-        metadata: Mapping[str, Any],
-        new_id: str | None = None,
-        checkpoint_id: str | None = None,
-    ) -> Thread:
-        """Copy a thread, which the caller may read; or what led to a checkpoint of it.
+    async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
+        """Copy a thread, which the caller may read, under a new id.
 
         The copy has its checkpoints and its metadata, and what is given of that.
         """
@@ -183,11 +172,10 @@ class Threads:
         if source is None:
             raise UnknownThread(f"there is no thread {thread_id!r}")
         known = source["metadata"]
-        made = await self.create(new_id, {**known, **metadata}, of=known.get("user_id"))
+        made = await self.create(metadata={**known, **metadata}, of=known.get("user_id"))
         with suppress(UnknownThread):  # it has no turn
-            new_id = made["thread_id"]
-            await self._saver.acopy_thread(thread_id, new_id, checkpoint_id=checkpoint_id)
-            if checkpoint_id is None and source["status"] != "busy":
+            await self._saver.acopy_thread(thread_id, made["thread_id"])
+            if source["status"] != "busy":
                 await self.set_status(made["thread_id"], source["status"])
         return await self.get(made["thread_id"])
 
@@ -202,7 +190,9 @@ class Threads:
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout_s))
-            except LockTimeout as exc:
+            except StorageUnavailable as exc:
+                if not isinstance(exc.__cause__, TimeoutError):
+                    raise  # nobody can tell
                 raise AlreadyLocked(why) from exc
             yield
 

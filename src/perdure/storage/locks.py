@@ -28,13 +28,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Final, Protocol
 
-from perdure.errors import (
-    AlreadyLocked,
-    ConfigurationError,
-    LockTimeout,
-    StorageError,
-    StorageUnavailable,
-)
+from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
 
 if sys.platform == "win32":
     import msvcrt
@@ -207,8 +201,7 @@ class Locks:
 
         Raises:
             AlreadyLocked: This run has it.
-            LockTimeout: It was not free in time.
-            StorageUnavailable: The database is closed.
+            StorageUnavailable: It was not free in time, or the database is closed.
             StorageError: There can be no locks between processes.
         """
         turn = Turn(self, name, timeout_s, None)
@@ -247,10 +240,10 @@ class Locks:
         except BaseException as exc:
             self.release(turn)
             if isinstance(exc, TimeoutError):
-                raise LockTimeout(
+                raise StorageUnavailable(
                     f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
                     "again, or wait longer with timeout_s"
-                ) from None
+                ) from exc
             raise
         _held.set((*_held.get(), turn))
 
