@@ -249,7 +249,7 @@ def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
         databases = Databases(filled)
         call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
         await call.permit()
-        for number in range(101):
+        for number in range(150):
             await call.threads.create(f"of bob {number}", {"owner": "bob"})
         found = json.loads(await search_threads(call, "of", limit=1))
         await databases.aclose()
