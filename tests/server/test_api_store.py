@@ -212,7 +212,10 @@ def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
         read = client.get("items", params={"namespace": records, "key": "k"})
 
         assert [each.status_code for each in (*answers, read)] == [403] * 5
-        assert client.post("items/search", json={}).status_code == 200
+        assert client.post("items/search", json={"offset": 10_000}).json() == {"items": []}
+        for path in ("items/search", "namespaces"):
+            far = client.post(path, json={"offset": 10_001})
+            assert (far.status_code, "at most 10,000" in far.text) == (422, True)
 
 
 def test_perdures_own_namespaces_are_written_by_nobody(client: httpx.Client) -> None:

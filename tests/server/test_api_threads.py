@@ -253,6 +253,20 @@ def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) ->
     )
 
 
+def test_threads_are_not_pruned_in_a_turn(settings: Settings, sdk: Sdk) -> None:
+    say(settings, "t", "one", "two")
+    before = len(sdk.threads.get_history("t"))
+
+    with (
+        SQLiteCheckpointer.open(settings.db) as saver,
+        saver.lock("t"),
+        pytest.raises(ConflictError, match="under way"),
+    ):
+        sdk.threads.prune(["t"], strategy="keep_latest")
+
+    assert len(sdk.threads.get_history("t")) == before > 1
+
+
 def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
     say(settings, "kept", "one", "two")
     say(settings, "gone", "one")

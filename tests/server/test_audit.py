@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,8 +178,12 @@ def test_what_is_done_by_rest_is_recorded(settings: Settings, tmp_path: Path) ->
 
 
 def test_what_cannot_be_recorded_is_answered_with_an_error(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "perdure.requests")
     app = made(settings, tmp_path / "audit")
 
     def full(*args: Any) -> None:
@@ -186,8 +191,52 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
 
     with running(app) as url:
         monkeypatch.setattr(app.state.audit, "_write", full)
-        assert httpx.patch(f"{url}/probe/a", json={}).status_code == 500
+        failed = httpx.patch(f"{url}/probe/a", json={}, headers={"x-request-id": "r-1"})
+        assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
+        assert failed.headers["x-content-type-options"] == "nosniff"
+        assert failed.json() == {"detail": "the server failed; its log says why"}
+        assert httpx.post(f"{url}/probe/broken").headers["x-content-type-options"] == "nosniff"
         assert httpx.get(f"{url}/probe/a").status_code == 200
+    logged = [
+        each.fields  # type: ignore[attr-defined]
+        for each in caplog.records
+        if each.name == "perdure.requests" and each.levelname == "INFO"
+    ]
+    assert [(each["method"], each["route"], each["status"]) for each in logged] == [
+        ("PATCH", "/probe/{thread_id}", 500),
+        ("POST", "/probe/{thread_id}", 500),
+        ("GET", "/probe/{thread_id}", 200),
+    ]
+
+
+def test_a_slash_in_an_id_hides_nothing(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither from the audit log nor from the line of the request."""
+    caplog.set_level(logging.INFO, "perdure.requests")
+    app = made(settings, tmp_path / "audit")
+    with running(app) as url, httpx.Client(base_url=url) as client:
+        client.post("/threads", json={"thread_id": "a/b"}).raise_for_status()
+        assert client.delete("/threads/a%2Fb").status_code == 204
+        assert client.delete("/memories/k%2F1").status_code == 404
+    routes = {each.fields["route"] for each in caplog.records if each.name == "perdure.requests"}  # type: ignore[attr-defined]
+    assert routes == {"/threads", "/threads/{thread_id}", "/memories/{key}"}
+    found = [
+        (each["action"], each["status"], each["about"]) for each in records(tmp_path / "audit")
+    ]
+    memory = {"namespace": ["memories", "ann"], "key": "k/1"}
+    assert found[1:] == [
+        ("threads:delete", 204, [{"thread_id": "a/b"}]),
+        ("store:delete", 404, [memory]),
+    ]
+
+
+def test_a_stranger_sends_no_body_to_an_id_with_a_slash(settings: Settings, tmp_path: Path) -> None:
+    """They are refused before the body is read, which is no JSON here."""
+    app = made(settings, tmp_path / "audit", Unknown())
+    with running(app) as url:
+        sent = {"content": b"{", "headers": {"content-type": "application/json"}}
+        assert httpx.patch(f"{url}/threads/a%2Fb", **sent).status_code == 401  # type: ignore[arg-type]
 
 
 def test_nothing_is_changed_on_a_disk_without_room_for_records(

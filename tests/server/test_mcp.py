@@ -33,7 +33,7 @@ from perdure.server.access import (
 )
 from perdure.server.call import Call, Databases
 from perdure.server.logs import Audit
-from perdure.server.mcp import TOOLS, read_thread
+from perdure.server.mcp import TOOLS, read_thread, search_threads
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import running
@@ -242,6 +242,20 @@ def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
 
     wanted = ["Which tea does ann like?", "Green, then.", "Or coffee?", "Black."]
     assert asyncio.run(course()) == wanted
+
+
+def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
+    async def course() -> list[str]:
+        databases = Databases(filled)
+        call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
+        await call.permit()
+        for number in range(150):
+            await call.threads.create(f"of bob {number}", {"owner": "bob"})
+        found = json.loads(await search_threads(call, "of", limit=1))
+        await databases.aclose()
+        return [each["thread_id"] for each in found["threads"]]
+
+    assert asyncio.run(course()) == ["of ann"]
 
 
 def test_every_tool_has_an_action() -> None:

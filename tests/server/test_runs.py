@@ -334,6 +334,19 @@ def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
     assert sdk.threads.search() == []
 
 
+def test_a_page_deletes_a_thread_in_a_run_as_rest_does(
+    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
+) -> None:
+    run = sdk.runs.create("t", "talk", input=says("one"))
+    assert gate.reached.wait(60)
+    deleted = client.post("/ui/delete?id=t")
+
+    assert (deleted.status_code, deleted.headers["location"]) == (303, "/ui/threads")
+    with pytest.raises(NotFoundError):
+        sdk.runs.get("t", run["run_id"])
+    assert sdk.threads.search() == []
+
+
 def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, gate: Gate) -> None:
     client.post("/threads", json={"thread_id": "t"})
     with client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events:

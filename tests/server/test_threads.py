@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import SQLiteCheckpointer, SQLiteStore
-from perdure.errors import AlreadyLocked, UnknownThread, VersionConflict
+from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
 from perdure.server.access import Filter, Forbidden, contains
 from perdure.server.threads import RECORDS, UNSTARTED, Threads
 from perdure.settings import Settings
@@ -265,6 +265,28 @@ def test_a_thread_is_not_deleted_in_a_turn(
         assert ids(await threads.search()) == ["t"]
         await threads.delete("t")
         assert await threads.search() == []
+
+    run(settings, use)
+
+
+def test_a_database_that_is_closed_is_no_run_under_way(settings: Settings) -> None:
+    """Only a lock that is not free in time tells that a run is."""
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads._saver.aclose()
+        with pytest.raises(StorageUnavailable, match="closed"):
+            await threads.delete("t")
+
+    run(settings, use)
+
+
+def test_a_search_by_owner_has_nobodys_too(settings: Settings) -> None:
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("ann's", {"owner": "ann"})
+        await threads.create("nobody's")
+        for number in range(3):
+            await threads.create(f"bob's {number}", {"owner": "bob"})
+        assert ids(await threads.search(text="s", owner="ann", limit=2)) == ["nobody's", "ann's"]
 
     run(settings, use)
 

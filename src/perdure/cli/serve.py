@@ -75,6 +75,10 @@ def serve(
     except ImportError as exc:
         raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
+        if keys is not None:
+            raise ConfigurationError(
+                f"--new-key prints lines and writes no file: leave --keys out, and add >> {keys}"
+            )
         key, digest = made_key(new_key)
         note(f"the key of {new_key}, which is shown this once:\n{key}")
         say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import UnknownThread, VersionConflict
 from perdure.server import api_states
@@ -121,8 +122,7 @@ async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
                 await delete(call, request, thread_id)
             else:
                 await call.permit({"thread_id": thread_id})
-                await call.threads.get(thread_id)
-                await call.saver.aprune([thread_id])
+                await call.threads.prune(thread_id, Retention(last=0))
             pruned += 1
     return {"pruned_count": pruned}
 

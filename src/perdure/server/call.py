@@ -168,6 +168,8 @@ class Call:
             return await read(*given, **options)
         found: list[Any] = []
         start, at = options.pop("offset"), 0
+        if start > 10 * _PAGE:  # to leave out perdure's own, all that is before it is read
+            raise ConfigurationError(f"offset is {start}; expected at most 10,000, or a prefix")
         end = start + options.pop("limit")
         size = min(end, _PAGE)
         while len(found) < end:

@@ -98,13 +98,16 @@ class Guard:
                 app = _refused(scope, headers) or self._app
                 await app(scope, _received(scope, receive, state.limits.body_wait_s), sending)
             finally:
-                if not answered:
-                    seen.status = 500
-                    await _record(scope, seen.status)
-                seen.route = getattr(scope.get("route"), "path", None) or scope["root_path"] or "-"
-                seen.ms = round(1000 * (time.perf_counter() - begun), 3)
-                line = f"{seen.method} {seen.route} {seen.status} {seen.ms:.0f} ms"
-                _LOG.info(line, extra={"fields": asdict(seen)})
+                try:
+                    if not answered:
+                        failure = Refused("the server failed; its log says why", 500)
+                        await refusal(Request(scope), failure)(scope, receive, sending)
+                finally:
+                    route = getattr(scope.get("route"), "path", None)
+                    seen.route = route or scope["root_path"] or "-"
+                    seen.ms = round(1000 * (time.perf_counter() - begun), 3)
+                    line = f"{seen.method} {seen.route} {seen.status} {seen.ms:.0f} ms"
+                    _LOG.info(line, extra={"fields": asdict(seen)})
 
 
 async def _record(scope: Scope, status: int) -> None:
@@ -112,9 +115,14 @@ async def _record(scope: Scope, status: int) -> None:
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if is_change(action, scope["method"]):
         state, given = scope["state"], scope.get("path_params", {})
-        path = {name: given[name] for name in IDS if name in given}
+        path = {name: given[name].replace("\0", "/") for name in IDS if name in given}
         audit: Audit = scope["app"].state.audit
-        await audit.record(state.get("call"), action, status, state["request_id"], path)
+        try:
+            await audit.record(state.get("call"), action, status, state["request_id"], path)
+        except OSError:
+            if status < 500:
+                raise  # the reply is an error then, for which it is tried again
+            _LOG.exception("a change could not be recorded")
 
 
 def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:

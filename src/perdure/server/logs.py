@@ -1,9 +1,10 @@
 """The audit log, and logs on stderr.
 
 The audit log says who changed or erased what, and whether it was allowed: a record for every
-request and every tool whose action changes something. They are written by what surrounds requests
-and tools, not by endpoints. What a record is about is what `Call.permit` was asked; an endpoint
-adds the hashes of a receipt by `Call.record`. There is no content in it.
+request and tool whose action changes something, unless it is refused for its host, site, rate or
+content type. They are written by what surrounds requests and tools, not by endpoints. What a
+record is about is what `Call.permit` was asked; an endpoint adds the hashes of a receipt by
+`Call.record`. There is no content in it.
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ from urllib.parse import unquote
 from fastapi import Form, Query
 from langgraph.checkpoint.base import CheckpointTuple
 from pydantic import BaseModel, FiniteFloat
+from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.checkpointers import CheckpointInfo, Retention
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError, UnknownCheckpoint
+from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.api_states import config_of, interrupts_of
 from perdure.server.call import Caller
@@ -171,8 +173,7 @@ async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
     await reading.permit({"thread_id": id})
     source = await reading.threads.get(id)
     await _read(reading.saver, id, "", checkpoint)
-    owner = {"owner": call.identity.user}
-    asked = await call.permit({"thread_id": new, "metadata": owner})
+    asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.user}})
     known = source["metadata"]
     await call.threads.create(new, {**known, **asked["metadata"]}, of=known.get("user_id"))
     await call.saver.acopy_thread(id, new, checkpoint_id=checkpoint)
@@ -214,8 +215,7 @@ async def prune(of: OfThread, rule: Annotated[Rule, Form()]) -> Response:
         return go_to("/ui/prune", id=of.id, **given)
     if (keep := rule.retention) is None:
         raise ConfigurationError("no rule was given; say what is kept: last, days or turns")
-    async with of.call.threads.turn(of.id):
-        await of.saver.aretain(keep, thread_ids=[of.id])
+    await of.call.threads.prune(of.id, keep)
     return go_to("/ui/checkpoints", id=of.id)
 
 
@@ -227,7 +227,7 @@ async def delete_preview(of: OfThread) -> Values:
 
 @routes.post("/ui/delete")
 @action("threads:delete")
-async def delete(of: OfThread) -> Response:
+async def delete(call: Caller, request: Request, id: str) -> Response:
     """Delete a thread."""
-    await of.call.threads.delete(of.id)
+    await api_threads.delete(call, request, id)
     return go_to("/ui/threads")

@@ -69,6 +69,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         "messages": 0,
         "namespaces": [],
         "size": 0,
+        "updated_at": thread["updated_at"],
         "active_at": thread["updated_at"],
     }
     with suppress(UnknownThread):  # it had no turn

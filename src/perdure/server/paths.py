@@ -28,5 +28,5 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            scope = {**scope, "path": "/".join(part.replace("/", "\0") for part in parts)}
+            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)  # for Guard too
         await self._app(scope, receive, send)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from langgraph.store.base import GetOp
 
-from perdure.checkpointers import ThreadHead
+from perdure.checkpointers import Retention, ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import (
     AlreadyLocked,
@@ -157,6 +157,12 @@ class Threads:
                 await self._forget_versions()
             self._forget(thread_id)
 
+    async def prune(self, thread_id: str, keep: Retention) -> None:
+        """Delete the checkpoints of a thread that a rule does not keep; see `get` and `turn`."""
+        async with self.turn(thread_id):
+            await self.get(thread_id)
+            await self._saver.aretain(keep, thread_ids=[thread_id])
+
     async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
         """Copy a thread, which the caller may read, under a new id.
 
@@ -185,6 +191,8 @@ class Threads:
             try:
                 await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout_s))
             except StorageUnavailable as exc:
+                if not isinstance(exc.__cause__, TimeoutError):
+                    raise  # nobody can tell
                 raise AlreadyLocked(why) from exc
             yield
 
@@ -231,6 +239,7 @@ class Threads:
         ids: Sequence[str] | None = None,
         status: str | None = None,
         text: str = "",
+        owner: str | None = None,
         active_since: datetime | None = None,
         active_until: datetime | None = None,
         limit: int = 10,
@@ -249,6 +258,7 @@ class Threads:
             ids: Only these.
             status: Only of this status.
             text: Only with this in the title or the id, whatever the case.
+            owner: Only theirs, and nobody's.
             active_since: Only those active at this moment or later.
             active_until: Only those not active after it.
             limit: At most so many.
@@ -269,6 +279,7 @@ class Threads:
             return (
                 text.casefold() in f"{thread['thread_id']}\0{own.get('title', '')}".casefold()
                 and status in (None, thread["status"])
+                and (owner is None or own.get("owner", owner) == owner)
                 and (active_since is None or at >= active_since)
                 and (active_until is None or at <= active_until)
                 and contains(own, asked)

@@ -243,7 +243,7 @@ class Locks:
                 raise StorageUnavailable(
                     f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
                     "again, or wait longer with timeout_s"
-                ) from None
+                ) from exc
             raise
         _held.set((*_held.get(), turn))
 
