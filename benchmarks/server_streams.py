@@ -4,11 +4,10 @@
     python -m benchmarks.server_streams --streams 200 --seconds 60
 
 The server is `perdure serve` on the first core, in a process of its own; its clients are on the
-second core. Each client streams turns on a thread of
-its own, one after the other; the first ones begin spread over the time of a turn. The model takes a
-fixed time, in parts. What a turn takes beyond that is the server's own time: its checkpoints, its
-events, and the time that it waits for the CPU. `cpu_ms` is the server's
-CPU for a turn.
+second core. Each client streams turns on a thread of its own, one after the other; the first ones
+begin spread over the time of a turn. The model takes a fixed time, in parts. What a turn takes
+beyond that is the server's own time: its checkpoints, its events, and the time that it waits for
+the CPU. `cpu_ms` is the server's CPU for a turn.
 """
 
 from __future__ import annotations
