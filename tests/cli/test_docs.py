@@ -68,7 +68,7 @@ def test_every_option_is_in_its_section(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_an_example(name: str) -> None:
-    """The page shows each command as it is typed; tests/test_docs.py runs it."""
+    """The page shows each command as it is typed; tests/perdure/test_docs.py runs it."""
     assert re.search(rf"^\$ perdure {name}\b", PAGE, re.M)
 
 

@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError, StorageUnavailable
 from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
-from tests.test_storage import add, numbers, opened
+from tests.storage.test_storage import add, numbers, opened
 
 T: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")

@@ -12,8 +12,8 @@ import pytest
 from perdure.errors import InvalidFilter
 from perdure.stores.filter_sql import JSONPlace, condition_of
 from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse
-from tests.filter_oracle import holds
-from tests.filter_rows import let_through
+from tests.stores.filter_oracle import holds
+from tests.stores.filter_rows import let_through
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,

@@ -209,8 +209,8 @@ def test_lone_surrogates_can_be_embedded() -> None:
     ("model", "name"),
     [
         (Own(), "own/1"),
-        (Asymmetric(), "tests.test_embedding.Asymmetric:two-faced"),
-        (afunction, "tests.test_embedding.afunction"),
+        (Asymmetric(), "tests.stores.test_embedding.Asymmetric:two-faced"),
+        (afunction, "tests.stores.test_embedding.afunction"),
         (
             DeterministicFakeEmbedding(size=4),
             "langchain_core.embeddings.fake.DeterministicFakeEmbedding",

@@ -25,7 +25,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from tests import postgres_server
 from tests.backends import Place, places
 from tests.durability.processes import in_processes, warm
-from tests.test_storage import opened
+from tests.storage.test_storage import opened
 
 PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
 LATER_S = 0.02  # long enough for what others would do in the wrong moment

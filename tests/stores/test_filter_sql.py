@@ -16,7 +16,7 @@ from perdure.stores.filter_sql import (
     indexable,
 )
 from perdure.stores.filters import MAX_OPERANDS, parse
-from tests.filter_rows import ids, let_through, table
+from tests.stores.filter_rows import ids, let_through, table
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,

@@ -36,6 +36,7 @@ from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
+from tests.layout import ROOT
 from tests.store_backends import Clock
 
 NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
@@ -338,7 +339,7 @@ def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> No
 def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -> None:
     """Its rows are of an older form; they read the same in the copy."""
     (tmp_path / "old").mkdir()
-    data = Path(__file__).parent / "data" / "v1" / name
+    data = ROOT / "tests" / "data" / "v1" / name
     (tmp_path / "old" / "plain.db").write_bytes(data.read_bytes())
     old, new = database("file", "old"), database("postgres", "new")
 

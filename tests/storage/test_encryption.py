@@ -17,7 +17,7 @@ from perdure.storage.database import Migration
 from perdure.storage.encryption import AESGCM, Clear, Seal, agree_on_key
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
-from tests.test_bad_input import SECRET, checkpoint, config, put
+from tests.checkpointers.test_bad_input import SECRET, checkpoint, config, put
 
 
 @pytest.fixture

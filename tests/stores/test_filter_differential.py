@@ -13,8 +13,8 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.stores.filter_sql import index_expression
 from perdure.stores.filters import parse
-from tests.filter_oracle import holds
-from tests.filter_rows import ids, postgres_ids, table
+from tests.stores.filter_oracle import holds
+from tests.stores.filter_rows import ids, postgres_ids, table
 
 KEYS = [
     "a",
