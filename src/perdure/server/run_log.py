@@ -126,8 +126,9 @@ class Log:
                 elif self._closed:
                     return
                 else:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(more.wait(), LOOK_S)
+                    with suppress(TimeoutError):  # wait_for would make a task for each event
+                        async with asyncio.timeout(LOOK_S):
+                            await more.wait()
         finally:
             self._read.pop(reader, None)
             self._drop()
