@@ -1,15 +1,19 @@
 # `make chat` sets up and runs the main job; `make test` sets up and passes every check;
-# `make notebooks` sets up and opens the notebooks in JupyterLab.
+# `make test-all` runs slow tests too, and all rounds of what repeats; `make test-rest` is what
+# `make test` left out; `make notebooks` sets up and opens the notebooks in JupyterLab.
 PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin
 PARTS := graphs memory checkpointers stores
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := test
-.PHONY: chat notebooks test setup check fix lint view types unit clean
+.PHONY: chat notebooks test test-all test-rest setup check fix lint view types unit clean
 
 chat: setup  ; $(BIN)/perdure chat --thread hello
 notebooks: $(VENV)/.jupyter ; cd notebooks && $(abspath $(BIN))/jupyter lab $(JUPYTER)
 test: setup check
+test-all: setup ; @$(MAKE) --no-print-directory check TESTS=--all
+test-rest: setup ; $(PYTEST) --rest
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -25,10 +29,14 @@ $(VENV)/.jupyter: $(VENV)/.ready
 	@$(BIN)/pip install --group notebooks > $(VENV)/notebooks.log 2>&1 || { cat $(VENV)/notebooks.log >&2; exit 1; }
 	@touch $@
 
-check: lint types unit
+# mypy without a cache takes a minute of one core, beside pytest; what it says is shown if it is bad
+check: lint view
+	@$(MAKE) --no-print-directory types > build/types.log 2>&1 & types=$$!; \
+	    $(MAKE) --no-print-directory unit; unit=$$?; \
+	    wait $$types || { cat build/types.log >&2; exit 1; }; exit $$unit
 fix:   ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:  ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
 view:  ; @rm -rf build/view && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
 types: view ; $(BIN)/mypy -p perdure -p tests && PYTHONPATH=build/view $(BIN)/lint-imports --no-cache
-unit:  ; $(BIN)/python -m pytest -n auto --dist worksteal
+unit:  ; $(PYTEST) $(TESTS)
 clean: ; rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from perdure.checkpointers import SQLiteCheckpointer
+from tests import postgres_server, programs
 from tests.backends import BACKENDS, Place, places
+from tests.rounds import do_all, rounds
 
 # Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
 # went into waiting for the disk. Processes are killed, never the machine, so no test gets weaker.
@@ -20,11 +24,96 @@ MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
     tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
-settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60
-)
-settings.register_profile("deep", deadline=None, max_examples=2000)
-settings.load_profile("default")
+# All modules of tests and what they import stay until the end: a collection of the garbage need
+# not go over them again and again.
+gc.disable()
+SKIPPED = "perdure/skipped"  # in pytest's cache: tests that waited for a program to be installed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options by which slow tests, and all rounds of what repeats, are run."""
+    group = parser.getgroup("perdure")
+    group.addoption("--all", action="store_true", help="slow tests too, and all rounds")
+    group.addoption(
+        "--rest",
+        action="store_true",
+        help="what a run without --all left out: slow tests, all rounds of what repeats, and what "
+        "was skipped for a missing program",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # --hypothesis-profile goes before
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the rounds, before a module of tests is imported."""
+    if config.option.all or config.option.rest:
+        do_all()
+    settings.register_profile(
+        "default",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=rounds(60),
+    )
+    settings.register_profile("deep", deadline=None, max_examples=2000)
+    settings.load_profile("default")
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """Twice as many workers as cores: a third of the time of tests is waiting."""
+    return 2 * (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, and leave out those that the options do not ask for."""
+    for item in items:
+        if "postgres" in item.nodeid or "pgbouncer" in item.nodeid:
+            item.add_marker("postgres")
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+    if config.option.all or any("::" in arg for arg in config.args):
+        return
+    skipped = set(config.cache.get(SKIPPED, [])) if config.cache else set()
+    chosen = [item for item in items if _is_chosen(item, skipped, rest=config.option.rest)]
+    config.hook.pytest_deselected(items=[*({*items} - {*chosen})])
+    items[:] = chosen
+
+
+def _is_chosen(item: pytest.Item, skipped: set[str], *, rest: bool) -> bool:
+    slow = item.get_closest_marker("slow") is not None
+    if not rest:
+        return not slow
+    repeats = item.get_closest_marker("repeats") is not None
+    properties = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    return slow or repeats or properties or item.nodeid in skipped
+
+
+def pytest_collection_finish() -> None:
+    """See above."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep tests without the marker from Postgres."""
+    postgres_server.allow(item.get_closest_marker("postgres") is not None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other summaries
+def pytest_terminal_summary(
+    terminalreporter: Any, config: pytest.Config
+) -> Generator[None, None, None]:
+    """End with what was skipped for a missing program, and keep it for `--rest`."""
+    yield
+    stats: dict[str, list[Any]] = terminalreporter.stats
+    skipped = programs.missing(stats.get("skipped", []))
+    for line in programs.summary(skipped):
+        terminalreporter.write_line(line, yellow=True)
+    if config.cache:
+        ran = {getattr(report, "nodeid", "") for reports in stats.values() for report in reports}
+        before = {*config.cache.get(SKIPPED, [])}
+        config.cache.set(SKIPPED, sorted((before - ran) | {*skipped}))
 
 
 @pytest.fixture(autouse=True)

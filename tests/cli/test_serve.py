@@ -22,9 +22,14 @@ from tests.server.test_keys import ANN, entry
 
 
 @contextmanager
-def served(*options: str, db: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+def served(
+    *options: str, db: Path, sigint: str = "signal.default_int_handler"
+) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
     """The address of a running `perdure serve`, what else it said, and its process."""
-    command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", "--port", "0"]
+    # a shell that starts something in the background has it ignore SIGINT, and so do its children
+    code = f"import signal; signal.signal(signal.SIGINT, {sigint})"
+    code += "; from perdure.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "--port", "0"]
     with subprocess.Popen(
         [*command, "--db", str(db), *options], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -72,15 +77,14 @@ def test_it_serves_until_ctrl_c_with_a_request_under_way(tmp_path: Path) -> None
 
 
 def test_keys_and_names(tmp_path: Path) -> None:
+    """They are checked; SIGTERM ends it, also in the background, where SIGINT is ignored."""
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann"))
     keys.chmod(0o644)
-    options = ("--keys", str(keys), "--allowed-host", "mem.example", "--host", "0.0.0.0")
-    with served(*options, "--proxy", "127.0.0.1", db=tmp_path / "memory.db") as (
-        url,
-        said,
-        process,
-    ):
+    hosts = ("--allowed-host", "mem.example", "--host", "0.0.0.0", "--proxy", "127.0.0.1")
+    options = ("--keys", str(keys), *hosts)
+    background = served(*options, db=tmp_path / "memory.db", sigint="signal.SIG_IGN")
+    with background as (url, said, process):
         assert f"chmod 600 {keys}" in said
         local = url.replace("0.0.0.0", "127.0.0.1")
         assert answers(local, "/ui/login", host="mem.example") == 200
@@ -88,6 +92,10 @@ def test_keys_and_names(tmp_path: Path) -> None:
         assert logins(local) == [401] * 6
         assert process.stderr is not None
         assert "log in with an API key" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert answers(local, "/ok") == 200
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
 
 
 def test_a_new_key(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import count, limit
 from tests.backends import KEY
 from tests.contracts.puts import at, put, shape
+from tests.rounds import rounds
 
 Values = dict[str, Any]
 CHANNELS = ("messages", "facts")
@@ -228,7 +229,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
-@settings(max_examples=60)
+@settings(max_examples=rounds(60))
 @given(program=steps, forgets=st.booleans())
 def test_manifests_stay_small_and_history_whole(
     key: bytes | None, program: list[Any], forgets: bool

@@ -23,6 +23,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from tests.backends import KEY
 from tests.contracts.model import EDITS, PAD, SPLIT, Edit, Line, Put, Talk, items_of
 from tests.contracts.puts import at, listed, shape, uid_of
+from tests.rounds import rounds
 
 DAY = 86400.0
 
@@ -413,7 +414,7 @@ class SealedThreads(Threads):
     key = KEY
 
 
-short = settings(max_examples=40, stateful_step_count=25)
+short = settings(max_examples=rounds(40), stateful_step_count=25)
 TestThreads = Threads.TestCase
 TestThreads.settings = short
 TestSealedThreads = SealedThreads.TestCase

@@ -26,11 +26,12 @@ from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.durability.processes import integrity, killed
+from tests.rounds import rounds
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
-FILES_PER_SEED = 5
+FILES_PER_SEED = rounds(5)
 KILLS_PER_FILE = 5
 
 
@@ -196,12 +197,13 @@ def uncrashed() -> list[dict[str, Any]]:
     return [graph.invoke(question(turn), CONFIG) for turn in range(40)]
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("door", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_loses_nothing_acknowledged(
     seed: int, door: str, tmp_path: Path, uncrashed: list[dict[str, Any]]
 ) -> None:
-    """25 kills: all that was acknowledged is there, and the resumed state is an uncrashed run's."""
+    """All that was acknowledged is there, and the resumed state is that of an uncrashed run."""
     chance = random.Random(f"{seed} {door}")
     for file in range(FILES_PER_SEED):
         path = tmp_path / f"{file}.db"

@@ -19,14 +19,15 @@ from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import ConfigurationError
 from tests import postgres_server
 from tests.durability.processes import in_processes
-from tests.pgbouncer import MISSING, PROGRAM, PgBouncer
+from tests.pgbouncer import PgBouncer
+from tests.programs import PGBOUNCER
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def pooler() -> Iterator[PgBouncer]:
+    PGBOUNCER.path()
     with tempfile.TemporaryDirectory(prefix="bouncer") as folder:  # the path of a socket is short
         made = PgBouncer(postgres_server.dsn(), Path(folder))
         yield made

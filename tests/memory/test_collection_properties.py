@@ -22,6 +22,7 @@ from perdure.memory.records import Candidate
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
+from tests.rounds import rounds
 
 Space = tuple[str, ...]
 TEXTS = [f"Ann likes {thing}" for thing in ("tea", "chess", "Oslo", "jazz")]
@@ -276,6 +277,6 @@ class PlainChanges(Changes):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=12, stateful_step_count=25)
+TestChanges.settings = settings(max_examples=rounds(12), stateful_step_count=25)
 TestPlainChanges = PlainChanges.TestCase
-TestPlainChanges.settings = settings(max_examples=12, stateful_step_count=25)
+TestPlainChanges.settings = settings(max_examples=rounds(12), stateful_step_count=25)

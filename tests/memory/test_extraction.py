@@ -32,6 +32,7 @@ from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.memory.watermarks import watermark
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
+from tests.rounds import rounds
 
 NAMES = [f"message {number}" for number in range(12)]
 EXTRACTED = [f"user: {name}" for name in NAMES]
@@ -439,7 +440,7 @@ def test_without_a_history_what_was_removed_is_gone(store: SQLiteStore) -> None:
 # -- faults
 
 
-@settings(max_examples=10)
+@settings(max_examples=rounds(10))
 @given(fails=st.frozensets(st.integers(1, 9), max_size=5), touched=st.booleans())
 def test_a_fault_anywhere_loses_and_doubles_nothing(
     fails: frozenset[int], touched: bool, tmp_path_factory: pytest.TempPathFactory

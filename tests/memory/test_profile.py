@@ -33,6 +33,7 @@ from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
 from tests.memory.patch_oracle import NotApplicable, oracle
 from tests.memory.test_profile_patch import documents_and_patches, op
+from tests.rounds import rounds
 
 
 class Home(BaseModel):
@@ -767,7 +768,7 @@ def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
 # -- any patches
 
 
-@settings(max_examples=25)
+@settings(max_examples=rounds(25))
 @given(st.lists(documents_and_patches(), max_size=4))
 def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
     """Patch after patch, valid or not: what is refused changes nothing, nothing else is lost."""

@@ -32,6 +32,7 @@ from perdure.memory.watermarks import Watermark, watermark
 from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
+from tests.rounds import rounds
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
 T: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
@@ -130,7 +131,7 @@ def test_a_turn_says_where_it_comes_from(
     assert source.at is not None
 
 
-@settings(max_examples=12)
+@settings(max_examples=rounds(12))
 @given(data=st.data())
 def test_whoever_remembers_each_turn_is_one_memory_in_its_place(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -33,6 +33,7 @@ from langchain_openai import ChatOpenAI
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
 from perdure.memory import tokens
 from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
+from tests.rounds import rounds
 
 with warnings.catch_warnings():  # its way to read its files is deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -493,7 +494,7 @@ def exactly(message: BaseMessage) -> int:
     return TokenCounter("o200k_base").message(message)
 
 
-@settings(max_examples=20)
+@settings(max_examples=rounds(20))
 @given(messages, texts)
 def test_a_message_changed_in_place_counts_anew(message: BaseMessage, text: str) -> None:
     """Counts are remembered by content; fresh copies count the same."""

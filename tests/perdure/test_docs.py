@@ -33,6 +33,7 @@ from tests.server.running import running
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+QUICK = 2  # each takes five seconds of a processor, most of it imports: the others are slow
 PNG = "image/png"
 
 
@@ -177,9 +178,13 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Any]:
-    """Each notebook as it is after a run, or the error: two at a time, most of it is imports."""
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Path, Any]:
+    """Each notebook under test as it is after a run, or the error; two at a time."""
     slots = asyncio.Semaphore(2)
+    cases = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    notebooks = [params["notebook"] for params in cases if "notebook" in params]
 
     async def run(notebook: Path) -> Any:
         made = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
@@ -191,12 +196,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Any]:
         return made
 
     async def run_all() -> list[Any]:
-        return await asyncio.gather(*map(run, NOTEBOOKS), return_exceptions=True)
+        return await asyncio.gather(*map(run, notebooks), return_exceptions=True)
 
-    return dict(zip(NOTEBOOKS, asyncio.run(run_all()), strict=True))
+    return dict(zip(notebooks, asyncio.run(run_all()), strict=True))
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        *NOTEBOOKS[:QUICK],
+        *(pytest.param(notebook, marks=pytest.mark.slow) for notebook in NOTEBOOKS[QUICK:]),
+    ],
+    ids=lambda path: path.stem,
+)
 def test_notebooks(notebook: Path, ran: dict[Path, Any]) -> None:
     """A notebook runs from top to bottom, prints what it shows, and is small."""
     if isinstance(ran[notebook], BaseException):

@@ -28,6 +28,7 @@ from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.postgres import PostgresStore
 from tests.backends import places
+from tests.rounds import rounds
 from tests.talks import talk
 
 DAY = 86_400
@@ -152,7 +153,7 @@ def same(planned: Report, done: Report) -> None:
     assert planned.size_bytes >= done.size_bytes
 
 
-@settings(max_examples=25)
+@settings(max_examples=rounds(25))
 @given(all_rules(), THREADS, ITEMS, ENTRIES_OF, st.dictionaries(st.sampled_from("abcd"), AGES))
 def test_what_the_dry_run_names_is_exactly_what_goes(
     rules: Rules,

@@ -1,31 +1,23 @@
-"""A real Chromium. Without one tests are skipped; with PERDURE_BROWSER=required they fail."""
+"""A real Chromium."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import warnings
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+from tests.programs import CHROMIUM
+
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage")
 
 
 @pytest.fixture(scope="module")  # its event loop runs until it ends
 def browser() -> Iterator[Browser]:
     """The browser of a module."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        missing = f"no browser: none of {', '.join(_NAMES)} is installed (apt install chromium)"
-        if os.environ.get("PERDURE_BROWSER") == "required":
-            pytest.fail(missing)
-        warnings.warn(f"PAGES ARE NOT TESTED: {missing}", stacklevel=1)
-        pytest.skip(missing)
+    path = CHROMIUM.path()
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=found, args=[*_ARGUMENTS])
+        made = playwright.chromium.launch(executable_path=path, args=[*_ARGUMENTS])
         yield made
         made.close()
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from perdure.stores import SQLiteStore
 from tests.store_backends import BACKENDS, DOORS, Awaited, Clock, like_langgraph, through
+from tests.stores import filter_rows
+from tests.stores.filter_rows import LetThrough
 
+# each backend, and each door of a file and of a server; the other crosses are run with --all
+SLOW = {"memory-awaited", "sealed-awaited", "postgres-blocking"}
 OURS = [
-    f"{backend}-{door}"
-    for backend in BACKENDS
-    for door in DOORS
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name in (f"{backend}-{door}" for backend in BACKENDS for door in DOORS)
     # these differ from "sealed" in the index alone, and from "postgres" in the bytes of a row
-    if (backend, door) not in {("keyed", "blocking"), ("postgres-sealed", "blocking")}
+    if name not in {"keyed-blocking", "postgres-sealed-blocking"}
 ]
 
 
@@ -37,6 +41,12 @@ def any_store(
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
     """A store of each of our backends through each door."""
     yield from _opened(request.param, tmp_path, clock)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def let_through(request: pytest.FixtureRequest) -> LetThrough:
+    """Whether a filter's condition is true of a document, in each database."""
+    return partial(filter_rows.let_through, request.param)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from perdure.stores.filter_sql import (
     indexable,
 )
 from perdure.stores.filters import MAX_OPERANDS, parse
-from tests.stores.filter_rows import ids, let_through, table
+from tests.stores.filter_rows import LetThrough, ids, table
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,
@@ -55,7 +55,7 @@ DOCUMENT: dict[str, Any] = {
     ],
     ids=repr,
 )
-def test_sql_narrows_the_scan(filter: dict[str, Any]) -> None:
+def test_sql_narrows_the_scan(filter: dict[str, Any], let_through: LetThrough) -> None:
     """The condition is no mere formality: it holds back what it can be asked about."""
     assert {False} == let_through(parse(filter), DOCUMENT)
 
@@ -72,7 +72,7 @@ def test_sql_narrows_the_scan(filter: dict[str, Any]) -> None:
     ],
     ids=["in", "floats", "or", "and", "list", "wild"],
 )
-def test_the_largest_filters_run(filter: dict[str, Any]) -> None:
+def test_the_largest_filters_run(filter: dict[str, Any], let_through: LetThrough) -> None:
     """What is within the limits stays within SQL's, and means the same there."""
     parsed = parse(filter)
 
@@ -91,7 +91,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
-def test_no_text_is_ever_syntax(text: str) -> None:
+def test_no_text_is_ever_syntax(text: str, let_through: LetThrough) -> None:
     """Anything is a key and an operand: no database objects, and the answer is right."""
     key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
     document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))

@@ -13,7 +13,7 @@ from perdure.errors import InvalidFilter
 from perdure.stores.filter_sql import JSONPlace, condition_of
 from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse
 from tests.stores.filter_oracle import holds
-from tests.stores.filter_rows import let_through
+from tests.stores.filter_rows import LetThrough
 
 DOCUMENT: dict[str, Any] = {
     "n": 5,
@@ -146,7 +146,7 @@ MISSES: list[Any] = [
 
 
 @pytest.mark.parametrize("filter", MATCHES, ids=repr)
-def test_matches(filter: dict[str, Any]) -> None:
+def test_matches(filter: dict[str, Any], let_through: LetThrough) -> None:
     """The document is found, by Python, by the oracle and among SQLite's rows."""
     parsed = parse(filter)
 
@@ -260,7 +260,9 @@ BIG = 10**400  # beyond the largest real
         ([math.nan], []),
     ],
 )
-def test_numbers_that_are_not_finite(condition: Any, found: list[Any]) -> None:
+def test_numbers_that_are_not_finite(
+    condition: Any, found: list[Any], let_through: LetThrough
+) -> None:
     """Infinities compare with numbers, and NaN with nothing, in Python and in SQLite."""
     values: list[Any] = [-1, 0.5, BIG, "x", None, [0.5]]
     parsed = parse({"a": condition})

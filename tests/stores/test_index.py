@@ -27,6 +27,7 @@ from perdure.stores.puts import Preparer
 from perdure.stores.sqlite import SCHEMA
 from perdure.stores.vectors import stored
 from tests.backends import KEY
+from tests.rounds import rounds
 from tests.store_backends import BACKENDS, Clock, Words, keys, of_words, open_store
 from tests.stores.erasing import raw
 
@@ -120,7 +121,7 @@ def seen(found: Index, now: int) -> list[Any]:
     return sorted(told, key=lambda row: int(row[0]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 @given(steps, st.sampled_from([0, 5, 7, 20]))
 def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
@@ -291,10 +292,10 @@ class SealedHandles(Handles):
 
 
 TestHandles = Handles.TestCase
-TestHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestHandles.settings = settings(max_examples=rounds(25), stateful_step_count=25, deadline=None)
 pytest.mark.usefixtures("eager", "closings")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
-TestSealedHandles.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+TestSealedHandles.settings = settings(max_examples=rounds(8), stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.usefixtures("closings")

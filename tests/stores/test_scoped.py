@@ -17,6 +17,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import InvalidNamespace, LimitExceeded, VersionConflict
 from perdure.stores import ScopedStore, SQLiteStore
+from tests.rounds import rounds
 from tests.store_backends import BACKENDS, FEWER, Clock, of_words
 
 LABELS = ["a", "ab", "b", "*", ".", "a.b", "%", "_", "A", "é", "e\u0301", "ab\U0001f600", "\uffff"]
@@ -57,7 +58,7 @@ def seen(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 @given(namespaces=st.lists(spaces, min_size=1, max_size=12, unique=True), root=roots)
 def test_nothing_outside_is_seen(namespaces: list[Space], root: Space) -> None:
     """Whatever the labels, only what is under the scope's prefix comes out by any method."""
@@ -71,7 +72,7 @@ def test_nothing_outside_is_seen(namespaces: list[Space], root: Space) -> None:
         assert expected == seen(nested, namespaces, root)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 @given(namespaces=st.lists(spaces, min_size=1, max_size=8, unique=True), root=roots)
 def test_nothing_outside_is_changed(namespaces: list[Space], root: Space) -> None:
     """Puts, deletes, batches and forgetting through a scope leave all else as it was."""
@@ -102,7 +103,7 @@ def test_nothing_outside_is_changed(namespaces: list[Space], root: Space) -> Non
 conditions = st.none() | st.lists(labels, min_size=1, max_size=2).map(tuple)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=rounds(80), deadline=None)
 @given(
     namespaces=st.lists(spaces, min_size=1, max_size=12, unique=True),
     root=roots,

@@ -13,6 +13,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, LimitExceeded
 from perdure.stores import ScopedStore, SQLiteStore
+from tests.rounds import rounds
 from tests.store_backends import FEWER, Clock, keys, of_words
 
 A = ("a",)
@@ -210,7 +211,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 @given(steps, st.none() | st.integers(0, 3), st.none() | st.integers(0, 120))
 def test_any_course(
     course: list[tuple[str, int | None]], max_items: int | None, max_bytes: int | None

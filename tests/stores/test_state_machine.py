@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from perdure.errors import VersionConflict
 from perdure.stores import Provenance, SQLiteStore, StoredItem, VersionRetention
 from tests.backends import KEY
+from tests.rounds import rounds
 from tests.store_backends import Clock, keys, open_store
 from tests.stores.model import TICK, Key, Version
 
@@ -280,6 +281,6 @@ class SealedMemories(Memories):
 
 
 TestMemories = Memories.TestCase
-TestMemories.settings = settings(max_examples=30, stateful_step_count=30)
+TestMemories.settings = settings(max_examples=rounds(30), stateful_step_count=30)
 TestSealedMemories = SealedMemories.TestCase
-TestSealedMemories.settings = settings(max_examples=10, stateful_step_count=30)
+TestSealedMemories.settings = settings(max_examples=rounds(10), stateful_step_count=30)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from perdure.errors import ImportFailed
 from perdure.stores import Provenance, SQLiteStore, TransferReport, VersionRetention, transfer
 from tests.backends import KEY
+from tests.rounds import rounds
 from tests.store_backends import Clock, keys, of_words, open_store
 
 A = ("a",)
@@ -96,7 +97,7 @@ def told(store: SQLiteStore) -> list[str]:
     return [json.dumps(line, ensure_ascii=False) for line in store.export()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 @given(courses, st.sampled_from([None, KEY]))
 def test_any_history_survives(course: list[Any], key: bytes | None) -> None:
     """The lines of what was imported are those of what was exported; again, nothing is added."""
@@ -122,7 +123,7 @@ def test_any_history_survives(course: list[Any], key: bytes | None) -> None:
         assert [c.versions + c.items for c in counts] == [len(lines)] * 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 @given(courses, courses)
 def test_a_history_goes_on(course: list[Any], later: list[Any]) -> None:
     """A second export, when more has happened, brings the versions that are new."""
