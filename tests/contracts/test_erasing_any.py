@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.types import Send
@@ -19,6 +20,7 @@ from tests.contracts.erased import (
     raw,
 )
 from tests.contracts.puts import put, shape, uid_of, values_at
+from tests.rounds import rounds
 
 IDS = "abcdef"
 step = st.fixed_dictionaries(
@@ -95,11 +97,9 @@ def told(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
     return [item.value for item in found]
 
 
-@given(
-    steps=st.lists(step, min_size=1, max_size=8),
-    ids=st.sets(st.sampled_from(IDS)),
-    backend=st.sampled_from(sorted(BACKENDS)),
-)
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@settings(max_examples=rounds(16))
+@given(steps=st.lists(step, min_size=1, max_size=8), ids=st.sets(st.sampled_from(IDS)))
 def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) -> None:
     """By any road, nothing of the messages is found and everything else is as before."""
     with tempfile.TemporaryDirectory() as folder, BACKENDS[backend](Path(folder)) as saver:

@@ -254,6 +254,7 @@ def test_reads_do_not_wait_for_texts_that_are_embedded(tmp_path: Path) -> None:
         assert store.get(A, "k") is not None
 
 
+@pytest.mark.postgres
 def test_blocking_calls_on_an_event_loop(tmp_path: Path) -> None:
     """Blocking methods called on the loop's own thread return, also while tasks are at work."""
 

@@ -30,6 +30,8 @@ from tests.server.talking import talk as conversation
 from tests.server.test_keys import entry
 from tests.talks import talk
 
+pytestmark = pytest.mark.postgres
+
 TENANTS = ("acme", "globex")
 
 

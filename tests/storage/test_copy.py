@@ -320,6 +320,7 @@ def test_damage_is_an_error(sql: str, told: str, tmp_path: Path, database: Any) 
         copy(old, new)
 
 
+@pytest.mark.postgres
 def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> None:
     """Postgres takes no such text; all those threads are named. SQLite takes it."""
     old, new = database("file", "old"), database("postgres", "new")
@@ -335,6 +336,7 @@ def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> No
     assert everything(old.saver) == everything(same.saver)
 
 
+@pytest.mark.postgres
 @pytest.mark.parametrize("name", ["plain.db", "memories.db"])
 def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -> None:
     """Its rows are of an older form; they read the same in the copy."""
@@ -383,6 +385,7 @@ def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any
     assert list(old.store.export()) == list(new.store.export())
 
 
+@pytest.mark.postgres
 def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
     """The numbers of the target's sequences may be higher than those of the rows it has."""
     old, new = database("file", "old"), database("postgres", "new")
@@ -408,6 +411,7 @@ def numbers(of: Database) -> list[int]:
     return found
 
 
+@pytest.mark.postgres
 def test_names_that_no_index_takes_are_refused(database: Any) -> None:
     """Threads, namespaces, keys, checkpoints: before anything is copied, and by each put."""
     old, new = database("file", "old"), database("postgres", "new")
@@ -454,6 +458,7 @@ def test_indexes_are_made_before_a_copy_counts_as_complete(
         assert store.indexes() == ["kind"]
 
 
+@pytest.mark.postgres
 def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source whose connection is lost is read anew."""
     old, new = database("postgres", "old"), database("file", "new")

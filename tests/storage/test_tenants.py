@@ -31,6 +31,8 @@ from perdure.stores.tables import StoreTables
 from tests import postgres_server
 from tests.store_backends import Clock
 
+pytestmark = pytest.mark.postgres
+
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 NAMESPACE = ("memories", "ann")
 TENANTS = ("acme", "globex")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langgraph.store.base import PutOp
 
 from perdure.stores import Provenance, PutItem
@@ -65,6 +66,7 @@ def answers(store: Any, clock: Clock) -> Iterator[tuple[str, list[tuple[Any, ...
         yield f"{prefix} listed", [(item.namespace, item.key, item.value) for item in found]
 
 
+@pytest.mark.postgres
 def test_both_databases_answer_alike(tmp_path: Path) -> None:
     """So does a store that is opened later, and reads the index that was kept."""
     told = []
