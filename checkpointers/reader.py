@@ -198,18 +198,18 @@ class Reader:
         """
         values: dict[str, Any] = dict.fromkeys(snapshot.refs)
         for channel in filter(needs_value, values):
-            values[channel] = yield from self._value_of(thread_id, snapshot.refs[channel])
+            values[channel] = yield from self.value_of(thread_id, snapshot.refs[channel])
         writes = []
         for uid, task, path, body in rows:
             stored = open_writes(self.seal, thread_id, ns, (uid, task, path, body))
             for _, channel, ref in stored:
                 write = TaskWrite(unpack_id(task) or "", path, channel)
                 if channel in (INTERRUPT, ERROR):
-                    write = write._replace(value=(yield from self._value_of(thread_id, ref)))
+                    write = write._replace(value=(yield from self.value_of(thread_id, ref)))
                 writes.append(write)
         return thread_status(values, snapshot.versions, snapshot.seen, writes)
 
-    def _value_of(self, thread_id: str, ref: Any) -> Flow[Any]:
+    def value_of(self, thread_id: str, ref: Any) -> Flow[Any]:
         """The value a reference stands for; what is kept of the thread is looked up if need be."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)

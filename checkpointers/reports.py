@@ -139,6 +139,7 @@ class CheckpointInfo:
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
+        next: The nodes that were to run when it was put, each once a task.
     """
 
     checkpoint_id: str
@@ -150,6 +151,7 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
+    next: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class StateDifference:
     """What changed from one checkpoint to another.
 
     Attributes:
-        ran: The nodes that ran between them.
+        ran: The nodes that ran between them, in order; none if the earlier one is not there.
         channels: The channels whose values differ.
     """
 

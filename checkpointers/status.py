@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
+from perdure.checkpointers.planner import START
 from perdure.checkpointers.reports import ThreadStatus, ThreadTask
 
 SENDS: Final = "__pregel_tasks"
 """langgraph's channel of the `Send`s that run in the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that keeps the place of an erased one, and never runs."""
-_START: Final = "__start__"
 _BRANCH: Final = "branch:to:"  # and the node that it triggers
 _JOIN: Final = "join:"  # the nodes that are waited for, joined by "+", ":", and the node
 _NO_NODES: Final = ("__input__", INTERRUPT)  # have seen versions of channels as well
@@ -66,8 +66,8 @@ def thread_status(
     for path in tasks:  # a graph may be triggered by channels of any name
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
-    if not due and _START in values:
-        due[_PULL + _START] = _START
+    if not due and START in values:
+        due[_PULL + START] = START
     lacking = [path for path in due if path not in tasks]
     for task, each in by_task.items():  # other savers' files may have no paths
         if not _has_path(each):

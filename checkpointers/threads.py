@@ -271,6 +271,7 @@ class Threads:
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
+        status = yield from self.reader.status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.uid,
@@ -282,6 +283,7 @@ class Threads:
             self.reader.metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
+            status.next,
         )
 
 
