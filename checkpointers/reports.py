@@ -120,12 +120,13 @@ class ThreadHead:
     metadata: Mapping[str, Any]
     updated_at: datetime
     created_at: datetime
-    status: ThreadStatus = ThreadStatus()
+    status: ThreadStatus
 
     @property
     def owner(self) -> str | None:
         """Whose the thread is: the `owner` in its metadata, else the `user_id`; None: nobody's."""
-        return self.metadata.get("owner", self.metadata.get("user_id")) or None
+        owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
+        return owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,11 +159,12 @@ class Threads:
     def _thread_head(self, row: Row) -> Flow[ThreadHead]:
         _, thread_id, created_at, updated_at, _ = row
         _, head, writes = yield from self._head(row)
-        times = [_time(thread_id, at) for at in (updated_at, created_at)]
-        if head is None:
-            return ThreadHead(thread_id, None, {}, *times)
-        status = yield from self.reader.status(thread_id, "", head, writes)
-        return ThreadHead(thread_id, head.uid, self.reader.metadata(head), *times, status)
+        uid, metadata, status = None, dict[str, Any](), ThreadStatus()
+        if head is not None:
+            uid, metadata = head.uid, self.reader.metadata(head)
+            status = yield from self.reader.status(thread_id, "", head, writes)
+        times = _time(thread_id, updated_at), _time(thread_id, created_at)
+        return ThreadHead(thread_id, uid, metadata, *times, status)
 
     def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None, list[Row]]]:
         """The namespaces of a thread, the head of its root, and the rows of its writes."""

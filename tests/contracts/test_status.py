@@ -182,7 +182,7 @@ def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
         "versions_seen": {"a": {"branch:to:a": 1}},
     }
     for thread, values in (("one", {"branch:to:a"}), ("two", {"branch:to:a", "branch:to:b"})):
-        made = {**checkpoint, "id": thread, "channel_values": dict.fromkeys(values)}
+        made: Any = {**checkpoint, "id": thread, "channel_values": dict.fromkeys(values)}
         config = saver.put(at(thread), made, {"source": "loop"}, {})
         saver.put_writes(config, asked, f"task of {thread}")
 
