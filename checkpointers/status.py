@@ -27,6 +27,8 @@ _PULL: Final = "~__pregel_pull, "  # and the node
 _PUSH: Final = "~__pregel_push, "  # and the place of the `Send`; or the path of a task that calls
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
+IDLE: Final = ThreadStatus()
+"""The status of a thread with nothing to be done."""
 
 
 class TaskWrite(NamedTuple):
@@ -57,10 +59,7 @@ def thread_status(
         seen: The versions that each node has seen.
         writes: The pending writes, whoever wrote them, in order.
     """
-    by_task: dict[str, list[TaskWrite]] = {}
-    for write in writes:
-        if write.task != _NULL_TASK and not _is_inner(write.path):
-            by_task.setdefault(write.task, []).append(write)
+    by_task = _by_task(writes)
     tasks = {each[0].path: task for task, each in by_task.items() if _has_path(each)}
     due = dict(_due(values, versions, seen))
     for path in tasks:  # a graph may be triggered by channels of any name
@@ -68,6 +67,8 @@ def thread_status(
             due.setdefault(path, path.removeprefix(_PULL))
     if not due and START in values:
         due[_PULL + START] = START
+    if not due and not by_task:
+        return IDLE
     lacking = [path for path in due if path not in tasks]
     for task, each in by_task.items():  # other savers' files may have no paths
         if not _has_path(each):
@@ -86,8 +87,17 @@ def thread_status(
 
 def sent_to(sends: Any) -> list[str | None]:
     """The nodes that the `Send`s of a checkpoint run; None: a cancelled one's."""
-    nodes = (getattr(send, "node", None) for send in sends or ())
+    nodes = [getattr(send, "node", None) for send in sends or ()]
     return [None if node == CANCELLED else node for node in nodes]
+
+
+def _by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
+    """The writes of each task of the superstep."""
+    by_task: dict[str, list[TaskWrite]] = {}
+    for write in writes:
+        if write.task != _NULL_TASK and not _is_inner(write.path):
+            by_task.setdefault(write.task, []).append(write)
+    return by_task
 
 
 def _has_path(writes: list[TaskWrite]) -> bool:
@@ -103,28 +113,31 @@ def _due(
     values: Mapping[str, Any], versions: Versions, seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
     """The tasks that a checkpoint triggers: their paths and nodes."""
-    for place, sent in enumerate(sent_to(values.get(SENDS))):
+    for place, sent in enumerate(sent_to(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{place:010d}, {0:010d}", sent
+    watched: dict[str, list[str]] = {}  # by nodes that ran before, in graphs of any kind
+    for node, channels in seen.items():
+        for channel in channels if node not in _NO_NODES else ():
+            watched.setdefault(channel, []).append(node)
     for channel, value in values.items():
-        for node in _triggered(channel, value, seen):
+        is_named = channel.startswith((_BRANCH, _JOIN))
+        for node in _named_in(channel, value) if is_named else watched.get(channel, ()):
             version, before = versions.get(channel), seen.get(node, {}).get(channel)
             if before is None or (version is not None and version > before):
                 yield _PULL + node, node
 
 
-def _triggered(channel: str, value: Any, seen: Mapping[str, Versions]) -> list[str]:
-    """The nodes that a channel triggers; others than a `StateGraph`'s if they ran before."""
+def _named_in(channel: str, value: Any) -> list[str]:
+    """The node that a channel of a `StateGraph` triggers, if it is ready to."""
     if channel.startswith(_BRANCH):
         # a deferred node's has its value and whether all others have ended
         is_ready = not isinstance(value, list | tuple) or len(value) != 2 or value[1] is True
         return [channel.removeprefix(_BRANCH)] if is_ready else []
-    if channel.startswith(_JOIN):
-        names, _, node = channel.removeprefix(_JOIN).rpartition(":")
-        arrived, is_ready = value if isinstance(value, list | tuple) else (value, True)
-        is_ready = is_ready and len("+".join(arrived or ())) == len(names)
-        return [node] if is_ready else []
-    return [node for node in seen if node not in _NO_NODES and channel in seen[node]]
+    names, _, node = channel.removeprefix(_JOIN).rpartition(":")
+    arrived, is_ready = value if isinstance(value, list | tuple) else (value, True)
+    is_ready = is_ready and len("+".join(arrived or ())) == len(names)
+    return [node] if is_ready else []
 
 
 def _task(path: str, node: str, task: str | None, writes: list[TaskWrite]) -> ThreadTask:

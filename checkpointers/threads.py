@@ -27,6 +27,7 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
     ThreadStatus,
 )
+from perdure.checkpointers.status import IDLE
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import ALL, Flow, Row
 
@@ -159,7 +160,7 @@ class Threads:
     def _thread_head(self, row: Row) -> Flow[ThreadHead]:
         _, thread_id, created_at, updated_at, _ = row
         _, head, writes = yield from self._head(row)
-        uid, metadata, status = None, dict[str, Any](), ThreadStatus()
+        uid, metadata, status = None, dict[str, Any](), IDLE
         if head is not None:
             uid, metadata = head.uid, self.reader.metadata(head)
             status = yield from self.reader.status(thread_id, "", head, writes)
