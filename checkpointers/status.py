@@ -87,7 +87,7 @@ def thread_status(
 
 def sent_to(sends: Any) -> list[str | None]:
     """The nodes that the `Send`s of a checkpoint run; None: a cancelled one's."""
-    nodes = [getattr(send, "node", None) for send in sends or ()]
+    nodes = [getattr(send, "node", None) for send in (sends if _is_list(sends) else ())]
     return [None if node == CANCELLED else node for node in nodes]
 
 
@@ -124,28 +124,33 @@ def _due(
         is_named = channel.startswith((_BRANCH, _JOIN))
         for node in _named_in(channel, value) if is_named else watched.get(channel, ()):
             version, before = versions.get(channel), seen.get(node, {}).get(channel)
-            if before is None or (version is not None and version > before):
+            is_same_kind = isinstance(version, type(before))
+            if before is None or (is_same_kind and version > before):
                 yield _PULL + node, node
 
 
 def _named_in(channel: str, value: Any) -> list[str]:
     """The node that a channel of a `StateGraph` triggers, if it is ready to."""
+    is_ready = True
+    if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
+        value, is_ready = value  # a deferred node's: whether all others have ended
     if channel.startswith(_BRANCH):
-        # a deferred node's has its value and whether all others have ended
-        is_ready = not isinstance(value, list | tuple) or len(value) != 2 or value[1] is True
         return [channel.removeprefix(_BRANCH)] if is_ready else []
     names, _, node = channel.removeprefix(_JOIN).rpartition(":")
-    arrived, is_ready = value if isinstance(value, list | tuple) else (value, True)
-    is_ready = is_ready and len("+".join(arrived or ())) == len(names)
+    arrived = value if _is_list(value) or isinstance(value, set | frozenset) else ()
+    is_ready = is_ready and len("+".join(map(str, arrived))) == len(names)
     return [node] if is_ready else []
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _task(path: str, node: str, task: str | None, writes: list[TaskWrite]) -> ThreadTask:
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:
-            several = isinstance(write.value, list | tuple)
-            interrupts += write.value if several else [write.value]
+            interrupts += write.value if _is_list(write.value) else [write.value]
     errors = (write.value for write in writes if write.channel == ERROR)
     parts: tuple[Any, ...] = ("__pregel_pull", node)
     if path.startswith(_PUSH):

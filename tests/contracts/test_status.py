@@ -189,3 +189,19 @@ def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
     alone, several = saver.status("one"), saver.status("two")
     assert (alone.next, alone.interrupts) == (("a",), ({"value": "Sure?"},))
     assert (sorted(several.next), several.state) == (["", "a", "b"], "waiting")
+
+
+def test_values_that_no_graph_of_langgraph_has_end_no_list(saver: SQLiteCheckpointer) -> None:
+    """Channels with such names and versions of two kinds are no error where threads are listed."""
+    values = {"join:a+b:c": 1, "branch:to:d": [1, 2, 3], "__pregel_tasks": "x", "e": 1}
+    checkpoint: Any = {
+        "v": 4,
+        "id": "one",
+        "ts": datetime.now(UTC).isoformat(),
+        "channel_values": values,
+        "channel_versions": {**dict.fromkeys(values, 2), "e": "2"},
+        "versions_seen": {"e": {"e": 1}},
+    }
+    saver.put(at(), checkpoint, {"source": "loop"}, {})
+
+    assert [head.status.next for head in saver.heads()] == [("d",)]
