@@ -252,7 +252,7 @@ class Threads:
 
         A page of the newest reads no more than it needs, and so does a status or a text in the
         metadata that few threads have. Other filters read on until the page is full; in another
-        order all threads are read: some 70 ms for each thousand, off the event loop.
+        order all threads are read: some 100 ms for each thousand, off the event loop.
 
         Args:
             metadata: What the metadata must contain; dicts may have more than is given.
