@@ -14,6 +14,8 @@ from perdure.checkpointers.reports import (
     StateDifference,
     ThreadHead,
     ThreadInfo,
+    ThreadStatus,
+    ThreadTask,
     ThreadUsage,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
@@ -36,6 +38,8 @@ __all__ = [
     "StateDifference",
     "ThreadHead",
     "ThreadInfo",
+    "ThreadStatus",
+    "ThreadTask",
     "ThreadUsage",
     "aabout",
     "about",

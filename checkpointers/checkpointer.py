@@ -70,6 +70,7 @@ from perdure.checkpointers.reports import (
     StateDifference,
     ThreadHead,
     ThreadInfo,
+    ThreadStatus,
     ThreadUsage,
 )
 from perdure.checkpointers.threads import Threads, missing
@@ -404,12 +405,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         prefix: str = "",
         active_since: datetime | None = None,
         filter: Mapping[str, Any] | None = None,
+        waiting: bool = False,
     ) -> _List[ThreadHead]:
         """The heads of a page of threads: cheaper than `threads`, whose arguments it takes.
 
-        With a `filter`, only heads whose metadata has these values, as in `list`.
+        With a `filter`, only heads whose metadata has these values, as in `list`; with `waiting`,
+        only threads that wait for an answer.
         """
-        asked = limit, after, prefix, active_since, filter or {}
+        asked = limit, after, prefix, active_since, filter or {}, waiting
         return self.database.read(lambda: self._threads.heads(*asked))
 
     aheads = awaited(heads)
@@ -423,6 +426,22 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return self.database.read(lambda: self._threads.head(thread_id))
 
     ahead = awaited(head)
+
+    def status(
+        self, thread_id: str, *, checkpoint_ns: str = "", checkpoint_id: str | None = None
+    ) -> ThreadStatus:
+        """Whether a thread waits for an answer, was cut off, or is idle, whoever wrote it.
+
+        It is told by the head, or by a checkpoint, and its pending writes; no graph is needed.
+
+        Raises:
+            UnknownThread: There is no such thread or namespace.
+            UnknownCheckpoint: It has no such checkpoint.
+        """
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        return self._read(lambda: self._threads.status(at))
+
+    astatus = awaited(status)
 
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.

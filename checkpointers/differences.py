@@ -11,6 +11,7 @@ from perdure.checkpointers.manifest import DICT, LIST, Ranges, covered, joined, 
 from perdure.checkpointers.manifest import missing as lacking
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
+from perdure.checkpointers.status import SENDS, sent_to
 from perdure.checkpointers.threads import missing
 from perdure.storage.flow import Flow
 
@@ -39,13 +40,45 @@ class Differences:
             after = known[new]
             if after is None:
                 raise missing(at._replace(checkpoint_id=new))
-            between = self._between(at.thread_id, found.thread, known[old], after, most)
-            out.append((yield from between))
+            channels = yield from self._between(at.thread_id, found.thread, known[old], after, most)
+            ran: tuple[str, ...] = ()
+            if old is None or known[old] is not None:
+                ran = yield from self._ran(at, found.namespace, known[old], after)
+            out.append(StateDifference(ran, channels))
         return out
+
+    def _ran(
+        self, at: Address, namespace: int, old: Snapshot | None, new: Snapshot
+    ) -> Flow[tuple[str, ...]]:
+        """The nodes that ran on the way from one checkpoint to another, in order."""
+        ran: list[str] = []
+        step: Snapshot | None = new
+        while step is not None and (old is None or step.uid != old.uid):
+            parent = old if old is not None and step.parent == old.uid else None
+            if parent is None and step.parent is not None:
+                parts = at.thread_id, at.checkpoint_ns, namespace, step.parent
+                parent = yield from self.reader.snapshot(*parts)
+            ran[:0] = yield from self._ran_in(at.thread_id, parent, step)
+            step = parent
+        if step is None and old is not None:  # one does not lead to the other
+            ran = _saw(old, new)
+        return tuple(dict.fromkeys(ran))
+
+    def _ran_in(self, thread_id: str, parent: Snapshot | None, step: Snapshot) -> Flow[list[str]]:
+        """The nodes that ran in one superstep.
+
+        One that a channel triggers sees its version; so does one that was to run when an input
+        came, and did not. A `Send` is a task of the checkpoint before, and leaves no version.
+        """
+        source, ran = self.reader.metadata(step).get("source"), list[str]()
+        if source == "loop" and parent is not None and SENDS in parent.refs:
+            sends = yield from self.reader.value_of(thread_id, parent.refs[SENDS])
+            ran += [node for node in sent_to(sends) if node is not None]
+        return [] if source == "input" else [*ran, *_saw(parent, step)]
 
     def _between(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, most: int
-    ) -> Flow[StateDifference]:
+    ) -> Flow[dict[str, ChannelDifference]]:
         before: Mapping[str, Any] = old.refs if old else {}
         channels = {}
         for channel in dict.fromkeys([*before, *new.refs]):
@@ -61,13 +94,7 @@ class Differences:
             else:
                 change = self._of_value(thread_id, thread, had, has)
             channels[channel] = yield from change
-        seen = old.seen if old else {}
-        ran = tuple(
-            node
-            for node, versions in new.seen.items()
-            if not node.startswith("__") and versions != seen.get(node)
-        )
-        return StateDifference(ran, channels)
+        return channels
 
     def _in_log(self, ref: Any) -> bool:
         """Whether a value is a list or dict in the log of its channel, or empty or absent."""
@@ -103,3 +130,10 @@ class Differences:
             parts.append(values)
         added, removed = parts
         return ChannelDifference(added, removed, len(added), len(removed), whole=True)
+
+
+def _saw(old: Snapshot | None, new: Snapshot) -> list[str]:
+    """The nodes that have seen other versions at a checkpoint than at one before it."""
+    before = old.seen if old else {}
+    nodes = (node for node, versions in new.seen.items() if versions != before.get(node))
+    return [node for node in nodes if not node.startswith("__")]

@@ -52,12 +52,13 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
+from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import Flow, Row
 
 _BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
-_CANCELLED: Final = Send("__erased__", None)  # keeps the places of the tasks after it; never runs
+_CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
 _TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
 _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 _NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing

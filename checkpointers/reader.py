@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
     PendingWrite,
     writes_sort_key,
 )
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread, keep
@@ -48,6 +49,8 @@ from perdure.checkpointers.records import (
     span,
     unpack_id,
 )
+from perdure.checkpointers.reports import ThreadStatus
+from perdure.checkpointers.status import TaskWrite, needs_value, thread_status
 from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
@@ -178,6 +181,42 @@ class Reader:
             writes,
         )
 
+    def status_at(self, at: Address) -> Flow[ThreadStatus | None]:
+        """The status of a thread at a checkpoint; see `find`."""
+        found = yield from self.find(at)
+        if found is None:
+            return None
+        rows = self._own((yield self._writes_of(found)))
+        return (yield from self.status(*at[:2], found.snapshot, [*rows]))
+
+    def status(
+        self, thread_id: str, ns: str, snapshot: Snapshot, rows: Sequence[Row]
+    ) -> Flow[ThreadStatus]:
+        """The status at a checkpoint, given the rows `(uid, task, path, body)` of its writes.
+
+        Of the values only those are read that tell it.
+        """
+        values: dict[str, Any] = dict.fromkeys(snapshot.refs)
+        for channel in filter(needs_value, values):
+            values[channel] = yield from self.value_of(thread_id, snapshot.refs[channel])
+        writes = []
+        for uid, task, path, body in rows:
+            stored = open_writes(self.seal, thread_id, ns, (uid, task, path, body))
+            for _, channel, ref in stored:
+                write = TaskWrite(unpack_id(task) or "", path, channel)
+                if channel in (INTERRUPT, ERROR):
+                    write = write._replace(value=(yield from self.value_of(thread_id, ref)))
+                writes.append(write)
+        return thread_status(values, snapshot.versions, snapshot.seen, writes)
+
+    def value_of(self, thread_id: str, ref: Any) -> Flow[Any]:
+        """The value a reference stands for; what is kept of the thread is looked up if need be."""
+        if isinstance(ref, bytes):
+            return self.codec.decode(ref)
+        ((key, _, generation),) = yield self.sql("find_thread", thread_id)
+        thread = self.cache.thread(thread_id, key, generation)
+        return (yield from self.value(thread_id, thread, ref))
+
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
         uid = pack_id(at.checkpoint_id)
@@ -277,19 +316,22 @@ class Reader:
     ) -> Flow[list[PendingWrite]]:
         """Pending writes in the order in which their tasks are applied."""
         out = []
-        for owner, ns, *row in rows:
-            if owner is not None:  # it is opened, too: it may be one of theirs, its key damaged
-                open_writes(self.seal, owner, ns, tuple(row))
-                continue
+        for row in self._own(rows):
             task = unpack_id(row[1]) or ""
-            for index, channel, ref in open_writes(
-                self.seal, at.thread_id, at.checkpoint_ns, tuple(row)
-            ):
+            for index, channel, ref in open_writes(self.seal, *at[:2], row):
                 if channels is None or channel in channels:
                     value = yield from self.value(at.thread_id, found.thread, ref)
                     out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
         out.sort(key=lambda each: each[0])
         return [write for _, write in out]
+
+    def _own(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """The rows `(uid, task, path, body)` of a checkpoint, of what `writes_of` answers."""
+        for owner, ns, *row in rows:
+            if owner is None:
+                yield tuple(row)
+            else:  # it is opened, too: it may be one of theirs, its key damaged
+                open_writes(self.seal, owner, ns, tuple(row))
 
     def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,56 @@ class ThreadInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadTask:
+    """A task of the superstep that follows a checkpoint.
+
+    Attributes:
+        id: None: it has stored nothing yet.
+        node: The node that it runs; `""`: another program stored what it wrote without saying that.
+        path: As langgraph has it: `("__pregel_pull", node)`, or `("__pregel_push", place, False)`
+            of the `Send` at a place.
+        done: Whether it has ended; the superstep has not.
+        error: What it raised, as text.
+        interrupts: What it asked last: langgraph's `Interrupt`s.
+    """
+
+    id: str | None
+    node: str
+    path: tuple[Any, ...]
+    done: bool
+    error: str | None
+    interrupts: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStatus:
+    """Where a thread stands, told by a checkpoint and its pending writes.
+
+    Attributes:
+        tasks: Those of the superstep that follows; none: the run has ended.
+    """
+
+    tasks: tuple[ThreadTask, ...] = ()
+
+    @property
+    def state(self) -> Literal["waiting", "unfinished", "idle"]:
+        """`"waiting"`: for an answer; `"unfinished"`: a run was cut off, or stopped at a node."""
+        if self.interrupts:
+            return "waiting"
+        return "unfinished" if self.tasks else "idle"
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The nodes that are still to run, each once a task."""
+        return tuple(task.node for task in self.tasks if not task.done)
+
+    @property
+    def interrupts(self) -> tuple[Any, ...]:
+        """The questions that wait for an answer: langgraph's `Interrupt`s."""
+        return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadHead:
     """The head of a thread: the checkpoint from which the next run of the root graph starts.
 
@@ -62,6 +112,7 @@ class ThreadHead:
         metadata: As put; langgraph copies what a run's `configurable` says to it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
         created_at: When its first checkpoint or write came (UTC).
+        status: Whether it waits for an answer, was cut off, or is idle.
     """
 
     thread_id: str
@@ -69,6 +120,13 @@ class ThreadHead:
     metadata: Mapping[str, Any]
     updated_at: datetime
     created_at: datetime
+    status: ThreadStatus
+
+    @property
+    def owner(self) -> str | None:
+        """Whose the thread is: the `owner` in its metadata, else the `user_id`; None: nobody's."""
+        owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
+        return owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +140,7 @@ class CheckpointInfo:
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
+        next: The nodes that were to run when it was put, each once a task.
     """
 
     checkpoint_id: str
@@ -93,6 +152,7 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]
+    next: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +180,7 @@ class StateDifference:
     """What changed from one checkpoint to another.
 
     Attributes:
-        ran: The nodes that ran between them.
+        ran: The nodes that ran between them, in order; none if the earlier one is not there.
         channels: The channels whose values differ.
     """
 

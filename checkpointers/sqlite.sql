@@ -244,6 +244,9 @@ UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body 
     UNION ALL SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) > (?1, ?2) ORDER BY namespace, uid, task LIMIT 1)
 ) w LEFT JOIN namespaces n ON n.namespace = w.namespace LEFT JOIN threads t ON t.thread = n.thread;
 
+-- writes_at: what the tasks of a checkpoint wrote, by its key
+SELECT w.uid, w.task, w.path, w.body FROM checkpoints c JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid WHERE c.id = ? ORDER BY w.path, w.task;
+
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;
 
@@ -308,6 +311,17 @@ AND EXISTS (
     SELECT 1 FROM namespaces n JOIN tags g ON g.tag = ?6 AND g.checkpoint = CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
     ELSE (n.namespace << 32) + n.pinned END
+    WHERE n.thread = t.thread AND n.ns = ''
+) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
+
+-- open_threads: those of them whose head has pending writes
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
+WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+AND EXISTS (
+    SELECT 1 FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END
+    JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid
     WHERE n.thread = t.thread AND n.ns = ''
 ) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 

@@ -20,7 +20,14 @@ from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.reader import Found, Reader, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
-from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
+from perdure.checkpointers.reports import (
+    CheckpointInfo,
+    HistoryItem,
+    ThreadHead,
+    ThreadInfo,
+    ThreadStatus,
+)
+from perdure.checkpointers.status import IDLE
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import ALL, Flow, Row
 
@@ -129,14 +136,18 @@ class Threads:
         prefix: str,
         active_since: datetime | None,
         where: Where,
+        waiting: bool,
     ) -> Flow[list[ThreadHead]]:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         number, out = number_of(self.reader.seal, where), list[ThreadHead]()
+        narrow = ("list_threads",) if number is None else ("tagged_threads", number)
+        narrow = ("open_threads",) if waiting else narrow
         while True:
-            rows = yield from self._rows(limit, after, prefix, active_since, number)
+            rows = yield from self._rows(limit, after, prefix, active_since, *narrow)
             for row in rows:
                 head = yield from self._thread_head(row)
-                if not where or matches(head.metadata, where):
+                fits = not waiting or head.status.state == "waiting"
+                if fits and (not where or matches(head.metadata, where)):
                     out.append(head)
             if len(out) >= limit or len(rows) < limit:
                 return out[:limit]
@@ -148,19 +159,30 @@ class Threads:
 
     def _thread_head(self, row: Row) -> Flow[ThreadHead]:
         _, thread_id, created_at, updated_at, _ = row
-        _, head = yield from self._head(row)
-        uid, metadata = (head.uid, self.reader.metadata(head)) if head else (None, {})
-        times = [_time(thread_id, at) for at in (updated_at, created_at)]
-        return ThreadHead(thread_id, uid, metadata, *times)
+        _, head, writes = yield from self._head(row)
+        uid, metadata, status = None, dict[str, Any](), IDLE
+        if head is not None:
+            uid, metadata = head.uid, self.reader.metadata(head)
+            status = yield from self.reader.status(thread_id, "", head, writes)
+        times = _time(thread_id, updated_at), _time(thread_id, created_at)
+        return ThreadHead(thread_id, uid, metadata, *times, status)
 
-    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
-        """The namespaces of a thread, and the head of its root."""
+    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None, list[Row]]]:
+        """The namespaces of a thread, the head of its root, and the rows of its writes."""
         namespaces = yield self.sql("thread_namespaces", row[0])
-        head = None
+        head, writes = None, list[Row]()
         for key in [place(namespace, at) for namespace, ns, at in namespaces if ns == ""]:
-            for found in (yield self.sql("checkpoint_at", key)):
+            rows, writes = yield [self.sql("checkpoint_at", key), self.sql("writes_at", key)]
+            for found in rows:
                 head = self.reader.open_row(row[1], "", found)
-        return tuple(ns for _, ns, _ in namespaces), head
+        return tuple(ns for _, ns, _ in namespaces), head, writes
+
+    def status(self, at: Address) -> Flow[ThreadStatus]:
+        """Where a thread stands; see `Checkpointer.status`."""
+        status = yield from self.reader.status_at(at)
+        if status is None:
+            raise missing(at)
+        return status
 
     def _rows(
         self,
@@ -168,8 +190,10 @@ class Threads:
         after: str | None,
         prefix: str,
         active_since: datetime | None,
-        number: int | None = None,
+        narrow: str = "list_threads",
+        *which: int,
     ) -> Flow[list[Row]]:
+        """A page of threads by one of the statements that list them."""
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_SOON
@@ -179,10 +203,7 @@ class Threads:
         if after is not None:
             thread, _, _, updated_at, _ = yield from self._row(after)
             last = (updated_at, thread)
-        asked: list[Any] = [*last, prefix.encode(), limit, since]
-        if number is None:
-            return list((yield self.sql("list_threads", *asked)))
-        return list((yield self.sql("tagged_threads", *asked, number)))
+        return list((yield self.sql(narrow, *last, prefix.encode(), limit, since, *which)))
 
     def one(self, thread_id: str) -> Flow[ThreadInfo]:
         """One thread; see `Checkpointer.thread`."""
@@ -205,7 +226,7 @@ class Threads:
         thread, thread_id, created_at, updated_at, indexed = row
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
-        namespaces, head = yield from self._head(row)
+        namespaces, head, _ = yield from self._head(row)
         active_at = self.reader.active_at(head, updated_at) if head else updated_at
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         times = [_time(thread_id, at) for at in (created_at, updated_at, active_at)]
@@ -252,6 +273,7 @@ class Threads:
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
+        status = yield from self.reader.status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.uid,
@@ -263,6 +285,7 @@ class Threads:
             self.reader.metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
+            status.next,
         )
 
 

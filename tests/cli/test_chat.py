@@ -16,16 +16,19 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command
 
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.output import speak
-from perdure.errors import ModelFailed
+from perdure.errors import ConfigurationError, ModelFailed
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
 from perdure.memory import views
 from tests.cli.commands import attempt, read, run
 from tests.cli.memory import talk, texts
+from tests.contracts.test_status import joining
 from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer, Reply
 
 COMMAND = [sys.executable, "-c", "from perdure.cli import main; main()"]
@@ -320,3 +323,93 @@ def test_without_memory_nothing_is_kept_or_shown(server: OpenAIServer) -> None:
     assert PIXEL in texts()
     assert "user: What is my cat called?" not in texts()
     assert "one" not in [job["thread_id"] for job in read("memories", "jobs")]
+
+
+# -- a thread of another user, or of another graph
+
+
+def left(db: Path) -> list[Any]:
+    """All that the threads hold, and what is remembered."""
+    with SQLiteCheckpointer.open(db) as saver:
+        return [*saver.checkpoints("t"), saver.head("t"), *texts(), *texts("--user", "zoe")]
+
+
+def refused(*options: str) -> str:
+    result = attempt("chat", "--thread", "t", "-m", "hi", *options)
+    assert isinstance(result.exception, ConfigurationError), result.output
+    assert (result.stdout, result.stderr) == ("", "")
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("options", [(), ("--no-memory",)])
+def test_a_thread_of_another_user_is_refused(options: tuple[str, ...], db: Path) -> None:
+    """The error names the owner and what to do; the thread stays the owner's, and as it was."""
+    say("t", "hello", "--user", "ann")
+    before = left(db)
+    why = refused("--user", "zoe", *options)
+
+    assert "the thread 't' is 'ann''s and you are 'zoe'; go on with --user ann" in why
+    assert left(db) == before
+
+
+def test_a_thread_keeps_its_owner(db: Path) -> None:
+    """Also when the owner chats without memory; what the server says of it goes before the user."""
+    say("t", "hello", "--user", "ann")
+    say("t", "no note of this", "--user", "ann", "--no-memory")
+    with SQLiteCheckpointer.open(db) as saver:
+        unnoted = saver.head("t")
+        config: Any = {"configurable": {"thread_id": "t", "user_id": "an admin"}}
+        config["metadata"] = {"owner": "ann"}
+        chat_graph(checkpointer=saver).invoke({"messages": []}, config)
+    why = refused("--user", "an admin")
+    say("t", "hello again", "--user", "ann")
+    with SQLiteCheckpointer.open(db) as saver:
+        after = saver.head("t")
+
+    assert (unnoted.owner, unnoted.metadata["user_id"]) == ("ann", "")
+    assert "is 'ann''s" in why
+    assert (after.owner, after.metadata["user_id"]) == ("ann", "ann")
+
+
+def test_a_thread_of_nobody_is_taken(db: Path) -> None:
+    say("t", "hello", "--no-memory")
+    say("t", "hello", "--user", "ann")
+    with SQLiteCheckpointer.open(db) as saver:
+        assert saver.head("t").owner == "ann"
+
+
+@pytest.mark.parametrize(
+    ("graph_id", "named"), [(None, "another graph"), ("asks", "the graph 'asks'")]
+)
+def test_a_question_of_another_graph_is_shown(
+    db: Path, graph_id: str | None, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is said to a thread that waits is not dropped: the question and the way on are named."""
+    with SQLiteCheckpointer.open(db) as saver:
+        config: Any = {"configurable": {"thread_id": "t", "user_id": "me"}}
+        if graph_id:
+            config["metadata"] = {"graph_id": graph_id}
+        joining(saver).invoke({"log": []}, config)
+        asked = saver.head("t").status.interrupts[0].id
+        joining(saver).invoke(Command(resume={asked: "yes"}), config)
+    before = left(db)
+    why = refused()
+
+    assert "the thread 't' waits for an answer (at 'worker': 1; at 'worker': 2;" in why
+    assert f"It was {named} that asked" in why
+    assert "Command(resume=...)" in why
+    assert left(db) == before
+    assert [record for record in caplog.records if "langgraph" in record.name] == []
+
+
+def test_a_cut_off_run_of_another_graph_is_named(db: Path) -> None:
+    with SQLiteCheckpointer.open(db) as saver:
+        builder: Any = StateGraph(dict)
+        builder.add_node("fails", lambda state: 1 / 0)
+        builder.add_edge(START, "fails")
+        with pytest.raises(ZeroDivisionError):
+            builder.compile(checkpointer=saver).invoke({}, {"configurable": {"thread_id": "t"}})
+    before = left(db)
+
+    assert "is of another graph, and was cut off, or stopped, before 'fails'" in refused()
+    assert left(db) == before

@@ -16,6 +16,7 @@ from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
 from tests.cli.commands import attempt, error, read, rows, run
 from tests.cli.talk import ids, put, said, say
+from tests.server.graphs import asking_graph
 
 DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
 
@@ -396,3 +397,28 @@ def test_history_is_json_that_programs_read(trip: str) -> None:
 
     assert json.loads(shown)[0]["content"] == "a\u2028b\x1b\x9b\u202e"
     assert not re.search("[\x1b\x9b\u2028\u202e]", shown)
+
+
+def test_what_waits_or_was_cut_off_is_said(db: Path) -> None:
+    """Threads of programs of one's own: in the list, above the tree, and below the history."""
+    say("talk", "hello")
+    with SQLiteCheckpointer.open(db) as saver:
+        asking_graph(checkpointer=saver).invoke(
+            {"said": "x"}, {"configurable": {"thread_id": "asks"}}
+        )
+        saver.copy_thread("talk", "cut")
+        saver.rewind("cut", saver.checkpoints("cut", checkpoint_ns="")[-2].checkpoint_id)
+    found = {row["thread_id"]: row for row in read("threads")}
+    table = rows(run("threads"))
+
+    assert {name: row["status"] for name, row in found.items()} == {
+        "talk": "idle", "asks": "waiting", "cut": "unfinished"
+    }  # fmt: skip
+    assert (found["asks"]["next"], found["asks"]["waits_for_answers_to"]) == (["part"], ["Sure?"])
+    assert [row[-1] for row in table] == [
+        "status", "unfinished", "waiting", "idle"
+    ]  # fmt: skip
+    for command in ("show", "history"):
+        assert "waits for an answer (at 'part': Sure?)" in attempt(command, "asks").output
+        assert "was cut off, or stopped, " in attempt(command, "cut").output
+        assert "waits" not in attempt(command, "talk").output

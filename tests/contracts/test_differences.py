@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Annotated, TypedDict
+
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Send
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory import ChatState
 from tests.contracts.puts import at, put, uid_of
@@ -35,6 +39,49 @@ def test_a_step_of_a_graph(saver: SQLiteCheckpointer) -> None:
     ]  # fmt: skip
     (gone,) = [each for each in said if each and each.removed_count]
     assert {at: message.id for at, message in gone.removed.items()} == {0: "h1"}
+
+
+class Log(TypedDict, total=False):
+    """What nodes say."""
+
+    log: Annotated[list[str], operator.add]
+
+
+def test_what_ran(saver: SQLiteCheckpointer) -> None:
+    """`Send`s name their nodes each time; an input does not name what it came before."""
+
+    def check(state: Log) -> Log:
+        if state["log"][-1] == "dies":
+            raise KeyboardInterrupt
+        return {"log": ["checked"]}
+
+    builder: StateGraph[Log, None, Log, Log] = StateGraph(Log)
+    builder.add_node("plan", lambda state: Command(goto=[Send("tools", state) for _ in range(3)]))
+    builder.add_node("tools", lambda state: {"log": state["log"][-1:]})
+    builder.add_node("check", check)
+    builder.add_edge(START, "plan").add_edge("tools", "check")
+    graph = builder.compile(checkpointer=saver)
+    for word in ("one", "two"):
+        graph.invoke({"log": [word]}, at())
+    with pytest.raises(KeyboardInterrupt):
+        graph.invoke({"log": ["dies"]}, at())
+    graph.invoke({"log": ["three"]}, at())
+    steps = saver.checkpoints("t")[::-1]
+    pairs = [(each.parent_id, each.checkpoint_id) for each in steps]
+    ran = [each.ran for each in saver.differences("t", pairs)]
+
+    whole = [(), (), ("plan",), ("tools",), ("check",)]
+    assert ran == [*whole, *whole, *whole[:4], *whole]
+    assert [each.next for each in steps][:5] == [
+        ("__start__",), ("plan",), ("tools", "tools", "tools"), ("check",), ()
+    ]  # fmt: skip
+    uids = [each.checkpoint_id for each in steps]
+    between = [(uids[5], uids[8]), (uids[12], uids[15]), (uids[4], uids[4]), (None, uids[3])]
+    assert [each.ran for each in saver.differences("t", between)] == [
+        ("plan", "tools"), ("tools",), (), ("plan", "tools")
+    ]  # fmt: skip
+    saver.retain(Retention(last=1))
+    assert saver.differences("t", pairs[-1:])[0].ran == ()
 
 
 def test_values_and_long_lists(saver: SQLiteCheckpointer) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from perdure.checkpointers import ThreadHead
+from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.errors import ConfigurationError
 from perdure.memory import due
 from perdure.memory.due import DueThreads, Pace, standing
@@ -32,7 +32,7 @@ def after(seconds: float) -> datetime:
 
 
 def head(at: float, uid: str = "c1") -> ThreadHead:
-    return ThreadHead("t", uid, {}, after(at), after(at))
+    return ThreadHead("t", uid, {}, after(at), after(at), ThreadStatus())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypedDict
 
 from langgraph.graph import START, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import open_checkpointer
 from perdure.graphs import chat_graph
@@ -42,6 +42,15 @@ def asking_graph(**parts: Any) -> Any:
     outer.add_node("part", inner.compile())
     outer.add_edge(START, "part")
     return outer.compile(**parts)
+
+
+def ask(settings: Settings, thread_id: str, answer: str | None = None, **about: Any) -> None:
+    """Run the graph that asks, which is no server's, up to its question, or answer it."""
+    with open_checkpointer(settings.db) as saver:
+        given: Any = {"said": "hello"} if answer is None else Command(resume=answer)
+        configurable = {"thread_id": thread_id, "user_id": settings.user}
+        config: Any = {"configurable": configurable, "metadata": about}
+        asking_graph(checkpointer=saver).invoke(given, config)
 
 
 def say(settings: Settings, thread_id: str, *texts: str, **about: Any) -> None:

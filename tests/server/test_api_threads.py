@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_client, get_sync_client
 from langgraph_sdk.errors import (
     ConflictError,
@@ -24,7 +25,7 @@ from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
 from tests.contracts.puts import put
-from tests.server.graphs import Chats, asking_graph, say
+from tests.server.graphs import Chats, ask, asking_graph, say
 from tests.server.running import running
 
 Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
@@ -376,14 +377,50 @@ def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, serv
     assert waiting["value"] == "Sure?"
     assert state["interrupts"] == [waiting]
     assert state["values"] == thread["values"] == {"said": "hello"}
+    [task] = state["tasks"]
+    assert (state["next"], task["name"], task["interrupts"]) == (["part"], "part", [waiting])
+    assert task["path"] == ["__pregel_pull", "part"]
+    assert list(thread["interrupts"]) == [task["id"]]
     if served:
-        [task] = state["tasks"]
-        assert (state["next"], task["name"], task["interrupts"]) == (["part"], "part", [waiting])
         inner: Any = task["state"]
         assert inner["next"] == ["ask"]
         at = inner["checkpoint"]
         assert sdk.threads.get_state("t", checkpoint=at)["values"] == {"said": "hello"}
         assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
+
+
+def test_a_program_of_ones_own_leaves_a_question(settings: Settings, sdk: Sdk) -> None:
+    """Its thread is found by the status; once the program has the answer, it is idle."""
+    ask(settings, "theirs")
+    say(settings, "chat", "hello")
+    waiting = sdk.threads.search(status="interrupted")
+    before = {each["thread_id"]: each["status"] for each in sdk.threads.search()}
+    history = sdk.threads.get_history("theirs")
+    ask(settings, "theirs", "yes")
+    state = sdk.threads.get_state("theirs")
+
+    assert [each["thread_id"] for each in waiting] == ["theirs"]
+    assert [one["value"] for some in waiting[0]["interrupts"].values() for one in some] == ["Sure?"]
+    assert before == {"theirs": "interrupted", "chat": "idle"}
+    assert [each["next"] for each in history] == [["part"], ["__start__"]]
+    assert sdk.threads.count(status="interrupted") == 0
+    assert (sdk.threads.get("theirs")["status"], state["next"], state["tasks"]) == ("idle", [], [])
+
+
+def test_a_run_that_was_cut_off_tells_what_is_next(settings: Settings, sdk: Sdk) -> None:
+    """The thread of a program that failed is idle, and its state says which node is to run."""
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        builder: Any = StateGraph(dict)
+        builder.add_node("fails", lambda state: 1 / 0)
+        builder.add_edge(START, "fails")
+        with pytest.raises(ZeroDivisionError):
+            builder.compile(checkpointer=saver).invoke(
+                {"said": "hello"}, {"configurable": {"thread_id": "t", "user_id": settings.user}}
+            )
+    [task], state = sdk.threads.get_state("t")["tasks"], sdk.threads.get_state("t")
+
+    assert (sdk.threads.get("t")["status"], state["next"]) == ("idle", ["fails"])
+    assert (task["name"], "division by zero" in str(task["error"])) == ("fails", True)
 
 
 def test_values_that_json_has_no_form_for_are_shown_as_text(settings: Settings, sdk: Sdk) -> None:

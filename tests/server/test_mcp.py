@@ -36,6 +36,7 @@ from perdure.server.logs import Audit
 from perdure.server.mcp import TOOLS, read_thread, search_threads
 from perdure.settings import Settings
 from perdure.stores import open_store
+from tests.server.graphs import ask
 from tests.server.running import running
 
 NAMES = {"recall", "remember", "forget", "search_threads", "read_thread"}
@@ -242,6 +243,24 @@ def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
 
     wanted = ["Which tea does ann like?", "Green, then.", "Or coffee?", "Black."]
     assert asyncio.run(course()) == wanted
+
+
+def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
+    """A thread of a program of one's own: search names its status, reading the question."""
+    ask(settings, "asks")
+
+    async def course() -> tuple[Any, Any]:
+        databases = Databases(settings)
+        call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
+        threads = json.loads(await search_threads(call, "asks"))["threads"]
+        read = json.loads(await read_thread(call.another("threads:read"), "asks"))
+        await databases.aclose()
+        return threads, read
+
+    threads, read = asyncio.run(course())
+
+    assert threads == [{"thread_id": "asks", "title": None, "status": "interrupted"}]
+    assert (read["next"], read["waits_for_answers_to"]) == (["part"], ["Sure?"])
 
 
 def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:

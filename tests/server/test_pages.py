@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Send
 
 from perdure.checkpointers import open_checkpointer
 from perdure.server.pages import size, visible
 from perdure.settings import Settings
+from tests.server.graphs import ask
 from tests.talks import talk
+
+HTML = {"Accept": "text/html"}
 
 
 @pytest.mark.parametrize(
@@ -54,3 +61,49 @@ def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: 
         asked = client.post("/ui/compare?id=t", data={"a": digits, "b": "1"}, follow_redirects=True)
         assert asked.status_code == 404
     assert client.get(f"{memory}&start=50").status_code == 200  # there are fewer versions
+
+
+def test_what_waits_for_an_answer_is_on_the_pages(client: httpx.Client, settings: Settings) -> None:
+    """Of a thread of a program of one's own: its status, the question, and the node to run."""
+    ask(settings, "t")
+    for path in ("/ui/thread?id=t", "/ui/checkpoints?id=t"):
+        page = client.get(path, headers=HTML).text
+        assert '<span class="tag">interrupted</span>' in page
+        assert "Waits for an answer, at <b>part</b>: Sure?" in page
+    listed = client.get("/ui/threads", headers=HTML).text
+    [row] = client.get("/ui/threads.json").json()["threads"]
+    head = client.get("/ui/checkpoints.json?id=t").json()["checkpoints"][0]["checkpoint_id"]
+    checkpoint = client.get(f"/ui/checkpoint.json?id=t&checkpoint={head}").json()
+
+    assert '<span class="tag">interrupted</span>' in listed
+    assert (row["waits"], row["next"]) == ([{"node": "part", "text": "Sure?"}], ["part"])
+    assert checkpoint["next"] == ["part"]
+
+
+def test_a_run_that_was_cut_off_is_on_the_pages(client: httpx.Client, settings: Settings) -> None:
+    with open_checkpointer(settings.db) as saver:
+        builder: Any = StateGraph(dict)
+        builder.add_node("fails", lambda state: 1 / 0)
+        builder.add_edge(START, "fails")
+        with pytest.raises(ZeroDivisionError):
+            builder.compile(checkpointer=saver).invoke({}, {"configurable": {"thread_id": "t"}})
+
+    for path in ("/ui/thread?id=t", "/ui/threads"):
+        assert (
+            '<span class="tag">unfinished: next fails</span>' in client.get(path, headers=HTML).text
+        )
+
+
+def test_a_superstep_of_sends_is_named(client: httpx.Client, settings: Settings) -> None:
+    builder: Any = StateGraph(dict)
+    builder.add_node("plan", lambda state: Command(goto=[Send("tools", n) for n in range(2)]))
+    builder.add_node("tools", lambda n: None)
+    builder.add_edge(START, "plan")
+    with open_checkpointer(settings.db) as saver:
+        config: Any = {"configurable": {"thread_id": "t"}}
+        for _ in range(2):
+            builder.compile(checkpointer=saver).invoke({"said": "hello"}, config)
+    rows = client.get("/ui/checkpoints.json?id=t").json()["checkpoints"]
+
+    turn = [["tools"], ["plan"], [], []]  # the newest first
+    assert [row["ran"] for row in rows] == [*turn, *turn]

@@ -16,7 +16,7 @@ from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, Ver
 from perdure.server.access import Filter, Forbidden, contains
 from perdure.server.threads import RECORDS, UNSTARTED, Threads
 from perdure.settings import Settings
-from tests.server.graphs import say
+from tests.server.graphs import ask, say
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
 
@@ -205,14 +205,14 @@ def test_an_index_finds_what_a_walk_finds(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
     monkeypatch.setattr("perdure.server.threads._FEW", few)
-    say(settings, "chat", "hi", label="a")
+    ask(settings, "chat", label="a")
     say(settings, "both", "hi", label="a")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("new", {"label": "a", "x.y": "z", "$eq": "no operator"})
         await threads.create("theirs", {"owner": "eve", "label": "b"})
         await threads.update("both", {"label": "b"})
-        await threads.set_status("chat", "interrupted")
+        await threads.set_status("new", "error")
         order = [each for each in ids(await threads.search()) if each in ("both", "theirs")]
 
         assert set(ids(await threads.search(metadata={"label": "a"}))) == {"new", "chat"}
@@ -221,6 +221,7 @@ def test_an_index_finds_what_a_walk_finds(
         assert ids(await threads.search(metadata={"owner": "eve", "label": "b"})) == ["theirs"]
         assert ids(await threads.search(metadata={"x.y": "z", "$eq": "no operator"})) == ["new"]
         assert ids(await threads.search(status="interrupted")) == ["chat"]
+        assert ids(await threads.search(status="error")) == ["new"]
         assert await threads.search(metadata={"label": "c"}) == []
 
     run(settings, use)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,10 +14,20 @@ from perdure.cli.history import COLORS
 from perdure.cli.memories import extract_due
 from perdure.cli.output import counted, line, note, note_line, speak
 from perdure.cli.progress import at_work
-from perdure.errors import ConfigurationError, ModelFailed, PerdureError
+from perdure.cli.threads import stands
+from perdure.errors import ConfigurationError, ModelFailed, PerdureError, UnknownThread
+
+if TYPE_CHECKING:
+    from perdure.checkpointers import ThreadHead
 
 _SHOWN: Final = 4  # messages repeated when a thread is resumed
-_CARRIED: Final = ("title", "titled", "create_time")  # of the newest checkpoint, to the next ones
+_CARRIED: Final = (
+    "title",
+    "titled",
+    "create_time",
+    "owner",
+)  # of the newest checkpoint, to the next ones
+_NODES: Final = ("remember", "summarize")  # which a chat without memory, or without a model, lacks
 
 
 @app.command()
@@ -55,14 +65,17 @@ def chat(
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     with opened(db, user, create=True) as file, ExitStack() as stack:
-        # without a user the thread is nobody's, so that no worker extracts it either
+        head = _head(file, thread)
+        # without a user_id no worker extracts the thread either
         whose = "" if no_memory else file.user
         talk = _Talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
+        if head is not None:
+            _check(head, talk)
+            talk.config["metadata"] = _carried(head, whose)
         if not no_memory:
             _extract(file)
             stack.callback(_extract, file)
         _resume(talk, file, thread)
-        talk.config["metadata"] = _carried(file, thread)
         for said in [message] if message is not None else _typed():
             new = {"messages": [{"role": "user", "content": said}]}
             talk.turn(new, "What you said is stored; start the chat again for an answer")
@@ -75,6 +88,37 @@ def _extract(file: Database) -> None:
             extract_due(file)
     except PerdureError as exc:  # the next chat, or a worker, tries again
         note(f"memories could not be extracted yet: {exc}", "dim")
+
+
+def _head(file: Database, thread: str) -> ThreadHead | None:
+    """The head of a thread, which is the user's or nobody's; None: the thread is new."""
+    try:
+        head = file.saver.head(thread)
+    except UnknownThread:
+        return None
+    if head.owner and head.owner != file.user:
+        raise ConfigurationError(
+            f"the thread {thread!r} is {head.owner!r}'s and you are {file.user!r}; go on with "
+            f"--user {head.owner}, or take another id for a thread of your own"
+        )
+    return head
+
+
+def _check(head: ThreadHead, talk: _Talk) -> None:
+    """Refuse a thread that another graph has to go on with first."""
+    status, name = head.status, head.metadata.get("graph_id")
+    graph = f"the graph {name!r}" if name else "another graph"
+    if status.state == "waiting":
+        raise ConfigurationError(
+            f"the thread {head.thread_id!r} {stands(status)}. It was {graph} that asked, so this "
+            "chat cannot answer: resume the thread in the program that runs that graph, with "
+            "Command(resume=...), or by a client of the server that serves it"
+        )
+    if {*status.next} - {*talk.graph.nodes, *_NODES}:
+        raise ConfigurationError(
+            f"the thread {head.thread_id!r} is of {graph}, and {stands(status)}. Finish its run in "
+            "the program that runs that graph, with None as the input, before you chat here"
+        )
 
 
 class _Talk:
@@ -138,13 +182,12 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
         talk.turn(None, "That turn stays to be finished; nothing new was said")
 
 
-def _carried(file: Database, thread: str) -> dict[str, Any]:
-    """What each new checkpoint is to say of an imported conversation, as the newest does."""
-    with suppress(PerdureError):  # it is new
-        [newest] = file.saver.checkpoints(thread, checkpoint_ns="", limit=1)
-        known: Any = newest.metadata
-        return {name: known[name] for name in _CARRIED if name in known}
-    return {}
+def _carried(head: ThreadHead, user: str) -> dict[str, Any]:
+    """What each new checkpoint is to say of the thread, as the head does: also whose it is."""
+    carried = {name: head.metadata[name] for name in _CARRIED if name in head.metadata}
+    if head.owner and head.owner != user:
+        carried["owner"] = head.owner
+    return carried
 
 
 def _typed() -> Iterator[str]:

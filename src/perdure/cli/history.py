@@ -12,7 +12,7 @@ import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, note, paged, size
-from perdure.cli.threads import in_utc
+from perdure.cli.threads import in_utc, stands
 
 if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
@@ -47,13 +47,16 @@ def history(
         chosen = thread_id(file, thread)
         at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
         said = file.saver.history(chosen, channel=channel, checkpoint_id=at)
-        title = about(file.saver, chosen).get("title")
+        head = file.saver.head(chosen)
+        title = about(file.saver, chosen, head.metadata).get("title")
     if json:
         as_json([_plain(item) for item in said])
     elif said:
         paged(_lines(said, title), pager=not no_pager)
     else:
         note(f"nothing was said on {chosen!r} in the channel {channel!r}")
+    if at is None and (text := stands(head.status)):
+        note(f"{chosen!r} {text}")
 
 
 def _plain(item: HistoryItem) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, counted, line, paged, say
+from perdure.cli.threads import stands
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson 
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         found = [each for each in file.saver.checkpoints(chosen) if each.checkpoint_ns != VIEWS]
-        title = about(file.saver, chosen).get("title", "")
+        head = file.saver.head(chosen)
+        title = about(file.saver, chosen, head.metadata).get("title", "")
     if json:
         as_json(found)
     else:
-        top = Line(f"{chosen}  {line(title)}".strip(), "bold", wraps=False)
-        paged([top, *_drawn(_tree(found))], pager=not no_pager)
+        top = [Line(f"{chosen}  {line(title)}".strip(), "bold", wraps=False)]
+        top += [Line(text, "yellow")] if (text := stands(head.status)) else []
+        paged([*top, *_drawn(_tree(found))], pager=not no_pager)
 
 
 def _tree(found: list[CheckpointInfo]) -> _Node:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,7 +16,11 @@ from perdure.cli.app import DB, AsJson, Database, Limit, app, opened
 from perdure.cli.output import ago, line, note, show
 from perdure.errors import UnknownThread
 
+if TYPE_CHECKING:
+    from perdure.checkpointers import ThreadStatus
+
 _LONGEST: Final = 60  # characters of a title
+_LONGEST_QUESTION: Final = 500
 
 
 @app.command()
@@ -37,10 +42,13 @@ def threads(
         found = list(_described(file, (text or "").casefold(), limit + 1))
         found, more = found[:limit], found[limit:]
         rows = [
-            (info["thread_id"], title_of(file, info), info["messages"], ago(info["active_at"]))
+            [info["thread_id"], title_of(file, info), info["messages"], ago(info["active_at"])]
             for info in ([] if json else found)
         ]
-    columns, ids = ("id", "title", "messages", "last activity"), ("id", "last activity")
+    columns, ids = ["id", "title", "messages", "last activity"], ("id", "last activity")
+    if any(info["status"] != "idle" for info in found):
+        columns.append("status")
+        rows = [[*row, info["status"]] for row, info in zip(rows, found, strict=False)]
     nothing = "" if text is None else f"no thread has {text!r} in its title or id"
     show(found, json, columns, rows, ids=ids, nothing=nothing)
     if more:
@@ -62,7 +70,13 @@ def _described(file: Database, text: str, limit: int) -> Iterator[dict[str, Any]
         ):
             continue
         with suppress(UnknownThread):  # another process deletes it
-            yield {**asdict(file.saver.thread(head.thread_id)), "title": title}
+            yield {
+                **asdict(file.saver.thread(head.thread_id)),
+                "title": title,
+                "status": head.status.state,
+                "next": head.status.next,
+                "waits_for_answers_to": [asked(one) for one in head.status.interrupts],
+            }
             limit -= 1
         if not limit:
             return
@@ -74,6 +88,31 @@ def in_utc(seconds: Any) -> datetime | None:
         return datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
         return None
+
+
+def asked(interrupt: Any) -> Any:
+    """What a graph asked, without the id of the question."""
+    return getattr(interrupt, "value", interrupt)
+
+
+def stands(status: ThreadStatus) -> str:
+    """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
+    if status.state == "waiting":
+        questions = (
+            f"at {line(task.node)!r}: {line(_text(asked(one)), _LONGEST_QUESTION)}"
+            for task in status.tasks
+            for one in (() if task.done else task.interrupts)
+        )
+        return f"waits for an answer ({'; '.join(questions)})"
+    nodes = ", ".join(repr(line(node)) for node in dict.fromkeys(status.next))
+    where = f"before {nodes}" if nodes else "at the end of a step"
+    return f"was cut off, or stopped, {where}" if status.tasks else ""
+
+
+def _text(value: Any) -> str:
+    return (
+        value if isinstance(value, str) else jsonlib.dumps(value, ensure_ascii=False, default=str)
+    )
 
 
 def title_of(file: Database, info: Mapping[str, Any]) -> str:

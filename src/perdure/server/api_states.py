@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
-from langgraph.types import StateSnapshot
+from langgraph.types import PregelTask, StateSnapshot
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,11 +20,10 @@ from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
 from perdure.server.reply import reply
 from perdure.server.run_request import Place
-from perdure.server.threads import Thread
+from perdure.server.threads import Thread, interrupt_of
 
 routes = APIRouter(tags=["threads"])
 Json = dict[str, Any]
-_INTERRUPT: Final = "__interrupt__"
 
 
 class AtCheckpoint(BaseModel):
@@ -82,7 +81,7 @@ async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckp
         if graph is not None:
             shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
         else:
-            shown = snapshot(_stored(found, config))
+            shown = snapshot(await _stored(call, found, config))
     return await reply(_selected(shown, body.select))
 
 
@@ -108,7 +107,7 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
         config = await _carrying(call, thread, config)
         with _refusing():
             new = await graph.aupdate_state(config, body.values, as_node=body.as_node)
-        is_open = (await graph.aget_state(config_of(thread_id))).next
+        is_open = (await call.saver.astatus(thread_id)).next
         await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
     made = checkpoint_of(new)
     return {
@@ -144,7 +143,10 @@ async def search_history(call: Caller, request: Request, thread_id: Id, body: Hi
         if graph is not None:
             found = [each async for each in graph.aget_state_history(config, **page)]
         else:
-            found = [_stored(each, config) async for each in call.saver.alist(config, **page)]
+            found = [
+                await _stored(call, each, each.config)
+                async for each in call.saver.alist(config, **page)
+            ]
     return await reply([_selected(snapshot(each), body.select) for each in found])
 
 
@@ -218,7 +220,7 @@ def snapshot(found: StateSnapshot) -> dict[str, Any]:
         "created_at": found.created_at,
         "checkpoint": checkpoint_of(found.config),
         "parent_checkpoint": checkpoint_of(found.parent_config),
-        "interrupts": [_interrupt(each) for each in found.interrupts],
+        "interrupts": [interrupt_of(each) for each in found.interrupts],
         "checkpoint_id": found.config["configurable"].get("checkpoint_id"),
     }
 
@@ -229,16 +231,6 @@ def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     known = config["configurable"]
     return {"checkpoint_ns": "", **{n: known[n] for n in Place.model_fields if n in known}}
-
-
-def interrupts_of(found: CheckpointTuple | None) -> dict[str, list[Any]]:
-    """The interrupts at a checkpoint that wait for an answer, by task."""
-    out: dict[str, list[Any]] = {}
-    for task, channel, value in (found.pending_writes if found else None) or ():
-        if channel == _INTERRUPT:
-            several = value if isinstance(value, list | tuple) else (value,)
-            out.setdefault(task, []).extend(map(_interrupt, several))
-    return out
 
 
 def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
@@ -261,20 +253,39 @@ def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored(found: CheckpointTuple | None, config: RunnableConfig) -> StateSnapshot:
-    """What a checkpoint tells of a state; which tasks come next only its graph knows."""
+async def _stored(
+    call: Call, found: CheckpointTuple | None, config: RunnableConfig
+) -> StateSnapshot:
+    """What a checkpoint tells of a state whose graph is not served.
+
+    As langgraph does, it tells of the newest what is left to be done, of another what was.
+    """
     if found is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())
-    waiting = tuple(each for some in interrupts_of(found).values() for each in some)
+    at = found.config["configurable"]
+    status = await call.saver.astatus(
+        at["thread_id"], checkpoint_ns=at["checkpoint_ns"], checkpoint_id=at["checkpoint_id"]
+    )
+    is_past = "checkpoint_id" in config["configurable"]
+    tasks = tuple(
+        PregelTask(
+            task.id or "",
+            task.node,
+            task.path,
+            task.error,  # type: ignore[arg-type]  # as text, as savers store it
+            task.interrupts if is_past or not task.done else (),
+        )
+        for task in status.tasks
+    )
     return StateSnapshot(
         values=values_of(found.checkpoint["channel_values"]),
-        next=(),
+        next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=found.config,
         metadata=found.metadata,
         created_at=found.checkpoint["ts"],
         parent_config=found.parent_config,
-        tasks=(),
-        interrupts=waiting,
+        tasks=tasks,
+        interrupts=tuple(one for task in tasks for one in task.interrupts),
     )
 
 
@@ -285,12 +296,8 @@ def _task(task: Any) -> dict[str, Any]:
         "name": task.name,
         "path": task.path,
         "error": None if task.error is None else str(task.error),
-        "interrupts": [_interrupt(each) for each in task.interrupts],
+        "interrupts": [interrupt_of(each) for each in task.interrupts],
         "checkpoint": None if isinstance(nested, StateSnapshot) else checkpoint_of(nested),
         "state": snapshot(nested) if isinstance(nested, StateSnapshot) else None,
         "result": task.result,
     }
-
-
-def _interrupt(one: Any) -> Any:
-    return one if isinstance(one, dict) else {"value": one.value, "id": one.id}

@@ -94,7 +94,7 @@ async def search(call: Caller, body: Search) -> Response:
     wanted = await _permitted(call, body)
     found = await call.threads.search(**wanted)
     fields = {*(body.select or ())}
-    if not fields or fields & {"values", "interrupts"}:
+    if not fields or "values" in fields:
         found = [await _whole(call, thread) for thread in found]
     rows = [
         {name: value for name, value in thread.items() if not fields or name in fields}
@@ -185,8 +185,7 @@ async def _shown(call: Call, thread: Thread) -> Response:
 
 
 async def _whole(call: Call, thread: Thread) -> Thread:
-    """A thread with its values and interrupts."""
+    """A thread with its values."""
     found = await call.saver.aget_tuple(api_states.config_of(thread["thread_id"]))
     values = api_states.values_of(found.checkpoint["channel_values"]) if found else None
-    interrupts = api_states.interrupts_of(found)
-    return {**thread, "config": {}, "values": values, "interrupts": interrupts}
+    return {**thread, "config": {}, "values": values}

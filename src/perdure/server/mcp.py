@@ -25,7 +25,7 @@ from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Identity, Local, action, public
 from perdure.server.call import Call, Caller, Databases, verbatim
 from perdure.server.logs import Audit, is_change
-from perdure.server.messages import cut
+from perdure.server.messages import as_text, cut
 from perdure.server.reply import status_of
 from perdure.settings import Settings
 from perdure.stores import Provenance
@@ -113,7 +113,12 @@ async def search_threads(
     await call.permit({"metadata": {}, "limit": limit})
     found = await call.threads.search(text=text, owner=call.identity.user, limit=limit)
     threads = [
-        {"thread_id": each["thread_id"], "title": each["metadata"].get("title")} for each in found
+        {
+            "thread_id": each["thread_id"],
+            "title": each["metadata"].get("title"),
+            "status": each["status"],
+        }
+        for each in found
     ]
     return _quoted(threads=threads)
 
@@ -127,7 +132,10 @@ async def read_thread(
         int | None, Field(ge=0, le=1 << 60, description="To read on: the number under `earlier`.")
     ] = None,
 ) -> str:
-    """Read the newest messages of an earlier conversation, the oldest of them first."""
+    """Read the newest messages of an earlier conversation, the oldest of them first.
+
+    It also says what the conversation waits for, or what is still to be done.
+    """
     await call.permit({"thread_id": thread_id})
     owner = (await call.threads.get(thread_id))["metadata"].get("owner", call.identity.user)
     if owner != call.identity.user:  # also if an admin may see it
@@ -139,8 +147,14 @@ async def read_thread(
         if isinstance(item.value, BaseMessage) and not item.branch:
             shown.insert(0, _message(item.value))
             size += len(shown[0]["text"])
-    earlier = {"earlier": left[-1].position + 1} if left else {}
-    return _quoted(thread_id=thread_id, messages=shown, **earlier)
+    more: dict[str, Any] = {"earlier": left[-1].position + 1} if left else {}
+    status = await call.saver.astatus(thread_id)
+    if status.next:
+        more["next"] = [*dict.fromkeys(status.next)]
+    if status.interrupts:
+        asked = (getattr(one, "value", one) for one in status.interrupts)
+        more["waits_for_answers_to"] = [cut(as_text(value), _LONGEST)[0] for value in asked]
+    return _quoted(thread_id=thread_id, messages=shown, **more)
 
 
 Tool = Callable[..., Awaitable[str]]

@@ -19,7 +19,6 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server import api_threads
 from perdure.server.access import action
-from perdure.server.api_states import config_of, interrupts_of
 from perdure.server.call import Caller
 from perdure.server.messages import SHORT, as_text, changes, cut, short
 from perdure.server.pages import Number, Pages, Text, Values, go_to
@@ -90,7 +89,7 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
         if channel not in values:
             raise UnknownCheckpoint(f"the checkpoint {checkpoint!r} has no channel {channel!r}")
         return {**about, "value": values[channel]}
-    due = [name.removeprefix(_DUE) for name in values if name.startswith(_DUE)]
+    status = await of.saver.astatus(of.id, checkpoint_ns=of.ns, checkpoint_id=checkpoint)
     writes = [
         {"task": task, "channel": name, "text": cut(as_text(value), _VALUE)[0]}
         for task, name, value in found.pending_writes or ()
@@ -100,7 +99,7 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
         "parent_id": parent["configurable"]["checkpoint_id"] if parent else None,
         "ts": found.checkpoint["ts"],
         "metadata": dict(found.metadata),
-        "next": [*due, *(["__start__"] if "__start__" in values else [])],
+        "next": [*dict.fromkeys(status.next)],
         "channels": [_channel(*each) for each in values.items() if not each[0].startswith(_DUE)],
         "writes": writes,
     }
@@ -160,8 +159,7 @@ async def rewind(of: OfThread, checkpoint: str) -> Response:
     """Let the thread go on from a checkpoint."""
     async with of.call.threads.turn(of.id):
         await of.saver.arewind(of.id, checkpoint, checkpoint_ns=of.ns)
-        waits = interrupts_of(await of.saver.aget_tuple(config_of(of.id)))
-        await of.call.threads.set_status(of.id, "interrupted" if waits else "idle")
+        await of.call.threads.set_status(of.id, "idle")
     return go_to("/ui/checkpoints", **of.named)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from fastapi import Depends, Query
 from starlette.responses import RedirectResponse, Response
 
+from perdure.checkpointers import ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.titles import aabout, atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
@@ -20,6 +21,7 @@ from perdure.server.turns import mark, turns_of, view_row
 
 routes = Pages()
 PAGE: Final = 50  # threads
+_QUESTION: Final = 2_000  # characters of what waits for an answer
 _AFTER: Final = 20  # messages below one that a link leads to
 
 
@@ -66,6 +68,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         "title": "",
         "owner": metadata.get("owner"),
         "status": thread.get("status"),
+        **_open(ThreadStatus()),
         "messages": 0,
         "namespaces": [],
         "size": 0,
@@ -76,9 +79,20 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
+        row |= _open(await call.saver.astatus(thread_id))
         known = await aabout(call.saver, thread_id, metadata)
         row["title"] = cut(await atitle(call.saver, thread_id, known), 120)[0]
     return row
+
+
+def _open(status: ThreadStatus) -> Values:
+    """Whether a run is unfinished, what waits for an answer, and the nodes that are to run."""
+    asked = [
+        {"node": task.node, "text": cut(as_text(getattr(one, "value", one)), _QUESTION)[0]}
+        for task in status.tasks
+        for one in (() if task.done else task.interrupts)
+    ]
+    return {"state": status.state, "waits": asked, "next": [*dict.fromkeys(status.next)]}
 
 
 # -- a thread

@@ -1,7 +1,8 @@
 """Threads as the server knows them: those of the checkpointer, and records beside them.
 
 A record is an item of the store. It has what langgraph's clients give a thread and no checkpoint
-keeps: metadata, and that a thread without a turn exists. Its status is written there as well.
+keeps: metadata, and that a thread without a turn exists. A run of the server also writes there
+how it ended; whether the thread waits for an answer its newest checkpoint tells, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from uuid import uuid4
 
 from langgraph.store.base import GetOp
 
-from perdure.checkpointers import Retention, ThreadHead
+from perdure.checkpointers import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import (
     AlreadyLocked,
@@ -137,7 +138,7 @@ class Threads:
         return await self.get(thread_id)
 
     async def set_status(self, thread_id: str, status: Status) -> None:
-        """Write how a thread stands, if that changed."""
+        """Write how a run of a thread ended, if that changed."""
         with suppress(InvalidNamespace):  # an id that the store cannot hold has no record
             await self._record(thread_id, status=status)
 
@@ -251,7 +252,7 @@ class Threads:
 
         A page of the newest reads no more than it needs, and so does a status or a text in the
         metadata that few threads have. Other filters read on until the page is full; in another
-        order all threads are read: some 70 ms for each thousand, off the event loop.
+        order all threads are read: some 100 ms for each thousand, off the event loop.
 
         Args:
             metadata: What the metadata must contain; dicts may have more than is given.
@@ -303,18 +304,20 @@ class Threads:
 
     async def _indexed(self, wanted: Mapping[str, Any], status: str | None) -> Named | None:
         """The threads that may meet one condition; None: no index knows, or they are many."""
-        asked: list[tuple[Any, tuple[str, ...], Any]] = []  # of records; of which names in heads
+        asked: list[tuple[Any, list[dict[str, Any]]]] = []  # of records; of heads
         if status in ("interrupted", "error"):
-            asked.append(({"status": status}, (), None))
+            waiting = [{"waiting": True}] if status == "interrupted" else []
+            asked.append(({"status": status}, waiting))
         for name, value in wanted.items():
             if isinstance(value, str) and name.isidentifier():
-                names: tuple[str, ...] = (name, "user_id") if name == "owner" else (name,)
-                asked.append(({"metadata": {name: value}}, names, value))
-        for filter, names, value in asked:
+                names = (name, "user_id") if name == "owner" else (name,)
+                tagged = [{"filter": {each: value}} for each in names]
+                asked.append(({"metadata": {name: value}}, tagged))
+        for filter, conditions in asked:
             items = await self._store.asearch(RECORDS, filter=filter, limit=_FEW, refresh_ttl=False)
             found: Named = dict.fromkeys(item.key for item in items)
-            for name in names if len(found) < _FEW else ():
-                heads = await self._saver.aheads(limit=_FEW, filter={name: value})
+            for condition in conditions if len(found) < _FEW else ():
+                heads = await self._saver.aheads(limit=_FEW, **condition)
                 found |= {head.thread_id: head for head in heads}
             if len(found) < _FEW:
                 return found
@@ -391,9 +394,10 @@ class Threads:
 def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) -> Thread:
     known = record.value if record else {}
     told: Mapping[str, Any] = head.metadata if head else {}
+    status = head.status if head else ThreadStatus()
     kept = {n: v for n, v in told.items() if n not in _OWN and not n.startswith(_OTHERS)}
     given, user = known.get("metadata", {}), told.get("user_id")
-    owner = kept.get("owner", user)
+    owner = head.owner if head else None
     if owner is None or (user is not None and user == known.get("of")):
         owner = given.get("owner", owner)
     # the newest checkpoint tells whose it is: whoever made the record may be another
@@ -404,5 +408,22 @@ def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) 
         "created_at": min(each.created_at for each in moments),
         "updated_at": moments[0].updated_at,  # of the newest checkpoint, as threads are ordered
         "metadata": {**kept, **given, **own},
-        "status": known.get("status", "idle"),
+        "status": _stands(status, known.get("status", "idle")),
+        "interrupts": {
+            task.id: [interrupt_of(one) for one in task.interrupts]
+            for task in status.tasks
+            if task.interrupts and not task.done
+        },
     }
+
+
+def _stands(status: ThreadStatus, ended: Status) -> Status:
+    """How a thread stands whose last run here ended so; other programs may have run it since."""
+    if status.state == "waiting":
+        return "interrupted"
+    return "idle" if status.state == "idle" and ended == "interrupted" else ended
+
+
+def interrupt_of(one: Any) -> Any:
+    """What a task asked, as clients know it."""
+    return one if isinstance(one, dict) else {"value": one.value, "id": one.id}

@@ -187,11 +187,7 @@ def _step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
         "source": info.metadata.get("source"),
         "ts": info.ts,
         "ran": change.ran,
-        "next": [
-            channel.removeprefix("branch:to:")
-            for channel, each in change.channels.items()
-            if channel.startswith("branch:to:") and each.added_count
-        ],
+        "next": [node for node in dict.fromkeys(info.next) if not node.startswith("__")],
         "is_head": info.is_head,
         "is_branch": info.is_branch,
         "changes": changes(change),

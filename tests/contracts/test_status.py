@@ -1,0 +1,207 @@
+"""The status of a thread, told without its graph: as langgraph tells it with the graph."""
+
+from __future__ import annotations
+
+import operator
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from langgraph.channels import EphemeralValue, LastValue
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, StateGraph
+from langgraph.pregel import NodeBuilder, Pregel
+from langgraph.types import Command, Send, interrupt
+
+from perdure.checkpointers import SQLiteCheckpointer, ThreadStatus
+from perdure.errors import UnknownCheckpoint, UnknownThread
+from tests.contracts.programs import THREAD, Action, Resume, Turn, actions
+from tests.contracts.puts import at
+from tests.contracts.test_differential import EXAMPLES, worlds
+
+ASKS = Turn(["send", "ask", "child"], named=True, blocking=True, durability="sync")
+
+
+def same(status: ThreadStatus, state: Any) -> None:
+    """Assert that a status is what langgraph says; a task that stored nothing has no id here."""
+    stored = {task.id for task in status.tasks}
+    expected = [
+        (each.id if each.id in stored else None, each.name, each.path, each.interrupts)
+        for each in state.tasks
+    ]
+    actual = [
+        (task.id, task.node, task.path, () if task.done else task.interrupts)
+        for task in status.tasks
+    ]
+    stands = "waiting" if state.interrupts else "unfinished" if state.tasks else "idle"
+
+    assert (sorted(expected, key=repr), stands) == (sorted(actual, key=repr), status.state)
+    assert sorted(state.next) == sorted(status.next)
+    assert sorted(state.interrupts, key=repr) == sorted(status.interrupts, key=repr)
+
+
+@settings(max_examples=EXAMPLES)
+@example([ASKS, Resume("yes", True, "sync")])
+@given(st.booleans().flatmap(lambda subgraphs: actions(subgraphs=subgraphs)))
+def test_after_any_course_it_is_what_the_graph_says(course: list[Action]) -> None:
+    """Sends, interrupts, failures, edits, forks, replays: the same `next`, tasks and questions."""
+    with worlds("file") as (world, _):
+        for action in course:
+            world.act(action)
+            state = world.graph.get_state(THREAD)
+            if state.created_at:
+                same(world.saver.status("t"), state)
+
+                assert [head.status for head in world.saver.heads()] == [world.saver.status("t")]
+                assert bool(state.interrupts) == bool(world.saver.heads(waiting=True))
+            world.thread()
+
+
+# -- graphs that those courses lack
+
+
+class _State(TypedDict, total=False):
+    log: Annotated[list[str], operator.add]
+
+
+def _asks(node: str) -> Any:
+    return lambda state: {"log": [f"{node} {interrupt(f'{node}?')}"]}
+
+
+def joining(saver: Any) -> Any:
+    """Parallel nodes, `Send`s, a node that waits for two, and a deferred one."""
+    builder: Any = StateGraph(_State)
+    builder.add_node("split", lambda state: Command(goto=[Send("worker", n) for n in range(3)]))
+    builder.add_node("worker", lambda n: {"log": [f"{n} {interrupt(n)}" if n else "0"]})
+    builder.add_node("left, right", _asks("left, right"))
+    builder.add_node("plain", lambda state: {"log": ["plain"]})
+    builder.add_node("joins", _asks("joins"))
+    builder.add_node("last", _asks("last"), defer=True)
+    for node in ("split", "left, right", "plain"):
+        builder.add_edge(START, node)
+    builder.add_edge(["left, right", "plain"], "joins")
+    builder.add_edge(["worker", "joins"], "last")
+    builder.add_edge("plain", "last")
+    return builder.compile(checkpointer=saver)
+
+
+def calling(saver: Any) -> Any:
+    """A function whose tasks ask."""
+
+    @task
+    def ask(n: int) -> str:
+        return str(interrupt(n))
+
+    @entrypoint(checkpointer=saver)
+    def main(given: dict[str, Any]) -> list[str]:
+        return [ask(n).result() for n in range(2)]
+
+    return main
+
+
+def subscribed(saver: Any) -> Any:
+    """Nodes that channels of any name trigger."""
+    one = NodeBuilder().subscribe_only("given").do(lambda _: interrupt("one")).write_to("middle")
+    two = NodeBuilder().subscribe_only("middle").do(lambda _: interrupt("two")).write_to("out")
+    channels: Any = {"given": EphemeralValue(dict), "middle": LastValue(str), "out": LastValue(str)}
+    return Pregel(
+        nodes={"one": one, "two": two},
+        channels=channels,
+        input_channels="given",
+        output_channels="out",
+        checkpointer=saver,
+    )
+
+
+@pytest.mark.parametrize("made", [joining, calling, subscribed])
+def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
+    """Answer by answer it is what the graph says, and after an input that replaces the answers."""
+    graph = made(saver)
+    for _ in range(2):
+        graph.invoke({"log": ["begins"]}, at())
+        answers = 0
+        while waiting := graph.get_state(at()).interrupts:
+            same(saver.status("t"), graph.get_state(at()))
+            assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
+            graph.invoke(Command(resume={waiting[0].id: f"answer {answers}"}), at())
+            answers += 1
+
+        assert answers >= 2
+        assert saver.status("t") == ThreadStatus()
+        assert saver.heads(waiting=True) == []
+
+
+def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:
+    """Those whose newest checkpoint waits, by pages and with the other conditions."""
+    graph = joining(saver)
+    for n in range(6):
+        graph.invoke({"log": []}, {**at(f"t{n}"), "metadata": {"even": n % 2 == 0}})
+    graph.update_state(at("t2"), {"log": ["a person"]}, as_node="last")
+    page = saver.heads(waiting=True, limit=2)
+    rest = saver.heads(waiting=True, after=page[-1].thread_id)
+
+    assert [[head.thread_id for head in some] for some in (page, rest)] == [
+        ["t5", "t4"],
+        ["t3", "t1", "t0"],
+    ]
+    assert [head.thread_id for head in saver.heads(waiting=True, filter={"even": True})] == [
+        "t4",
+        "t0",
+    ]
+    assert saver.heads(waiting=True, active_since=datetime.now(UTC)) == []
+
+
+def test_a_checkpoint_that_is_not_the_head(saver: SQLiteCheckpointer) -> None:
+    """It stands as it did when it was left; what is not there is named."""
+    graph = joining(saver)
+    graph.invoke({"log": ["begins"]}, at())
+    [_, first] = saver.checkpoints("t")
+    found = saver.status("t", checkpoint_id=first.checkpoint_id)
+
+    assert (found.state, found.next, [each.done for each in found.tasks]) == (
+        "unfinished",
+        (),
+        [True],
+    )
+    with pytest.raises(UnknownThread, match="there is no thread 'other'"):
+        saver.status("other")
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint 'gone'"):
+        saver.status("t", checkpoint_id="gone")
+
+
+def test_other_savers_writes_without_paths(saver: SQLiteCheckpointer) -> None:
+    """A question whose task is not known waits all the same; a task that is alone is known."""
+    asked = [("__interrupt__", [{"value": "Sure?"}])]
+    checkpoint: Any = {
+        "v": 4,
+        "ts": datetime.now(UTC).isoformat(),
+        "channel_values": {"branch:to:a": None},
+        "channel_versions": {"branch:to:a": 2, "branch:to:b": 2},
+        "versions_seen": {"a": {"branch:to:a": 1}},
+    }
+    for thread, values in (("one", {"branch:to:a"}), ("two", {"branch:to:a", "branch:to:b"})):
+        made: Any = {**checkpoint, "id": thread, "channel_values": dict.fromkeys(values)}
+        config = saver.put(at(thread), made, {"source": "loop"}, {})
+        saver.put_writes(config, asked, f"task of {thread}")
+
+    alone, several = saver.status("one"), saver.status("two")
+    assert (alone.next, alone.interrupts) == (("a",), ({"value": "Sure?"},))
+    assert (sorted(several.next), several.state) == (["", "a", "b"], "waiting")
+
+
+def test_values_that_no_graph_of_langgraph_has_end_no_list(saver: SQLiteCheckpointer) -> None:
+    """Channels with such names and versions of two kinds are no error where threads are listed."""
+    values = {"join:a+b:c": 1, "branch:to:d": [1, 2, 3], "__pregel_tasks": "x", "e": 1}
+    checkpoint: Any = {
+        "v": 4,
+        "id": "one",
+        "ts": datetime.now(UTC).isoformat(),
+        "channel_values": values,
+        "channel_versions": {**dict.fromkeys(values, 2), "e": "2"},
+        "versions_seen": {"e": {"e": 1}},
+    }
+    saver.put(at(), checkpoint, {"source": "loop"}, {})
+
+    assert [head.status.next for head in saver.heads()] == [("d",)]
