@@ -176,8 +176,8 @@ class Planner:
         if self.codec.replaced_in and not self.codec.replacement_noted:
             self.codec.replacement_noted = True
             _log.warning(
-                "%s of thread %r holds a lone surrogate (half of a character, such as an emoji cut "
-                "in two), which no encoding of text has; it is stored as '?'. Logged once",
+                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
+                "which is no Unicode text; '?' is stored in its place. Logged once",
                 *(self.codec.replaced_in, at.thread_id),
             )
 

@@ -278,7 +278,7 @@ def test_what_comes_back_plainer_is_told_once(saver: SQLiteCheckpointer, name: s
 
     builder = StateGraph(ChatState).add_node("answer", answer).add_node("idle", lambda _: {})
     builder.add_edge(START, "answer").add_edge("answer", "idle")
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     for i in ("a", "b"):
         graph.invoke(say(i), at())
     (thread,) = saver.threads()
