@@ -23,6 +23,8 @@ from typing import Any
 from benchmarks.agents import chat
 from benchmarks.common import ON_DISK, SAVERS, Worker, ratio, table
 
+from perdure.checkpointers import SQLiteCheckpointer
+
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 ROUNDS = 7
 
@@ -87,6 +89,14 @@ class LongThread:
                 max(late for _, late in listed),
             ]
 
+    async def erase(self) -> tuple[float, float]:
+        """Erasing a message while the state is held: its time, the longest wait meanwhile."""
+        async with SQLiteCheckpointer.open(self.path) as saver:
+            held = await saver.aget_tuple(CONFIG)
+            assert held is not None
+            uid = held.checkpoint["channel_values"]["messages"][5].id
+            return await waits(lambda: saver.aerase("t", [uid]))
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -98,11 +108,14 @@ def main() -> None:
             for method, given in (("fill", [args.messages]), ("measure", [])):
                 worker = Worker(partial(LongThread, name, folder))
                 found[name] = worker.call(method, *given)
+                if method == "measure" and name == "perdure":
+                    erasing = worker.call("erase")
                 worker.stop()
     base = found[ON_DISK[0]]
     rows = [[name, *map(ratio, row, base)] for name, row in found.items()]
     columns = ["", "first get, ms", "newest ten, ms", "wait: get, ms", "a turn", "newest ten"]
     table(f"a thread of {args.messages} messages", columns, rows)
+    print("perdure, erasing a message: {:.0f} ms, wait {:.0f} ms".format(*erasing))
 
 
 if __name__ == "__main__":

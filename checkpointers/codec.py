@@ -16,6 +16,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import repeat
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from perdure.checkpointers.messages import (
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
 from perdure.checkpointers.values import (
     PACK,
+    SURROGATES,
     Allowlist,
     Converter,
     TypeNotAllowed,
@@ -66,38 +68,59 @@ class Codec:
         self.serde = serde
         self._allowlist = Allowlist(serde) if type(serde) is JsonPlusSerializer else None
         self.compact = self._allowlist is not None
+        self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
+        self.replacement_noted = False
 
     # -- the stored form
 
-    def encode(self, value: Any, path: Callable[[], str]) -> bytes:
+    def encode(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
         """One value as stored bytes, equal for equal values; an error names its `path`.
+
+        A message is encoded as it comes back, so that encoding it then gives the same bytes. In a
+        text a lone surrogate becomes "?", unless it is to be `exact`.
 
         Raises:
             Unstorable: It, or a part of it, cannot be stored, or would come back as another.
             ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
         """
-        if self.compact and isinstance(value, BaseMessage):
-            packed = pack_message(value)
-            if packed is not None:
-                return packed
+        if not (self.compact and isinstance(value, BaseMessage)):
+            return self._checked(value, path, exact=exact)
+        return pack_message(value) or self._as_read(self._checked(value, path))
+
+    def _as_read(self, stored: bytes) -> bytes:
+        """The encoding of what a message, encoded as it is, comes back as."""
+        if stored[:1] != _PLAIN:
+            return stored
+        value = self.decode(stored)
+        packed = pack_message(value) if isinstance(value, BaseMessage) else None
+        return packed or self._encoded(value)
+
+    def _checked(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
         try:
-            return self._encoded(value)
+            return self._encoded(value, path, exact=exact)
         except Exception as exc:
             if self.compact and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
                         return _tagged(name, data)
-            raise _refusal(self._encoded, value, path(), exc) from exc
+            encode = partial(self._encoded, exact=exact or str(exc) == SURROGATES)
+            raise _refusal(encode, value, path(), exc) from exc
 
-    def _encoded(self, value: Any) -> bytes:
+    def _encoded(
+        self, value: Any, path: Callable[[], str] | None = None, *, exact: bool = False
+    ) -> bytes:
         if self._allowlist is None or value is None or isinstance(value, bytes | bytearray):
             name, data = self.serde.dumps_typed(value)
             return _tagged(name, bytes(data))
         try:
             return _PLAIN + pack(value)
         except TypeError:  # something in it is not plain data
-            return _PLAIN + Converter(self._allowlist).pack(value)
+            converter = Converter(self._allowlist, exact=exact)
+            packed = converter.pack(value)
+            if converter.replacing and path is not None:
+                self.replaced_in = self.replaced_in or path()
+            return _PLAIN + packed
 
     def decode(self, stored: bytes) -> Any:
         """The value of stored bytes, new at each call.
@@ -152,11 +175,18 @@ class Codec:
             return found[0]
         if type(value) is bytearray:  # within a list the serializer makes them bytes
             value = bytes(value)
-        return self.encode(value, lambda: path(i))
+        return self._checked(value, lambda: path(i))
 
-    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
-        """The form in which a value is stored, given its full form."""
-        return self.encode(value, path) if full[:1] == _FULL_MESSAGE else full
+    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> Iterator[bytes]:
+        """The form in which a value is stored, given its full form: the last of these.
+
+        If the first is stored already, it is that form, and the second need not be made.
+        """
+        if full[:1] == _FULL_MESSAGE:
+            full = pack_message(value) or self._checked(value, path)
+        yield full
+        if self.compact and full[:1] == _PLAIN and isinstance(value, BaseMessage):
+            yield self._as_read(full)
 
     def expanded(self, stored: Sequence[bytes]) -> list[bytes]:
         """The full forms of stored values."""

@@ -37,7 +37,7 @@ from perdure.checkpointers.manifest import (
     references,
 )
 from perdure.checkpointers.planner import New
-from perdure.checkpointers.reader import PAGE, Reader
+from perdure.checkpointers.reader import PAGE, Reader, collector_paused
 from perdure.checkpointers.records import (
     VIEWS,
     log_spans,
@@ -69,7 +69,18 @@ _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was se
 def erased(
     reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
 ) -> Flow[ErasureReport]:
-    """Take messages out of a thread; unknown ones are no error. None: remove the thread."""
+    """Take messages out of a thread; unknown ones are no error. None: remove the thread.
+
+    Python's garbage collector pauses meanwhile, as for a read: the many objects that are made would
+    have it go over the whole heap of the process, and all threads wait for that.
+    """
+    with collector_paused():
+        return (yield from _erased(reader, maintenance, thread_id, message_ids))
+
+
+def _erased(
+    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
+) -> Flow[ErasureReport]:
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()

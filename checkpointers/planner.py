@@ -7,6 +7,7 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -33,13 +34,17 @@ from perdure.checkpointers.manifest import (
     Ranges,
     positions,
 )
+from perdure.checkpointers.values import pack
 from perdure.errors import Unstorable
+
+_log = logging.getLogger("perdure")
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _LONG: Final = 8  # elements of an update from which on it is worth a look at the log
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 _NUMBERS: Final = {int, float, bool, NoneType}
+_KEYS: Final = frozenset({str, int})
 
 
 class New(NamedTuple):
@@ -139,11 +144,13 @@ class Planner:
                 nodes[channel] = self._held(channel, value, parent)
         encode = self.codec.encode
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
-        fields = [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")]
+        ids = encode(metadata, lambda: "metadata", exact=True)  # some of it is users' and threads'
+        fields = [encode(other, lambda: "checkpoint"), ids]
         seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
         uid, step = checkpoint["id"], metadata.get("step")
         snapshot = Snapshot(uid, 0, at.checkpoint_id, 0, fields, dict(versions), seen)
         snapshot.step = step if type(step) is int else None
+        self._note_replaced(at)
         return PlannedPut(at, snapshot, metadata, nodes, deliberate, self._rests_on())
 
     def writes(
@@ -161,7 +168,18 @@ class Planner:
                 value = repr(value)  # as langgraph's savers store what a task raised
             ref = self._here(channel, value, f"the write to {channel!r}")
             planned[index] = [index, channel, ref]
+        self._note_replaced(at)
         return PlannedWrites(at, task_id, task_path, list(planned.values()), self._rests_on())
+
+    def _note_replaced(self, at: Address) -> None:
+        """Log, once for each codec, that a text is not stored as it is."""
+        if self.codec.replaced_in and not self.codec.replacement_noted:
+            self.codec.replacement_noted = True
+            _log.warning(
+                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
+                "which is no Unicode text; '?' is stored in its place. Logged once",
+                *(self.codec.replaced_in, at.thread_id),
+            )
 
     def _rests_on(self) -> tuple[int, int] | None:
         return (self.thread.key, self.thread.generation) if self.thread is not None else None
@@ -190,7 +208,7 @@ class Planner:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
         pairs = zip(elements, full, strict=True)
-        stored = [self.codec.stored(element, each, lambda: path) for element, each in pairs]
+        stored = [[*self.codec.stored(element, each, lambda: path)][-1] for element, each in pairs]
         if sum(map(len, stored)) > INLINE_BYTES or any(map(_is_message, elements)):
             return [kind, stored]
         return self.codec.encode(value, lambda: path)
@@ -253,12 +271,12 @@ class Planner:
             if position is None:
                 position = log.find(full[i])
             if position is None:
-                item = self._new(values[i], full[i], path, i)
-                position = log.find(item.full)  # its fields may stand in another order
-            if position is None:
-                parts.append(item)
-                i += 1
-                continue
+                item = self._item(log, values[i], full[i], f"{path}[{i}]")
+                if isinstance(item, New):
+                    parts.append(item)
+                    i += 1
+                    continue
+                position = item
             at = log.items.get if position < ALIASES else log.get
             following = map(at, range(position + 1, position + len(full) - i))
             run = 1 + sum(takewhile(bool, map(eq, following, full[i + 1 :])))
@@ -266,9 +284,14 @@ class Planner:
             i += run
         return Split(kind, parts, kept)
 
-    def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
-        stored = self.codec.stored(value, full, lambda: f"{path}[{i}]")
-        return New(stored, self.codec.expanded([stored])[0])
+    def _item(self, log: ChannelLog, value: Any, full: bytes, path: str) -> New | int:
+        """An item, or the position of one that comes back as the value does."""
+        for stored in self.codec.stored(value, full, lambda: path):
+            (full,) = self.codec.expanded([stored])
+            position = log.find(full)
+            if position is not None:
+                return position
+        return New(stored, full)
 
 
 def _element(log: ChannelLog, part: New | Range) -> Any:
@@ -290,6 +313,14 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, BaseMessage)
 
 
+def _packs(keys: list[Any]) -> bool:
+    try:
+        pack(keys)
+    except TypeError:  # a lone surrogate, or a number out of range: refused with the whole value
+        return False
+    return True
+
+
 def _has_parts(value: Any) -> bool:
     return type(value) in (list, dict) or _is_message(value)
 
@@ -297,5 +328,5 @@ def _has_parts(value: Any) -> bool:
 def _splittable(value: Any) -> bool:
     """Whether a value has parts worth their own place; numbers (an embedding) have not."""
     if type(value) is dict:
-        return bool(value) and all(type(key) in (str, int) for key in value)
+        return bool(value) and _KEYS.issuperset(map(type, value)) and _packs([*value])
     return type(value) is list and any(type(part) not in _NUMBERS for part in value)

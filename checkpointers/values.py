@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Final
 
 import ormsgpack
+from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
 
@@ -34,7 +35,8 @@ _log = logging.getLogger("perdure")
 
 Name = tuple[str, str]  # of a class: its module and qualified name
 
-# langgraph's options, but that it replaces lone surrogates and takes subclasses for their base
+# langgraph's options, but that it takes subclasses for their base, and replaces lone surrogates at
+# once, where `Converter` does so only if there are some
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -44,6 +46,7 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
+SURROGATES: Final = "string contains surrogates"  # what ormsgpack raises
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
 _MAX_LEVELS: Final = 254  # ormsgpack's own limit for lists and dicts within each other
 _MAX_OBJECTS: Final = 100  # within each other; each takes a share of the thread's stack
@@ -175,10 +178,21 @@ class DetachedFields(dict[str, Any]):
 
 
 class Converter:
-    """Converts one value, with all that it holds, to msgpack or back."""
+    """Converts one value, with all that it holds, to msgpack or back.
 
-    def __init__(self, allowlist: Allowlist) -> None:
+    Args:
+        allowlist: Which classes may be in it.
+        exact: Whether a text with a lone surrogate is refused everywhere, not only in what is
+            stored exactly (sets, enums, data classes), as the key of a dict or the id of a message.
+
+    Attributes:
+        replacing: Whether lone surrogates become "?", because the value has some.
+    """
+
+    def __init__(self, allowlist: Allowlist, *, exact: bool = False) -> None:
         self._allowlist = allowlist
+        self._may_replace = not exact
+        self.replacing = False
         self._depth = 0
         self._error: Exception | None = None  # the innermost; ormsgpack would tell only its class
 
@@ -194,6 +208,9 @@ class Converter:
             return self._pack(value)
         except Exception as exc:
             error = self._error or exc
+            if self._may_replace and not self.replacing and str(error) == SURROGATES:
+                self.replacing, self._error = True, None
+                return self.pack(value)
             if isinstance(error, RecursionError) or str(error) == "Recursion limit reached":
                 error = RecursionError(_TOO_DEEP)
             raise error from None
@@ -211,6 +228,8 @@ class Converter:
             raise self._error or exc from None
 
     def _pack(self, value: Any, option: int = PACK) -> bytes:
+        if self.replacing and option == PACK:
+            option |= ormsgpack.OPT_REPLACE_SURROGATES
         return ormsgpack.packb(value, functools.partial(self._deeper, self._extension), option)
 
     def _unpack(self, data: bytes | memoryview) -> Any:
@@ -238,6 +257,8 @@ class Converter:
             return self._exact(_TUPLE, list(value))
         if cls is DetachedFields:
             return self._detached(value)
+        if self.replacing and isinstance(value, BaseMessage):
+            ormsgpack.packb(value.id)  # raises if it has a lone surrogate
         if name in KNOWN:
             return self._known(value, name)
         if name == _DELTA_SNAPSHOT:
@@ -272,7 +293,9 @@ class Converter:
         code, rest = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
-            return self._exact(_SINGLE, [*name, list(value)])
+            # equal sets may differ in order, even in one process
+            parts = sorted(value, key=lambda part: self._pack(self._exactly(part), _EXACT))
+            return self._exact(_SINGLE, [*name, parts])
         if isinstance(value, deque):
             code, payload = _SINGLE, list(value)
         elif name == _SEND:

@@ -77,9 +77,10 @@ class ProfileChange(_Part):
             out["from"] = self.origin
         if self.value is not None:
             try:
-                out["value"] = json.loads(self.value)
+                text = json.dumps(json.loads(self.value), ensure_ascii=False)
+                out["value"] = json.loads(storable(text))  # what was escaped may not be storable
             except (ValueError, RecursionError):  # models leave out the quotes
-                out["value"] = self.value
+                out["value"] = storable(self.value)
         return out
 
 

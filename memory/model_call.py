@@ -22,6 +22,7 @@ from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, 
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
 from perdure.memory.quotation import middle_out
+from perdure.memory.thread_messages import storable
 from perdure.storage.threads import Threads, awaited_for, waited_for
 
 T = TypeVar("T")
@@ -246,8 +247,8 @@ def model_call(model: Any) -> ModelCall:
 
 
 def text_of(answer: Any) -> str:
-    """The text of an answer."""
-    return (answer if isinstance(answer, str) else str(answer.text)).strip()
+    """The text of an answer, as it can be stored and sent on."""
+    return storable(answer if isinstance(answer, str) else str(answer.text))
 
 
 def fault_of(answer: Any) -> str | None:
@@ -319,7 +320,7 @@ def quoted_answer(answer: Any) -> str:
     if isinstance(raw, AIMessage):
         parts += [json.dumps(call["args"], ensure_ascii=False) for call in raw.tool_calls]
         parts += [call["args"] or "" for call in raw.invalid_tool_calls]
-    return middle_out("\n".join(filter(None, parts)), _QUOTED)
+    return middle_out(storable("\n".join(filter(None, parts))), _QUOTED)
 
 
 def _outline(answer: Any, fault: InvalidPatch) -> str:

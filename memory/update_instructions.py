@@ -21,7 +21,6 @@ from perdure.memory.nodes import Learner, channel, checked
 from perdure.memory.options import choice, instance, text
 from perdure.memory.quotation import fenced, newest, units_of
 from perdure.memory.summary import ON_FAILURE, OnFailure
-from perdure.memory.thread_messages import storable
 
 PROMPT: Final = """\
 You maintain the instructions of an assistant. You are given its current instructions, the \
@@ -142,7 +141,7 @@ def _taken(previous: str, answer: Any) -> str:
     if not fault and (not marked or answered.count(_BEGIN) != answered.count(_END)):
         fault = f"the answer {answered!r:.80} has no text between {_BEGIN} and {_END}"
     # a model may name the marks before it uses them
-    rewritten = storable(max(marked, key=len, default=""))
+    rewritten = max(marked, key=len, default="").strip()
     if not fault and rewritten == previous.strip():
         return previous
     if fault := fault or _fault(previous, rewritten):

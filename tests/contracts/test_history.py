@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    ToolMessage,
+)
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from pydantic import BaseModel
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import UnknownCheckpoint, UnknownThread
@@ -237,6 +246,47 @@ def test_history_of_a_long_broken_list(saver: SQLiteCheckpointer) -> None:
 
     assert [(f"says {i}", i % 2 == 0) for i in range(600)] == told(found)
     assert say(*everything[::2]) == values_at(saver, at())
+
+
+class Note(BaseModel):
+    text: str
+
+
+ODD: dict[str, Callable[[Any], list[BaseMessage]]] = {
+    "text in a call": lambda text: [
+        AIMessage("", tool_calls=[{"name": "f", "args": {"q": text}, "id": "c1"}]),
+        ToolMessage("found", tool_call_id="c1"),
+    ],
+    "text as content": lambda text: [AIMessage(text), AIMessage([{"type": "text", "text": text}])],
+    "text in metadata": lambda text: [
+        AIMessage("yes", response_metadata={"m": text}, additional_kwargs={"k": text})
+    ],
+    "an artifact": lambda text: [
+        ToolMessage("found", tool_call_id="c1", artifact=defaultdict(list, {"a": [text]}))
+    ],
+    "a model": lambda text: [AIMessage("yes", additional_kwargs={"k": Note(text=text)})],
+    "a lone surrogate": lambda text: [AIMessage(f"{text}\ud83d"), AIMessage([f"{text}\ud83d"])],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_comes_back_plainer_is_told_once(saver: SQLiteCheckpointer, name: str) -> None:
+    """A message that is stored as what comes back is no other message in the next turn."""
+
+    def answer(state: Any) -> dict[str, Any]:
+        return {"messages": ODD[name](state["messages"][-1].text)}
+
+    builder = StateGraph(ChatState).add_node("answer", answer).add_node("idle", lambda _: {})
+    builder.add_edge(START, "answer").add_edge("answer", "idle")
+    graph: Any = builder.compile(checkpointer=saver)
+    for i in ("a", "b"):
+        graph.invoke(say(i), at())
+    (thread,) = saver.threads()
+    history = saver.history("t")
+
+    assert graph.get_state(at()).values["messages"] == [item.value for item in history]
+    assert all(item.seen for item in history)
+    assert thread.items == len(history) == 2 + 2 * len(ODD[name]("x"))
 
 
 def test_unknown_threads_and_checkpoints(saver: SQLiteCheckpointer) -> None:

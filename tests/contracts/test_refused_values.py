@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Send
 from pydantic import BaseModel, PrivateAttr
@@ -61,9 +62,14 @@ REFUSED = {
     "exception": ({"a": ValueError("x")}, r"\['a'\] is a ValueError.*text"),
     "exception at the top": (Loud("x"), r"\['x'\] is a Loud"),
     "exception dataclass": (LoudRecord(), r"\['x'\] is a LoudRecord"),
-    "surrogate": (["ok", "a\ud800b"], r"\['x'\]\[1\].*surrogates"),
     "surrogate key": ({"\ud800": 1}, r"surrogates"),
-    "surrogate in a message": (HumanMessage("what?\ud83d"), r"\.content.*surrogates"),
+    "surrogate in an id": (HumanMessage("what?", id="\ud83d"), r"\.id.*surrogates"),
+    "surrogate as an id": ({"m": [RemoveMessage("\ud83d")]}, r"\.id.*surrogates"),
+    "surrogate key of many": ({"k": "x" * 200, "\ud800": ["y"]}, r"surrogates"),
+    "surrogate key in a message": (
+        HumanMessage("x", additional_kwargs={"\ud800": 1}),
+        r"\.additional_kwargs.*surrogates",
+    ),
     "surrogate in a model": (Outer(inner=Inner(n=1), raw="\ud800"), r"\.raw.*surrogates"),
     "object array": (np.array([object()]), r"\['x'\] is a ndarray.*object"),
     "structured array": (Point(1, np.zeros(1, dtype=[("a", "i4")])), r"\.inner is a ndarray"),
@@ -99,6 +105,45 @@ def test_what_would_change_silently_is_refused_at_put(name: str) -> None:
             put(saver, {"fine": 1, "x": value})
 
         assert "channel_values['x']" in str(caught.value)
+        assert saver.threads() == []
+
+
+def test_a_lone_surrogate_in_text_becomes_a_question_mark(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in langgraph's savers; it is logged once, with the place and the thread."""
+    half = "half \ud83d"
+    values = {
+        "texts": ["ok", half],
+        "x": half,
+        "facts": {"k": half},
+        "messages": [
+            HumanMessage(half, id="h"),
+            AIMessage("", id="a", tool_calls=[{"name": "f", "args": {"q": half}, "id": "c"}]),
+        ],
+    }
+    memory = InMemorySaver()
+    expected = memory.get_tuple(put(memory, values))
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        saver.put_writes(put(saver, values), [("x", half), ("texts", [half])], "task")
+        actual = saver.get_tuple({"configurable": {"thread_id": "t"}})
+
+    assert expected is not None
+    assert actual is not None
+    assert expected.checkpoint["channel_values"] == actual.checkpoint["channel_values"]
+    assert actual.pending_writes == [("task", "x", "half ?"), ("task", "texts", ["half ?"])]
+    assert actual.checkpoint["channel_values"]["messages"][0].content == "half ?"
+    (logged,) = [record.getMessage() for record in caplog.records if "surrogate" in record.msg]
+    assert logged.startswith("channel_values['texts'][1] of thread 't' holds a lone surrogate")
+
+
+def test_a_lone_surrogate_in_metadata_is_refused() -> None:
+    """Metadata holds the ids of users, of which two must not become one."""
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "user_id": "\ud83d"}}
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        with pytest.raises(Unstorable, match=r"metadata.*surrogates"):
+            put(saver, {"x": 1}, config)
+
         assert saver.threads() == []
 
 

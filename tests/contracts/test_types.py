@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import threading
+from collections import OrderedDict, defaultdict
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -32,7 +33,9 @@ from langgraph.types import Send
 from pydantic import BaseModel, Field
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.codec import Codec
 from perdure.errors import ForbiddenType, Unstorable
+from tests.contracts.plain_classes import Level, Mood, Place
 
 
 class Colour(enum.Enum):
@@ -51,7 +54,24 @@ class Profile(BaseModel):
     model_config = {"populate_by_name": True}
 
 
-ALLOW = [Colour, Point, Profile]
+class Word(str):
+    pass
+
+
+class Count(int):
+    pass
+
+
+class Many(list[Any]):
+    pass
+
+
+class Row(tuple[Any, ...]):
+    pass
+
+
+ALLOW = [Colour, Point, Profile, Mood, Level, Place]
+SERDE = JsonPlusSerializer(allowed_msgpack_modules=ALLOW)
 
 
 def put(saver: Any, values: dict[str, Any], parent: Any = None, thread: str = "t") -> Any:
@@ -71,12 +91,14 @@ def dump(value: Any) -> Any:
         return (type(value), [(dump(k), dump(v)) for k, v in value.items()])
     if isinstance(value, list | tuple):
         return (type(value), [dump(part) for part in value])
+    if isinstance(value, set | frozenset):
+        return (type(value), sorted(map(repr, value)))
     return (type(value), repr(value))
 
 
 def both(values: dict[str, Any]) -> tuple[Any, Any]:
     """The values as langgraph's InMemorySaver gives them back, and as perdure does."""
-    memory = InMemorySaver(serde=JsonPlusSerializer(allowed_msgpack_modules=ALLOW))
+    memory = InMemorySaver(serde=SERDE)
     expected = memory.get_tuple(put(memory, values))
     with SQLiteCheckpointer.open(":memory:", allow=ALLOW) as saver:
         config = put(saver, values)
@@ -180,6 +202,27 @@ data = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
+pairs = st.dictionaries(texts, data, max_size=3)
+subclasses = st.one_of(
+    texts.map(Word),
+    texts.map(lambda text: AIMessage(text).text),  # langchain-core's own subclass of str
+    st.integers(0, 9).map(Count),
+    st.lists(data, max_size=3).map(Many),
+    st.lists(data, max_size=3).map(Row),
+    pairs.map(OrderedDict),
+    pairs.map(lambda known: defaultdict(list, known)),
+    st.sets(st.integers(0, 40), max_size=9),
+    st.sampled_from([Mood.FINE, Level.LOW, Colour.RED]),
+    st.builds(Place, data, texts),
+    st.builds(Profile, fullName=texts),
+    st.builds(Point, st.just(1), pairs),
+    st.sampled_from(["\ud83d", "half \udc00 of a pair", {"k": ["\ud83d"]}]),
+)
+data = st.recursive(
+    data | subclasses,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=4,
+)
 contents = texts | st.lists(texts | st.dictionaries(texts, data, max_size=2), max_size=3)
 metadata = st.dictionaries(texts, data, max_size=3)
 calls = st.lists(
@@ -213,6 +256,29 @@ def test_any_message_equals_langgraphs(messages: list[Any], tampered: Any) -> No
         return  # integers over 64 bits: both refuse
 
     assert dump(expected) == dump(actual)
+
+
+@given(messages_, st.none() | tampering)
+def test_what_comes_back_is_encoded_the_same(message: Any, tampered: Any) -> None:
+    """A message is stored as it comes back, so that the next put takes it as unchanged."""
+    codec = Codec(SERDE)
+    if tampered is not None:
+        message.__dict__[tampered[0]] = tampered[1]
+    try:
+        stored = codec.encode(message, lambda: "message")
+    except Unstorable:
+        return
+
+    assert stored == codec.encode(codec.decode(stored), lambda: "message")
+
+
+def test_equal_sets_are_encoded_the_same() -> None:
+    """The order in which a set gives its elements, which may differ, is not stored."""
+    codec = Codec(SERDE)
+    one, other = (HumanMessage("m", additional_kwargs={"s": set(s)}) for s in ([0, 8], [8, 0]))
+
+    assert [*one.additional_kwargs["s"]] != [*other.additional_kwargs["s"]]
+    assert codec.encode(one, lambda: "one") == codec.encode(other, lambda: "other")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,36 @@ def formerly(store: Any) -> list[str]:
 # -- facts
 
 
+def test_a_lone_surrogate_in_an_answer_is_no_failure(
+    store: SQLiteStore, scripted: Scripted
+) -> None:
+    """It becomes a question mark in facts, profiles and instructions, and where it is quoted."""
+    half = "half \ud83d"
+    profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
+    learn = Instructions(store, default="Be kind.")
+    reply = answer(
+        facts=[{**TEA, "text": f"Ann likes {half}."}, {**TEA, "action": half}],
+        profile=[{"op": "replace", "path": "/city", "value": half, "messages": [1]}],
+        instructions=[{"text": f"Say {half}.", "messages": [1]}],
+    )
+    good = answer(
+        facts=[{**TEA, "text": f"Ann likes {half}."}],
+        profile=[{"op": "replace", "path": "/city", "value": half, "messages": [1]}],
+        instructions=[{"text": f"Say {half}.", "messages": [1]}],
+    )
+    at = scripted(reply, good)
+    at.say(said("I like green tea."))
+    report = at.extraction(profile=profile, learn=learn, retries=1).extract("t", user())
+
+    assert [texts(store), profile.get(user()), report.refused] == [
+        ["Ann likes half ?."],
+        Person(city="half ?"),
+        {},
+    ]
+    assert learn.current().text == "Be kind.\n- Say half ?."
+    assert '"action": "half ?"' in at.shown()[1]
+
+
 def test_a_fact_is_kept_with_where_it_comes_from(store: SQLiteStore, scripted: Scripted) -> None:
     """A fact that the model proposes names its messages, and whose words they are."""
     fact = {**TEA, "about": "Ann", "when": "2024-05-01"}

@@ -89,6 +89,20 @@ def test_a_graph_is_the_same_awaited(file_saver: SQLiteCheckpointer) -> None:
     assert results[0] == results[1]
 
 
+def test_a_lone_surrogate_in_a_summary_ends_no_turn(file_saver: SQLiteCheckpointer) -> None:
+    """It is a question mark in the state, and in what the model is shown in the same turn."""
+    half = "half \ud83d"
+    with ScriptedServer([half] * 3) as server, ScriptedServer([half]) as scribe:
+        graph = chat(server, node(scribe), checkpointer=file_saver)
+        for n in range(1, 4):
+            out = graph.invoke(says(f"question {n}"), THREAD)
+        state = graph.get_state(THREAD).values
+
+    assert out["summary"]["text"] == state["summary"]["text"] == "half ?"
+    assert server.shown()[0] == ("system", f"{HEADING}:\n\nhalf ?")
+    assert texts(state["messages"]) == ["question 3", "half ?"]
+
+
 def test_what_another_node_adds_meanwhile_stays(file_saver: SQLiteCheckpointer) -> None:
     """A message added in the super-step in which others are removed is neither lost nor counted."""
     with ScriptedServer(["the summary"]) as scribe:

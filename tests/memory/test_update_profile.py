@@ -243,6 +243,15 @@ def test_ways_of_asking(profile: Profile[Person], strict: bool) -> None:
     assert form["additionalProperties"] is False
 
 
+@pytest.mark.parametrize("value", ['"half \\ud83d"', '"half \ud83d"', "half \ud83d"])
+def test_a_lone_surrogate_is_no_failure(profile: Profile[Person], value: str) -> None:
+    """Escaped or not, in quotes or without, it becomes a question mark."""
+    with OpenAIServer([patch({**GHENT, "value": value})]) as server:
+        node_of(server, profile).invoke(STATE, ANN)
+
+    assert profile.get(ANN).home == Home(city="half ?")
+
+
 def test_text_without_quotes_is_text(profile: Profile[Person]) -> None:
     """Models leave them out; the model is not asked again."""
     with OpenAIServer([patch({**GHENT, "value": "Ghent"})]) as server:

@@ -347,6 +347,20 @@ def test_a_page_deletes_a_thread_in_a_run_as_rest_does(
     assert sdk.threads.search() == []
 
 
+def test_half_an_emoji_ends_no_run(client: httpx.Client) -> None:
+    """A lone surrogate in a client's JSON is a question mark in the thread."""
+    headers = {"content-type": "application/json"}
+    asked = json.dumps({**body("half \ud83d"), "assistant_id": "chat"})
+    client.post("/threads", json={"thread_id": "t"})
+    for _ in range(2):
+        ran = client.post("/threads/t/runs/wait", content=asked, headers=headers)
+        said = client.get("/threads/t/state").json()["values"]["messages"]
+
+        assert ran.status_code == 200
+        assert [message["content"] for message in said][0::2] == ["half ?"] * (len(said) // 2)
+        assert client.get("/ui/thread?id=t").status_code == 200
+
+
 def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, gate: Gate) -> None:
     client.post("/threads", json={"thread_id": "t"})
     with client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
 from blockbuster import BlockingError, blockbuster_ctx
-from langgraph.graph import START, StateGraph
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.store.base import GetOp, Op, PutOp, SearchOp
 
@@ -155,6 +159,33 @@ def test_what_cannot_be_opened_is_told_when_it_is(tmp_path: Path) -> None:
     asyncio.run(course())
     with pytest.raises(ConfigurationError, match="does not exist; create it"):
         SQLiteCheckpointer.open(tmp_path / "absent" / "x.db")
+
+
+def test_an_erasure_stops_no_other_thread(tmp_path: Path) -> None:
+    """Its work is in another thread, and no collection of garbage, for which all wait, begins."""
+    seen: set[tuple[int, int]] = set()
+
+    class Watched(JsonPlusSerializer):
+        def loads_typed(self, data: tuple[str, bytes]) -> Any:
+            seen.add((threading.get_ident(), gc.get_threshold()[0]))
+            return super().loads_typed(data)
+
+    async def course() -> tuple[int, Any]:
+        serde = Watched(allowed_msgpack_modules=None)
+        async with SQLiteCheckpointer.open(tmp_path / "x.db", serde=serde) as saver:
+            graph = StateGraph(MessagesState).add_node("idle", lambda state: {})
+            compiled: Any = graph.add_edge(START, "idle").compile(checkpointer=saver)
+            said = [HumanMessage(f"says {n}", id=str(n)) for n in range(20)]
+            await compiled.ainvoke({"messages": said}, T)
+            seen.clear()
+            report = await saver.aerase("t", ["3"])
+        return threading.get_ident(), report
+
+    loop_thread, report = asyncio.run(course())
+
+    assert report.items > 0
+    assert {threshold for _, threshold in seen} == {0}
+    assert loop_thread not in {thread for thread, _ in seen}
 
 
 def test_pages_of_rows_are_awaited(place: Place) -> None:
