@@ -239,8 +239,8 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     """Shows the model the messages nearest in meaning to the question, in the system message.
 
     It keeps every message of a conversation in a langgraph store with an index. `top_k` messages
-    are shown at most, whose cosine to the question is at least `threshold`, -1 to 1. Around or
-    within a `MessageChatMemoryAdvisor` the model sees the newest messages as well.
+    are shown at most, whose cosine to the question is above 0 and at least `threshold`, 0 to 1.
+    Around or within a `MessageChatMemoryAdvisor` the model sees the newest messages as well.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store = adapter.store
         self.top_k = whole("top_k", top_k, 1)
-        self.threshold = number("threshold", threshold, -1, 1)
+        self.threshold = number("threshold", threshold, 0, 1)
         # perdure's stores rank by more than the cosine
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._options = cosine if adapter.versioned else {}
@@ -265,7 +265,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        near = [item.value for item in found if item.score >= self.threshold]
+        near = [item.value for item in found if item.score > 0 and item.score >= self.threshold]
         lines = [f"{_ROLES[value['kind']]}: {quoted(value['text'])}" for value in near]
         quotes = "\n".join([_HEAD, "<memory>", *lines, "</memory>"]) if lines else ""
         system = "\n\n".join(filter(None, [_system(request), quotes]))
