@@ -1,5 +1,6 @@
 """Thread state: checkpointers for `graph.compile(checkpointer=...)`."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
@@ -47,6 +48,8 @@ __all__ = [
     "open_checkpointer",
     "title",
 ]
+if find_spec("psycopg") is None:  # `import *` takes what can be imported
+    __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ Each name is imported when it is first asked for: `trim` loads neither a store n
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,9 @@ _MODULES = {
     "views": "VIEWS ModelView aviews record_views views",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_PLACES)
+_NEEDED = {"background": "dbos", "middleware": "langchain"}  # by a module, of an extra
+_MISSING = {module for module, package in _NEEDED.items() if find_spec(package) is None}
+__all__ = sorted(name for name, module in _PLACES.items() if module not in _MISSING)
 
 
 class _Package(ModuleType):

@@ -33,7 +33,7 @@ Given = Callable[[Any, RunnableConfig | None], Any]
 
 
 class Assemble(MessagesNode):
-    """A node that packs a context: `assemble(max_tokens=4_000, memories=…)(messages)`.
+    """A node that packs a context: `assemble(4_000, memories=…)(messages)`.
 
     Each part is a value, or a function of the state and the run's config. Memories, profile and
     examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
@@ -50,8 +50,8 @@ class Assemble(MessagesNode):
 
     def __init__(
         self,
-        *,
         max_tokens: int,
+        *,
         instructions: str | Given | None = None,
         profile: Mapping[str, Any] | str | Given | None = None,
         summary: Mapping[str, Any] | str | Given | None = None,

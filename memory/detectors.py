@@ -43,19 +43,31 @@ _KEYS: Final = tuple(
         r"(?P<value>-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
         r"(?:[^-]|-(?!----END))*+(?:-----END[A-Z0-9 ]{0,40}-----)?)",
         r"://[^\s/:@]{0,100}+:(?P<value>[^\s/]{1,200})@",
+        r"(?i)\b(?:chang|reset|set|updat)[a-z]{0,4} (?:\S{1,30} ){0,3}?pass(?:word|code|phrase) to"
+        r" [\"'`]?(?P<value>(?=\S{0,60}\d)[^\s\"'`]{3,255}[^\s\"'`.,;:!?)])",
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
 _NAMED: Final = re.compile(  # in a lookahead: a value may be the name of the next one
-    r"(?=(?:(?P<password>passwor[dt]|passwd|passphrase|passcode|pwd|kennwort|wachtwoord"
-    r"|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード)"
-    r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?code)?|cvv2?|cvc2?|otp|(?:recovery|backup|security) code)"
+    r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
+    r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
+    r"|(?<![^\W_])pw(?= [^:=]))\d?(?! (?:manager|generator|polic|rule|field|hint)))"
+    r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?code)?|cvv2?|cvc2?|otp"
+    r"|(?:recovery|backup|security|verification|access|login|door|gate|alarm) code)"
     r"|(?:api|access|secret|private|auth|refresh)[ _-]?(?:key|token)|secret|token"
     r"|(?<![^\W_])(?:pass|pw)(?=[\"'*]{0,3} ?[:=]))"
-    r"(?:(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192|是))|(?P<told>(?:\s[\w.@'-]{1,30}){0,4}?"
-    r"\s(?:is|ist|es|est))(?=\s)|(?=\s))[\"'`*_\\]{0,4}\s{0,10}[*\\\"'`]{0,4}"
+    r"(?:(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192|是:?))"
+    r"|(?P<words>(?:\s[\w.@'()\[\]/&-]{1,30}){0,6}?)"
+    r"(?P<told>(?:(?P<is>'s|\s(?:is|equals|ist|lautet|es|est|è|é))"
+    r"|\s(?:(?:(?:was|has been) )?(?:set|changed|reset) to|was|are|will be))"
+    r"(?:\s(?:now|still))?(?P<colon>\s?[:=])?|(?P<mark>\s{0,3}(?:[:=]|[-=]>|\u2192))|\s-)(?=\s)"
+    r"|(?=\s))"
+    r"[\"'`*_\\]{0,4}\s{0,10}[*\\\"'`]{0,4}"
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
+)
+_OF: Final = re.compile(  # what a password is for: "password for wifi: ..."
+    r"(?i)\s(?:for|of|to|on|at|in|fürs?|vo[nm]|de[rsl]?|voor|van|para|da|do|du|pour|от|для|[(\[])"
 )
 _NAMES_OF: Final = re.compile(  # most texts have none, and `_NAMED` takes ten times as long
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
@@ -99,11 +111,28 @@ def _is_secret(named: re.Match[str], value: str) -> bool:
         return value.replace("-", "").isdecimal() and 3 <= len(value) <= 9
     if named["password"] and named["sign"]:
         return len(value) >= 3
-    if named["password"] and named["told"] and value.isalpha():
-        is_last = _END.match(named.string, named.start("value") + len(value))
-        return len(named["told"].split()) == 1 and len(value) >= 4 and is_last is not None
+    is_owned = not named["words"] or _OF.match(named["words"]) is not None
+    if named["mark"] and not is_owned:  # "password reset on: 2024-05-01"
+        return False
+    has_digit = any(map(str.isdigit, value))
+    if named["password"] and named["told"] and (value.isdecimal() or not has_digit):
+        return len(value) >= 4 and _is_password(named, value, is_owned)
     least = 4 if named["password"] else 6 if named["sign"] else 12
-    return len(value) >= least and any(map(str.isdigit, value)) and not value.isdecimal()
+    return len(value) >= least and has_digit and not value.isdecimal()
+
+
+def _is_password(named: re.Match[str], value: str, is_owned: bool) -> bool:
+    """Whether a word, or a number, is a password by what is said of it."""
+    start = named.start("value")
+    is_quoted = named.string[start - 1] in "\"'`"
+    is_signed = bool(named["mark"] or (named["is"] and named["colon"]))
+    if not is_quoted and _END.match(named.string, start + len(value)) is None:
+        return False
+    if is_signed or not named["is"]:
+        return is_signed
+    if value.isalpha() and not is_quoted:  # "the password for wifi is unknown"
+        return not named["words"]
+    return is_owned and (is_quoted or value.isdecimal())
 
 
 def cards(text: str) -> Iterator[Finding]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import chain
 from typing import Any, Final, Self
 
@@ -41,16 +43,41 @@ class Shown:
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
 
-class MessagesNode(Runnable[Any, Any]):
+class Node(Runnable[Any, Any]):
+    """The base of nodes. An argument that a node does not have is a ConfigurationError."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Name the arguments that there are, if these do not fit."""
+        if args or options:  # a copy is made without
+            expected = signature(cls)
+            try:
+                expected.bind(*args, **options)
+            except TypeError as exc:
+                name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+                given = [f"{value!r:.30}" for value in args]
+                given += [f"{key}={value!r:.30}" for key, value in options.items()]
+                takes = [
+                    f"{parameter.name}={parameter.default!r:.30}"
+                    if parameter.default is not parameter.empty
+                    else parameter.name
+                    for parameter in expected.parameters.values()
+                ]
+                raise ConfigurationError(
+                    f"{name}({', '.join(given)}): {exc}; it takes {', '.join(takes)}"
+                ) from None
+        return super().__new__(cls)
+
+    def __init__(self, messages_key: str = "messages") -> None:
+        self.messages_key = text("messages_key", messages_key, "a channel's name")
+
+
+class MessagesNode(Node):
     """A node over the messages of a state.
 
     In a graph, `node.invoke(state)` gives an update, which changes the state if the node is `trim`,
     `clear_tool_outputs` or `summarize`, and else is what the model is shown. `node(state)` and
     `node(messages)` give the messages to show the model, also in a chain, `node | model`.
     """
-
-    def __init__(self, messages_key: str = "messages") -> None:
-        self.messages_key = text("messages_key", messages_key, "a channel's name")
 
     @abstractmethod
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -102,11 +129,8 @@ class MessagesNode(Runnable[Any, Any]):
     shown, ashown = blocking(_shown), awaiting(_shown)
 
 
-class Learner(Runnable[Any, Any]):
+class Learner(Node):
     """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
-
-    def __init__(self, messages_key: str) -> None:
-        self.messages_key = text("messages_key", messages_key, "a channel's name")
 
     @abstractmethod
     def learning(

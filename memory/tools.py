@@ -7,6 +7,7 @@ asked of the model, since a web page may have told it: the memory is compared wi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,9 +55,10 @@ _ACTION: Final = (
 _TEXT: Final = """\
 One fact in a sentence that can be understood without this conversation: names instead of \
 pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."""
-_ID: Final = "The id of the memory to change, as search_memory gave it; for all but 'create'."
+_ID: Final = "The id of the memory to change, as a search gave it; for all but 'create'."
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
-_OWN: Final = ("manage_memory", "search_memory")  # what they answer is nothing new
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a tool, as providers take it
+_OWN: Final = {"manage_memory", "search_memory"}  # and given names: what they answer is not new
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
@@ -76,7 +78,8 @@ def manage_memory(
     *,
     schema: type[BaseModel] | None = None,
     gate: Gate | None = None,
-    instructions: str = MANAGE,
+    name: str = "manage_memory",
+    description: str = MANAGE,
     messages_key: str = "messages",
 ) -> BaseTool:
     """A tool with which a model keeps and changes memories.
@@ -84,8 +87,9 @@ def manage_memory(
     The provenance of a memory has the messages that it rests on, and as trust whose words they
     are. A call that cannot be done, or that the gate refuses, is answered with an error.
 
-    `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `instructions` tell
-    the model when to keep what; `messages_key` is the channel of the messages.
+    `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `description` tells
+    the model when to keep what; `messages_key` is the channel of the messages. No other tool of
+    the agent may have the `name`.
     """
     kept = Collection(store, namespace, schema=schema, gate=gate)
     channel = text("messages_key", messages_key, "the name of a channel")
@@ -94,7 +98,7 @@ def manage_memory(
         writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
         return _managed(writer, arguments, attribution)
 
-    return _tool(manage, "manage_memory", instructions, _arguments(schema), channel)
+    return _tool(manage, name, description, _arguments(schema), channel)
 
 
 def search_memory(
@@ -102,7 +106,8 @@ def search_memory(
     store: BaseStore | None = None,
     *,
     limit: int = 5,
-    instructions: str = SEARCH,
+    name: str = "search_memory",
+    description: str = SEARCH,
 ) -> BaseTool:
     """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
@@ -127,7 +132,7 @@ def search_memory(
             return "Nothing is known about that."
         return quote_memories(found)
 
-    return _tool(search, "search_memory", instructions, arguments)
+    return _tool(search, name, description, arguments)
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
@@ -138,11 +143,17 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 def _tool(
     call: Call,
     name: str,
-    instructions: str,
+    description: str,
     arguments: type[BaseModel],
     messages_key: str = "messages",
 ) -> BaseTool:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise errors.ConfigurationError(
+            f"name is {name!r:.80}; expected 1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
+        )
     expected = "text that tells the model when to use the tool"
+    description = text("description", description, expected).strip()
+    _OWN.add(name)
 
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         # there may be no runtime, or one that a model made up
@@ -165,7 +176,7 @@ def _tool(
         act,
         aact,
         name=name,
-        description=text("instructions", instructions, expected).strip(),
+        description=description,
         args_schema=arguments,
         infer_schema=False,
         handle_tool_error=True,

@@ -29,7 +29,7 @@ Measure = Callable[[BaseMessage], int]
 
 
 class Trim(MessagesNode):
-    """A node that keeps what fits: `trim(max_tokens=4_000)`.
+    """A node that keeps what fits: `trim(4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph, what does not fit, or
     precedes the first human message, leaves the state and stays in history; in a `view` it is not
@@ -47,8 +47,8 @@ class Trim(MessagesNode):
 
     def __init__(
         self,
-        *,
         max_tokens: float,
+        *,
         token_counter: Countable | None = None,
         strategy: Strategy = "last",
         start_on: Start = "human",

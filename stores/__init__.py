@@ -1,5 +1,6 @@
 """Long-term state: namespaced JSON documents with versions, filters and search."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from perdure.settings import is_dsn
@@ -53,6 +54,8 @@ __all__ = [
     "embedder_from",
     "open_store",
 ]
+if find_spec("psycopg") is None:  # `import *` takes what can be imported
+    __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 
 def __getattr__(name: str) -> Any:

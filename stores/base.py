@@ -86,7 +86,7 @@ class FoundItem(SearchItem):
 
     Args:
         item: The item.
-        score: How well it answers the query, from 0 to about 1, the same in every search (see
+        score: How well it answers the query, 0 to 1, the same in every search (see
             `min_score`); None: there was no query.
         parts: With `explain=True`, the parts whose sum is the score, by name.
     """

@@ -36,6 +36,7 @@ TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
 _FADES: Final = 0.2  # share of the rows after which recency is half
 _STRANGERS: Final = 4  # rows of cosine 0 added to a scope's: one row alone is no measure
 _BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
+_BEHIND: Final = 2.0  # more than any score
 _LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
 
 
@@ -85,11 +86,30 @@ class Term(NamedTuple):
 class Ranked:
     """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each."""
 
-    scores: Scores  # relative to the best row of this search
+    scores: Scores  # of `rank`, relative to the best row; `comparable`, 0 to 1
     parts: Mapping[str, Scores] = field(default_factory=dict)
     # how much of the query the rows answer at best, 0 to 1: the share that the words of one row
     # have in the worth of all of the query's, or how near its vector comes
     answered: float = 1.0
+    order: Scores | None = None  # by which rows are ranked; None: by their scores
+
+    @classmethod
+    def by_cosine(cls, cosines: Floats) -> Ranked:
+        """The rows by a vector alone; one that is missing, NaN, comes last, and scores 0."""
+        scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
+        return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
+
+    def with_vectors_first(self, cosines: Floats) -> Ranked:
+        """The same with the rows that have no vector, NaN, after all others, and with score 0."""
+        has = np.isfinite(cosines)
+        parts = {name: part * has for name, part in self.parts.items()}
+        order = self.places - np.where(has, np.float32(0), np.float32(_BEHIND))
+        return Ranked(self.scores * has, parts, self.answered, order)
+
+    @property
+    def places(self) -> Scores:
+        """What ranks the rows: the higher, the better; also where scores are equal."""
+        return self.scores if self.order is None else self.order
 
     def parts_of(self, row: int) -> dict[str, float]:
         """The parts of one row's score."""
@@ -100,7 +120,8 @@ class Ranked:
         best = float(self.scores.max(initial=0))
         scale = np.float32(self.answered / best if best > 0 else 1)
         parts = {name: part * scale for name, part in self.parts.items()}
-        return Ranked(self.scores * scale, parts, self.answered)
+        order = self.scores * scale
+        return Ranked(np.clip(order, 0, 1), parts, self.answered, order)
 
 
 def rank(

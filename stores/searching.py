@@ -29,7 +29,6 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-_NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
@@ -89,8 +88,7 @@ class Searcher:
             return WhyNot("it was put with index=False, or has no text to search")
         if ranked is None:
             return WhyNot("the query has no words and there is no embedder")
-        score = ranked.scores[place[0]]
-        better = int((ranked.scores > score).sum())
+        better = int((ranked.places > ranked.places[place[0]]).sum())
         reason = f"{better} of {len(scope)} items score higher"
         return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
 
@@ -154,8 +152,7 @@ class Searcher:
         actor = np.isin(candidates.rows["actor"], actors) if actors else None
         lone = not terms or (not known and len(scope) == 1)
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
-            scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
-            return scope, Ranked(scores, {"vector": scores})
+            return scope, Ranked.by_cosine(cosines)  # nothing to weigh it with
         ranked = rank(
             candidates.lengths,
             terms=terms,
@@ -166,7 +163,7 @@ class Searcher:
             weights=query.weights,
         ).comparable()
         if cosines is not None and not terms:
-            ranked = _with_vectors_first(ranked, cosines)
+            ranked = ranked.with_vectors_first(cosines)
         return scope, ranked
 
     def _kept(self, word: str) -> str:
@@ -233,7 +230,7 @@ class Searcher:
             score = ranked.scores[place]
             return bool(score >= least and (score > 0 or "vector" in ranked.parts))
 
-        places = takewhile(counts, _best_first(ranked.scores, scope.ids, reach))
+        places = takewhile(counts, _best_first(ranked.places, scope.ids, reach))
         while some := list(islice(places, min(reach - len(out), _TOGETHER))):
             items = yield from self._items(scope.ids[some].tolist(), wanted)
             for place, item in zip(some, items, strict=True):
@@ -276,13 +273,6 @@ def _named(scope: Scope, words: Sequence[str]) -> tuple[list[int], set[str]]:
             actors.append(code)
             names.update(of)
     return actors, names
-
-
-def _with_vectors_first(ranked: Ranked, cosines: Floats) -> Ranked:
-    """The scores of a search by vectors alone, with rows that have none after all that have one."""
-    lowered = np.where(np.isnan(cosines), np.float32(_NO_VECTOR), np.float32(0))
-    parts = {**ranked.parts, "vector": ranked.parts["vector"] + lowered}
-    return Ranked(ranked.scores + lowered, parts)
 
 
 def _best_first(scores: Floats, ids: Ints, first: int) -> Iterator[int]:

@@ -123,9 +123,9 @@ class WindowChatMemory(ABC):
     def fits(self, messages: list[BaseMessage]) -> bool:
         """Whether messages fit into the window."""
 
-    def add(self, message: BaseMessage) -> None:
-        """Add a message at the end and evict what no longer fits, from the store as well."""
-        new = checked_messages([message])
+    def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
+        """Add a message, or several, at the end; evict what no longer fits, from the store too."""
+        new = checked_messages([messages] if isinstance(messages, BaseMessage) else messages)
 
         def change(found: list[BaseMessage]) -> list[BaseMessage]:
             return windowed(found, new, self.fits, self.always_keep_system_message_first)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, Protocol, Self, runtime_checkable
 from uuid import uuid4
 
 from langchain_core.messages import (
@@ -28,6 +30,7 @@ from perdure.memory.adapters.langchain import Change, checked_messages, presenta
 from perdure.memory.adapters.langchain4j import (
     CheckpointerChatMemoryStore,
     InMemoryChatMemoryStore,
+    WindowChatMemory,
     windowed,
 )
 from perdure.memory.conversation import Messages, backwards, says_something, turns
@@ -63,6 +66,17 @@ class ChatMemoryRepository(Protocol):
 
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation."""
+
+
+@runtime_checkable
+class ChatMemory(Protocol):
+    """What an advisor asks of a memory; `MessageChatMemory` is one."""
+
+    def add(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
+        """Add messages at the end of a conversation."""
+
+    def get(self, conversation_id: str, last_n: int) -> Sequence[BaseMessage]:
+        """The newest `last_n` messages of a conversation, oldest first."""
 
 
 class _Stored:
@@ -145,6 +159,22 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         super().__init__(self._advised, name=type(self).__name__)
         self.model: Runnable[Any, Any] = instance("model", model, Runnable, "a chat model")
 
+    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Self:
+        """The same advisor around the model with these tools, as `model.bind_tools` takes them.
+
+        Raises:
+            ConfigurationError: The model is a chain, to which no tools can be bound any more.
+        """
+        bind = getattr(self.model, "bind_tools", None)
+        if bind is None:
+            raise ConfigurationError(
+                f"{self.model!r:.80} has no bind_tools; give the advisor a chat model, or one that "
+                "has its tools"
+            )
+        bound = copy(self)
+        ChatMemoryAdvisor.__init__(bound, bind(tools, **options))
+        return bound
+
     @abstractmethod
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """What the model is shown for a request."""
@@ -178,29 +208,39 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     """Shows the model the conversation of a chat memory as messages, before the request.
 
-    The memory is a `MessageChatMemory`, or has the same `add`, `get` and `clear`.
+    The memory is a `MessageChatMemory`, or has the same `add` and `get`. A
+    `MessageWindowChatMemory` or `TokenWindowChatMemory` is the window of each conversation: its
+    store keeps the conversation under the conversation's id, in place of the memory's own.
     """
 
     def __init__(self, model: Runnable[Any, Any], memory: Any) -> None:
         super().__init__(model)
-        self.memory = memory
+        expected = "a MessageChatMemory or a MessageWindowChatMemory"
+        self.memory = instance("memory", memory, (WindowChatMemory, ChatMemory), expected)
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """The system messages as one, the conversation, the request."""
-        remembered = self.memory.get(conversation_id, ALL)
+        memory = self.memory
+        if isinstance(memory, WindowChatMemory):
+            remembered = replace(memory, id=conversation_id).messages()
+        else:
+            remembered = memory.get(conversation_id, ALL)
         return self._sequence(_system(request, remembered), [*remembered, *request])
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
         """Keep the new messages of a request and the answer."""
-        self.memory.add(conversation_id, messages)
+        if isinstance(self.memory, WindowChatMemory):
+            replace(self.memory, id=conversation_id).add(messages)
+        else:
+            self.memory.add(conversation_id, messages)
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     """Shows the model the messages nearest in meaning to the question, in the system message.
 
     It keeps every message of a conversation in a langgraph store with an index. `top_k` messages
-    are shown at most, whose cosine to the question is at least `threshold`, -1 to 1. Around or
-    within a `MessageChatMemoryAdvisor` the model sees the newest messages as well.
+    are shown at most, whose cosine to the question is above 0 and at least `threshold`, 0 to 1.
+    Around or within a `MessageChatMemoryAdvisor` the model sees the newest messages as well.
     """
 
     def __init__(
@@ -210,7 +250,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store = adapter.store
         self.top_k = whole("top_k", top_k, 1)
-        self.threshold = number("threshold", threshold, -1, 1)
+        self.threshold = number("threshold", threshold, 0, 1)
         # perdure's stores rank by more than the cosine
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._options = cosine if adapter.versioned else {}
@@ -225,7 +265,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        near = [item.value for item in found if item.score >= self.threshold]
+        near = [item.value for item in found if item.score > 0 and item.score >= self.threshold]
         lines = [f"{_ROLES[value['kind']]}: {quoted(value['text'])}" for value in near]
         quotes = "\n".join([_HEAD, "<memory>", *lines, "</memory>"]) if lines else ""
         system = "\n\n".join(filter(None, [_system(request), quotes]))

@@ -1,6 +1,7 @@
 """Memory for LangGraph agents: threads that resume, history that stays, in a file or Postgres."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import PerdureError
@@ -19,6 +20,8 @@ __all__ = [
     "SQLiteStore",
     "__version__",
 ]
+if find_spec("psycopg") is None:  # `import *` takes what can be imported
+    __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 _PARTS = {
     "PostgresCheckpointer": "perdure.checkpointers",

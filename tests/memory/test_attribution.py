@@ -169,6 +169,18 @@ def test_a_page_that_says_what_the_user_wants(
     ]
 
 
+@pytest.mark.parametrize(("asked", "trust"), [("fetch", "tool"), ("look-up", "user")])
+def test_a_search_of_another_name_tells_nothing_new(asked: str, trust: str) -> None:
+    """The words of a memory that was found are not a page's, whatever the tool is called."""
+    search_memory(name="look-up")
+    messages = [
+        HumanMessage("I drink coffee now", id="m"),
+        ToolMessage("Ann drinks tea", name=asked, tool_call_id="c"),
+    ]
+
+    assert trust == Attribution(ANN, messages).of(["Ann drinks coffee"]).trust
+
+
 class Talk(BaseModel):
     """A state that is a model, with another channel."""
 

@@ -18,6 +18,7 @@ from perdure.memory.detectors import (
 from tests.rounds import rounds
 
 MEGABYTE = 1 << 20
+MAIL = "the password for the mail at my work"
 
 
 def hidden(text: str) -> str:
@@ -83,6 +84,29 @@ def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
         *("sk-learn-contrib-imbalanced-2", "Serial no. 4012888888881881x", "0.4111111111111111"),
         *("The password for gmail is super safe", "password: ********", "Password: 8 characters"),
         *("password: ${DB_PASSWORD}", "access token is valid until 2026-12-31", "the pin is on it"),
+        *("the password for wifi is on the fridge", "the password for wifi is: see the fridge"),
+        *(
+            "password for the wifi: ask Bob",
+            "The password for wifi is unknown.",
+            "pw = auth.split()",
+        ),
+        *(
+            "password reset on: 2024-05-01",
+            "Password rules: 8-20 characters",
+            "passwords: dict[str]",
+        ),
+        *(
+            "My password manager is 1Password",
+            "password policy: min12chars",
+            "lost password - again",
+        ),
+        *("A password was provided.", "the password to Office365", "Set the password to be safe2"),
+        *(
+            "password is 2 years old",
+            "my password is 12 characters long",
+            "the door code is unknown",
+        ),
+        *("the pin on the map: a lake", "I changed my password to something else in 2024"),
         *("pin: 2024-05-01", "Authorization: basic training", "a passport for 2024", "pass: 23B"),
         *(
             '{"password": null}',
@@ -122,6 +146,33 @@ def test_dates_ids_prices_and_versions_are_left_alone(text: str) -> None:
         ("redis://default:p@ss@host", "redis://default:[secret]@host"),
         ("the password for gmail is hunter2", "the password for gmail is [secret]"),
         ("the wifi password we use is BlueHouse77", "the wifi password we use is [secret]"),
+        ("the password for wifi is: hunter2!x", "the password for wifi is: [secret]"),
+        ("Password for wifi: swordfish", "Password for wifi: [secret]"),
+        ("the password to my account is: hunter2!", "the password to my account is: [secret]!"),
+        ("the password of the router = hunter2", "the password of the router = [secret]"),
+        ("password for wifi -> hunter2", "password for wifi -> [secret]"),
+        ("password (wifi): hunter2", "password (wifi): [secret]"),
+        ("my password is: hunter2", "my password is: [secret]"),
+        ("my password is now hunter2", "my password is now [secret]"),
+        ("my password's hunter2", "my password's [secret]"),
+        ("her password was hunter2", "her password was [secret]"),
+        ("my password is 123456", "my password is [secret]"),
+        ('the password for wifi is "blue house"', 'the password for wifi is "[secret]"'),
+        ("the password was changed to hunter2.", "the password was changed to [secret]."),
+        ("Ann changed her wifi password to hunter2.", "Ann changed her wifi password to [secret]."),
+        ("wifi password - hunter2", "wifi password - [secret]"),
+        ("the password for the mail at my work is hunter2", f"{MAIL} is [secret]"),
+        ("pw for wifi: hunter2", "pw for wifi: [secret]"),
+        ("the pw is hunter2", "the pw is [secret]"),
+        ("passcode for the door: 8842", "passcode for the door: [secret]"),
+        ("the passcode for the door is 8842", "the passcode for the door is [secret]"),
+        ("pass phrase: hunter2", "pass phrase: [secret]"),
+        ("the PIN for my card is: 4321", "the PIN for my card is: [secret]"),
+        ("PIN number: 4321", "PIN number: [secret]"),
+        ("door code: 8842", "door code: [secret]"),
+        ("the api key for mail is: abcdef123456", "the api key for mail is: [secret]"),
+        ("la contraseña del wifi es: hunter2", "la contraseña del wifi es: [secret]"),
+        ("das Passwort fürs WLAN lautet hunter2", "das Passwort fürs WLAN lautet [secret]"),
         ("wachtwoord: hunter2", "wachtwoord: [secret]"),
         ("パスワード:hunter2", "パスワード:[secret]"),
         ("我的密码是hunter2。", "我的密码是[secret]。"),

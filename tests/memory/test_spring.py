@@ -30,9 +30,12 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
 from perdure.memory.adapters import (
     CheckpointerChatMemoryRepository,
+    CheckpointerChatMemoryStore,
     InMemoryChatMemoryRepository,
     MessageChatMemory,
     MessageChatMemoryAdvisor,
+    MessageWindowChatMemory,
+    TokenWindowChatMemory,
     VectorStoreChatMemoryAdvisor,
 )
 from perdure.memory.adapters.spring import ChatMemoryAdvisor
@@ -42,7 +45,7 @@ from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
 from tests.memory.providers import refusals
 from tests.memory.scripted import client
-from tests.openai_server import Failure, OpenAIServer
+from tests.openai_server import Answer, Failure, OpenAIServer
 
 
 class CustomChatMemoryRepository:
@@ -345,6 +348,64 @@ def test_tools_can_be_used_within_an_advisor_that_recalls() -> None:
     assert texts(seen[1]) == ["look it up", "", "found"]
 
 
+WINDOWS: list[Callable[[Any], Any]] = [
+    lambda store: MessageWindowChatMemory(max_messages=3, store=store),
+    lambda store: TokenWindowChatMemory(max_tokens=3, token_counter=len, store=store),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_is_a_memory_of_each_conversation(
+    window: Any, file_saver: SQLiteCheckpointer
+) -> None:
+    """LangChain4j's windows hold in each conversation, in the store of the window."""
+    store = CheckpointerChatMemoryStore(file_saver)
+    with OpenAIServer(["hello Ann", "hello Bo", "you are Ann"]) as server:
+        advisor = MessageChatMemoryAdvisor(client(server), window(store))
+        advisor.invoke("I am Ann", of("a"))
+        advisor.invoke("I am Bo", of("b"))
+        advisor.invoke("Who am I?", of("a"))
+
+    assert [text for _, text in server.shown(2)] == ["I am Ann", "hello Ann", "Who am I?"]
+    assert texts(store.get_messages("a")) == ["hello Ann", "Who am I?", "you are Ann"]
+    assert texts(store.get_messages("b")) == ["I am Bo", "hello Bo"]
+    assert store.get_messages("default") == []
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda model, memory: MessageChatMemoryAdvisor(model, memory),
+        lambda model, memory: VectorStoreChatMemoryAdvisor(
+            MessageChatMemoryAdvisor(model, memory), InMemoryStore(index=INDEX)
+        ),
+    ],
+)
+def test_tools_are_bound_to_an_advisor(around: Any) -> None:
+    """As to a model: it is asked with the tools, and the advisor without them stays as it is."""
+
+    def look(topic: str) -> str:
+        """Look a topic up."""
+        return topic
+
+    function = {"name": "look", "arguments": '{"topic": "tea"}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    asks = Answer({"content": None, "tool_calls": calls}, "tool_calls")
+    memory = MessageChatMemory()
+    with OpenAIServer([asks, "green", "bye"]) as server:
+        plain = around(client(server), memory)
+        advisor = plain.bind_tools([look], tool_choice="auto")
+        called = advisor.invoke("Which tea?", of("c"))
+        advisor.invoke([ToolMessage("green tea", tool_call_id="1")], of("c"))
+        plain.invoke("thanks", of("c"))
+
+    assert [call["name"] for call in called.tool_calls] == ["look"]
+    assert [len(request.get("tools", ())) for request in server.requests] == [1, 1, 0]
+    assert server.requests[0]["tool_choice"] == "auto"
+    assert [role for role, _ in server.shown(1)] == ["user", "assistant", "tool"]
+    assert [m.type for m in memory.get("c")] == ["human", "ai", "tool", "ai", "human", "ai"]
+
+
 ADVISORS: list[Callable[[Any, Any], ChatMemoryAdvisor]] = [
     lambda model, memory: MessageChatMemoryAdvisor(model, memory),
     lambda model, memory: VectorStoreChatMemoryAdvisor(model, InMemoryStore(index=INDEX)),
@@ -541,6 +602,10 @@ def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
         VectorStoreChatMemoryAdvisor(model, InMemoryStore(), threshold=7)
     with pytest.raises(ConfigurationError, match="store is"):
         VectorStoreChatMemoryAdvisor(model, memory)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"memory is .* expected a MessageChatMemory"):
+        MessageChatMemoryAdvisor(model, InMemorySaver())
+    with pytest.raises(ConfigurationError, match="has no bind_tools; give the advisor a chat"):
+        MessageChatMemoryAdvisor(model, memory).bind_tools([])
     with pytest.raises(InvalidMessages, match="a dict"):
         MessageChatMemoryAdvisor(model, memory).invoke({"input": "hi"}, of("c"))
     with pytest.raises(InvalidMessages, match="the model's answer: number 0 is 7"):

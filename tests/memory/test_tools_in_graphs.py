@@ -72,8 +72,12 @@ def test_a_namespace_that_is_perdures_own(store: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"instructions": ""},
-        {"instructions": None},
+        {"description": ""},
+        {"description": None},
+        {"name": ""},
+        {"name": None},
+        {"name": "keep it"},
+        {"name": "k" * 65},
         {"schema": dict},
         {"gate": True},
         {"namespace": "memories"},
@@ -100,14 +104,15 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 def test_what_a_model_is_shown() -> None:
     """The arguments that there are, each described."""
     whole = manage_memory(gate=Gate()).tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
-    some = manage_memory(instructions="Drop it.")
+    some = manage_memory(name="keep", description=" Drop it. ")
     found = search_memory().tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
 
     assert list(whole) == ["action", "text", "id"]
     assert whole["action"]["enum"] == ["create", "update", "supersede", "delete"]
     assert all(part["description"] for part in (*whole.values(), *found.values()))
     assert list(found) == ["query", "limit"]
-    assert some.description == "Drop it."
+    assert (some.name, some.description) == ("keep", "Drop it.")
+    assert search_memory(name="look-up", description="Find it.").name == "look-up"
     assert "'supersede' says what is true now" in whole["action"]["description"]
 
 

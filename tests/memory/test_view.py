@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
@@ -26,11 +27,14 @@ from perdure.memory import (
     ChatState,
     Instructions,
     SummaryState,
+    assemble,
     clear_tool_outputs,
+    remember_turns,
     summarize,
     trim,
     update_instructions,
     use_instructions,
+    use_memories,
     view,
 )
 from perdure.memory.nodes import SHOWN, MessagesNode
@@ -135,6 +139,35 @@ def test_wrong_parts_are_refused(parts: Any, said: str) -> None:
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match=said):
         view(*parts)
+
+
+def test_the_budget_may_be_the_first_argument() -> None:
+    """`trim(3)` and `assemble(3)` are what they say, also with the tools of a request."""
+    for node in (trim(3), trim(3).with_tools([]), copy.deepcopy(trim(3))):
+        assert trim(max_tokens=3).size == node.size
+    assert assemble(3).max_tokens == assemble(max_tokens=3).with_tools([]).max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "options", "said"),
+    [
+        (summarize, ["m"], {"max_tokens": 9}, r"max_tokens=9\): .* trigger=\('messages', 40\)"),
+        (trim, [9, "last"], {}, r"trim\(9, 'last'\): too many positional .* strategy='last'"),
+        (trim, [], {"strategy": "last"}, "missing a required argument: 'max_tokens'"),
+        (assemble, [9], {"memory": "tea"}, r"'memory'; it takes max_tokens, .* memories=\(\)"),
+        (clear_tool_outputs, [], {"last": 3}, r"clear_tool_outputs\(last=3\): .* keep=3"),
+        (use_memories, [], {"top_k": 5}, "'top_k'; it takes store=None, .* limit=20"),
+        (update_instructions, ["m"], {}, "missing .* 'instructions'; it takes model, instructions"),
+        (remember_turns, [], {"user": "ann"}, "'user'; it takes store=None, namespace="),
+        (view, [trim(9)], {"max_tokens": 3}, "'max_tokens'; it takes parts"),
+    ],
+)
+def test_arguments_that_a_node_does_not_have(
+    node: Any, given: list[Any], options: dict[str, Any], said: str
+) -> None:
+    """The error has the arguments that were given, and those that there are."""
+    with pytest.raises(ConfigurationError, match=said):
+        node(*given, **options)
 
 
 # -- in a graph

@@ -54,3 +54,33 @@ def test_public_names() -> None:
 
         assert sorted(module.__all__) == list(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_star_imports_need_no_extra() -> None:
+    """`import *` takes what can be imported; a missing extra is named where it is used."""
+    extras = (
+        *("bpe_openai", "cryptography", "dbos", "detect_secrets", "fastapi", "jinja2", "langchain"),
+        *("mcp", "onnxruntime", "opentelemetry", "phonenumbers", "psycopg", "psycopg_pool"),
+        *("python_multipart", "sqlalchemy", "sse_starlette", "tokenizers", "uvicorn"),
+    )
+    packages = ("perdure", *(f"perdure.{name}" for name in ("checkpointers", "stores", "memory")))
+    code = f"""
+import sys
+from importlib import import_module
+sys.modules.update(dict.fromkeys({extras}))
+for package in {(*packages, "perdure.graphs", "perdure.memory.adapters")}:
+    exec(f"from {{package}} import *")
+print(trim, SummaryState, SQLiteStore, SQLiteCheckpointer, chat_graph, MessageChatMemory)
+for package in {packages}:
+    for name in ("PostgresStore", "PostgresCheckpointer", "Background", "MemoryMiddleware"):
+        try:
+            getattr(import_module(package), name)
+        except (AttributeError, ImportError) as exc:
+            print(type(exc).__name__, exc)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stderr == ""
+    missing = [line for line in done.stdout.splitlines() if line.startswith("MissingDependency")]
+    assert len(missing) == 6
+    assert all("pip install" in line for line in missing)

@@ -273,6 +273,7 @@ def test_what_reembedding_has_not_come_to(
         for n in (299, 7):  # without a vector, with one
             found = store.search(A, query=f"word{n}", mode="semantic", limit=301)
             assert {f"k{n}" for n in range(256, 300)} == set(keys(found[-left:]))
+            assert [0] * left == [item.score for item in found[-left:]]
         by_words = keys(store.search(A, query="word299", limit=1))
         told = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
         past = store.search(A, query="tea", as_of=found[0].valid_from)

@@ -300,6 +300,35 @@ def test_scores_are_finite_sums_of_their_parts(
     np.testing.assert_allclose(found.scores, total, atol=1e-6)
 
 
+@given(searches(), st.sampled_from(["cosine", "semantic", "hybrid", "text"]), st.booleans())
+def test_scores_of_a_search_lie_between_0_and_1(
+    search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]], mode: str, context: bool
+) -> None:
+    """In every mode, and none is higher than that of a row before it; no vector, no score."""
+    _, words, lengths, cosines, codes = search
+    made = arrange(np.array(codes), lengths) if context else None
+    near = cosines * np.float32(1.0007)  # as of int8
+    if mode == "cosine":
+        found = Ranked.by_cosine(near)
+    else:
+        found = rank(
+            lengths,
+            terms=[] if mode == "semantic" else words,
+            cosines=None if mode == "text" else near,
+            arrangement=made,
+        ).comparable()
+        found = found.with_vectors_first(near) if mode == "semantic" else found
+    in_order = np.argsort(-found.places, kind="stable")
+    lacking = np.isnan(cosines)
+
+    assert ((found.scores >= 0) & (found.scores <= 1)).all()
+    assert (np.diff(found.scores[in_order]) <= 0).all()
+    np.testing.assert_allclose(found.scores, sum(found.parts.values()), atol=1e-5)
+    if mode in ("cosine", "semantic"):
+        assert not found.scores[lacking].any()
+        assert lacking[in_order].tolist() == sorted(lacking.tolist())
+
+
 @given(searches(), st.randoms(use_true_random=False))
 def test_order_of_unthreaded_rows_does_not_matter(
     search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]], random: object

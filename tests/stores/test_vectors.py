@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from langgraph.store.base import PutOp
 from numpy.typing import NDArray
 
 from perdure.stores import SQLiteStore
+from perdure.stores.base import Mode
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix, second_look, stored
@@ -140,6 +142,25 @@ def test_smaller_kinds_are_close(kind: Any, tmp_path: Path) -> None:
             right += len(set(found) & set(nearest(given, query, texts, 10)))
 
     assert right >= 180
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_scores_lie_between_0_and_1(kind: Any, tmp_path: Path) -> None:
+    """Of the very vector and of one that points away, in every mode, best first."""
+    given = Given(3)
+    texts = [given.new(f"text {n}") for n in range(60)]
+    given.of["away"] = -given.of["text 0"]
+    with opened(tmp_path / "x.db", given, vectors=kind) as store:
+        for text in [*texts, "away"]:
+            store.put(A, text, {"texts": [text]})
+        for text in texts:
+            for mode, context in product(get_args(Mode), (False, True)):
+                found = store.search(A, query=text, mode=mode, context=context, limit=99)
+                scores = [item.score or 0 for item in found]
+
+                assert keys(found)[0] == text
+                assert scores == sorted(scores, reverse=True)
+                assert 0 <= scores[-1] <= scores[0] <= 1
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
