@@ -73,7 +73,6 @@ def worker(
             file.extraction(extractor(file) if facts else None),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
-            defaults=file.config["configurable"],
             on_job=tell,
         )
         if cron is not None:
