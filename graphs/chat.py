@@ -115,7 +115,7 @@ def memory_agent(
     """Compile a chat with the tools `manage_memory` and `search_memory`.
 
     It recalls by itself what answers the user's message, and remembers the turns of a run at its
-    end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
+    end. The run says whose memories: `context={"user_id": …}`, or `user_id` in its `configurable`.
     `use_memories(…)` among the parts of `memory` replaces the agent's own; `namespace` says where
     memories are kept, see `Template`. The other options are those of `chat_graph`.
     """
