@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -56,6 +58,21 @@ def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Ad
         check_text("checkpoint_ns", checkpoint_ns),
         optional_text("checkpoint_id", checkpoint_id) or None,
     )
+
+
+def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
+    """What the `context` of the run says that the config is of, by those of the names it has.
+
+    The context is a dict or an object with attributes, and what is None in it is not there. The
+    config is one that langgraph gives a node, a tool or a checkpointer; any other has no context.
+    """
+    runtime: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
+    for value in config.get("configurable", {}).values() if runtime else ():
+        if isinstance(value, runtime.Runtime):
+            context = value.context
+            read = context.get if isinstance(context, Mapping) else partial(getattr, context)
+            return {name: each for name in names if (each := read(name, None)) is not None}
+    return {}
 
 
 def check_thread_id(thread_id: object) -> str:

@@ -99,7 +99,7 @@ class Snapshot:
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
-        step: Of the metadata, once it is read.
+        step, labels: Of the metadata, once it is read; see `labels_in`.
     """
 
     uid: str
@@ -113,6 +113,7 @@ class Snapshot:
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     step: int | None = UNREAD_STEP
+    labels: dict[str, Any] | None = None
 
     def holds(self, channel: str, version: Any) -> bool:
         """Whether it has a value of a channel, in this version."""

@@ -48,6 +48,7 @@ from perdure.checkpointers.address import (
     check_text,
     check_texts,
     check_thread_id,
+    context_values,
     named,
     optional_text,
 )
@@ -60,6 +61,7 @@ from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.reader import Reader, collector_paused
+from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -87,7 +89,7 @@ Plan = Callable[[Planner], PlannedPut | PlannedWrites]
 _List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
-_READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not put upon yet
+_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
 
 class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
@@ -113,6 +115,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self.database = database
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._read_by_id: dict[Address, bool] = {}
+        self._labels: dict[str, set[str]] = {}
         self._bind()
 
     def _bind(self) -> None:
@@ -175,9 +178,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         found = yield from self._reader.get(at)
         if found is None or at.checkpoint_id is None or (yield from self._reader.is_head(at)):
             return found
-        while len(self._read_by_id) >= _READ_BY_ID:
-            self._read_by_id.pop(next(iter(self._read_by_id)), None)
-        self._read_by_id[at] = True
+        _remember(self._read_by_id, at, True)
         return found
 
     def list(
@@ -276,8 +277,28 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         known = dict(get_checkpoint_metadata(config, metadata))
+        names = self._labels.get(at.thread_id)
+        if names and not at.checkpoint_ns:
+            values = context_values(config, names).items()
+            labels = {n: v.replace("\0", "") for n, v in values if isinstance(v, str)}
+            known |= {**labels, LABELS: sorted(labels)} if labels else {}
         parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
         return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
+
+    def label(self, thread_id: str, names: Collection[str]) -> None:
+        """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
+
+        langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
+        hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
+        root graph on, texts of these names are in its metadata, in place of what `configurable`
+        says. Checkpoints that follow it have them as well, unless their own run names others.
+
+        Raises:
+            InvalidConfig: The thread_id is not valid.
+        """
+        before = self._labels.get(check_thread_id(thread_id), set())
+        if not before.issuperset(names):
+            _remember(self._labels, thread_id, before | {*names})
 
     def put_writes(
         self,
@@ -752,6 +773,12 @@ def serde_and_seal(
         )
     # its ciphertext differs each time; what is compared is the plain text within
     return serde.serde, LangGraphCipher(serde.cipher)
+
+
+def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    while len(kept) >= _REMEMBERED:
+        kept.pop(next(iter(kept)), None)
+    kept[key] = value
 
 
 def _items_in(values: Iterable[Any]) -> int:

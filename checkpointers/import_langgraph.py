@@ -225,12 +225,17 @@ class Importer:
             for thread_id in source.threads():
                 there = source.addresses(thread_id)
                 self.read(partial(self._check_unforked, thread_id, there))
-                self._done["threads"] += 1
+                before = self._new()
                 for found in source.checkpoints(thread_id):
                     if self.stopped.is_set():
                         raise ImportFailed(f"the import of {source.path!r} was cancelled")
                     self._checkpoint(found)
+                self._done["threads"] += 1
+                self._done["unchanged"] += self._new() == before
         return ImportReport(**self._done)
+
+    def _new(self) -> int:
+        return self._done["checkpoints"] + self._done["writes"]
 
     def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
         """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""

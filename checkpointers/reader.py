@@ -41,6 +41,7 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.records import (
+    labels_in,
     open_checkpoint,
     open_item,
     open_writes,
@@ -268,6 +269,12 @@ class Reader:
             step = self.metadata(snapshot).get("step")
             snapshot.step = step if type(step) is int else None
         return snapshot.step
+
+    def labels(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The values of its metadata that the checkpoints that follow are to have."""
+        if snapshot.labels is None:
+            snapshot.labels = labels_in(self.metadata(snapshot))
+        return snapshot.labels
 
     def _resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""

@@ -17,6 +17,8 @@ from perdure.storage.encryption import Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
 VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
+LABELS: Final = "perdure_labels"
+"""Metadata: the names of the values in it that the checkpoints that follow are to have as well."""
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
 UNTAGGED: Final = frozenset({"step", "parents", "source"})
@@ -109,6 +111,12 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
     """Every tag of a checkpoint."""
     tags = (tag(seal, key, value) for key, value in metadata.items())
     return (number for number in tags if number is not None)
+
+
+def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a checkpoint passes on to those that follow it; see `LABELS`."""
+    names = metadata.get(LABELS)
+    return {n: metadata[n] for n in names if n in metadata} if isinstance(names, list) else {}
 
 
 def leading_to(rows: Sequence[Row], key: int) -> list[Row]:

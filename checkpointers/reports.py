@@ -263,9 +263,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The counts of `import_from`; `skipped` checkpoints were already there, with equal values."""
+    """The counts of `import_from`; `skipped` checkpoints were already there, with equal values.
+
+    Of a thread that is `unchanged` all checkpoints and writes were there.
+    """
 
     threads: int = 0
+    unchanged: int = 0
     checkpoints: int = 0
     writes: int = 0
     skipped: int = 0

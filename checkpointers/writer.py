@@ -25,6 +25,8 @@ from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
+    LABELS,
+    labels_in,
     open_writes,
     pack_id,
     place,
@@ -181,6 +183,7 @@ class Writer:
         out = yield from self._begin(plan, plan.snapshot.uid)
         uid = plan.at.checkpoint_id
         parent = None if uid is None else (yield from self._parent(out, uid))
+        plan = self._labelled(plan, parent)
         snapshot = out.snapshot = replace(plan.snapshot, refs={}, ranges={}, said={})
         appender = out.appender = Appender(
             self.sql, self.seal, plan.at.thread_id, out.key, out.seq, out.known
@@ -240,6 +243,19 @@ class Writer:
             if out.known is None:  # what was read now is kept; it may be of a later state already
                 out.known = self._known(at.thread_id, out.key, out.generation)
         return found
+
+    def _labelled(self, plan: PlannedPut, parent: Snapshot | None) -> PlannedPut:
+        """The plan with the labels that its parent's metadata has and its own lacks."""
+        inherited = self.reader.labels(parent) if parent and not plan.at.checkpoint_ns else {}
+        names = sorted({*inherited, *labels_in(plan.metadata)})
+        if not names:
+            plan.snapshot.labels = {}
+            return plan
+        metadata = {**inherited, **plan.metadata, LABELS: names}
+        fields = [plan.snapshot.fields[0], self.reader.codec.encode(metadata, lambda: "metadata")]
+        labels = {name: metadata[name] for name in names}
+        snapshot = replace(plan.snapshot, fields=fields, labels=labels)
+        return replace(plan, snapshot=snapshot, metadata=metadata)
 
     def _added(
         self, out: Written, plan: PlannedPut, snapshot: Snapshot, parent: Snapshot | None

@@ -46,7 +46,7 @@ def chat_graph(
     memory: Sequence[Part] = (),
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
-) -> CompiledStateGraph[Any, None, Any, Any]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile a chat: the node `respond`, and after it the nodes that keep its memory.
 
     `chat_graph("openai:gpt-5-mini", memory=[use_memories(), summarize("openai:gpt-5-mini"),
@@ -111,11 +111,11 @@ def memory_agent(
     gate: Gate | None = None,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
-) -> CompiledStateGraph[Any, None, Any, Any]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile a chat with the tools `manage_memory` and `search_memory`.
 
     It recalls by itself what answers the user's message, and remembers the turns of a run at its
-    end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
+    end. The run says whose memories: `context={"user_id": …}`, or `user_id` in its `configurable`.
     `use_memories(…)` among the parts of `memory` replaces the agent's own; `namespace` says where
     memories are kept, see `Template`. The other options are those of `chat_graph`.
     """

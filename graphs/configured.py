@@ -27,19 +27,19 @@ TOKENS = 8_000
 """What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
 
 
-def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """A chat that recalls and remembers, with a window and, where there is a model, a summary."""
     return chat_of(_chosen(), _namespace(config))
 
 
-def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The memory agent, with a window."""
     return agent_of(_chosen(), _namespace(config))
 
 
 def chat_of(
     chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
-) -> CompiledStateGraph[Any, None, Any, Any]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """`memory_chat` with the model of these settings."""
     model = configured_model(chosen)
     parts: list[Part] = [use_memories(namespace=namespace)]
@@ -52,7 +52,7 @@ def chat_of(
 
 def agent_of(
     chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
-) -> CompiledStateGraph[Any, None, Any, Any]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """`agent` with the model of these settings."""
     model, window = configured_model(chosen), trim(max_tokens=TOKENS)
     return memory_agent(model, memory=[window], namespace=namespace)

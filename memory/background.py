@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -51,7 +51,6 @@ class Background:
             namespaces and reports.
         workers: How many threads this process extracts at once.
         work: Whether this process extracts, or only lists and adds jobs.
-        defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
         on_job: Called with each job that this process has done or failed; not with one that found
             no unread message.
     """
@@ -64,13 +63,13 @@ class Background:
         database: str | os.PathLike[str] | None = None,
         workers: int = 8,
         work: bool = True,
-        defaults: Mapping[str, str] | None = None,
         on_job: Callable[[Job], None] | None = None,
     ) -> None:
         self.extraction = instance("extraction", extraction, Extraction, "Extraction(saver, store)")
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = whole("workers", workers, 1), on_job
-        self._due = DueThreads(extraction, self.pace, defaults)
+        self._due = DueThreads(extraction, self.pace)
+        self._left_out = 0  # threads that were last reported as unassigned
         self._place = place_of(database, extraction.adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
@@ -156,6 +155,15 @@ class Background:
         found = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
         return [job for job in found.values() if state in (None, job.state)]
 
+    def unassigned(self) -> list[str]:
+        """The ids of threads that are not extracted, because they do not say whose they are.
+
+        Their newest checkpoints lack a value of the namespace, like `user_id`. A warning is logged
+        with their number when there are some, and when there are twice as many.
+        """
+        self._due.jobs(listed=False)
+        return self._due.unassigned()
+
     def _opened(self) -> JobQueue:
         if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
             return queue
@@ -168,6 +176,7 @@ class Background:
         jobs = [job for job in self._due.jobs() if dead or job.state != "dead"]
         for job in jobs:
             self._opened().put(job)
+        self._report(self._due.unassigned())
         return {job.key for job in jobs}
 
     def _tick(self) -> None:
@@ -177,6 +186,7 @@ class Background:
         while not self._stop.wait(pause):
             try:
                 self._put_due()
+                self._report(self._due.unassigned(self.pace.delay_s or 0))
                 if time.monotonic() - forgotten > _FORGET_S:
                     self._opened().forget()
                     forgotten = time.monotonic()
@@ -193,6 +203,17 @@ class Background:
                 self._record(job, _LOST)
         for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
             queue.put(job)
+
+    def _report(self, unassigned: list[str]) -> None:
+        count = len(unassigned)
+        if count and count >= 2 * self._left_out:
+            self._left_out = count
+            logger.warning(
+                "threads that name no %s are not extracted: %d; pass it to their runs by context= "
+                "or in configurable",
+                " or no ".join(self.extraction.namespace.names),
+                count,
+            )
 
     def _attempt(self, job: Job) -> dict[str, Any]:
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -81,20 +81,16 @@ class Job:
 
 
 class DueThreads:
-    """The threads with messages that an extraction has not read yet.
+    """The threads with messages that an extraction has not read yet."""
 
-    `defaults` are values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
-    """
-
-    def __init__(
-        self, extraction: Extraction, pace: Pace, defaults: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, extraction: Extraction, pace: Pace) -> None:
         expected = "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)"
         saver = instance("the extraction's checkpointer", extraction.saver, Checkpointer, expected)
         self._saver: Checkpointer = saver
-        self._extraction, self._pace, self._defaults = extraction, pace, dict(defaults or {})
+        self._extraction, self._pace = extraction, pace
         # the head of each, when it was first seen, the namespace and the config of its memories
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
+        self._unassigned: dict[str, datetime] = {}  # when each was written to last
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
@@ -132,14 +128,24 @@ class DueThreads:
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
             given = dict(head.metadata)
-        wanted = self._configurable(given)
-        namespace = namespace_of(self._extraction.namespace, {"configurable": wanted})
-        return Job(thread_id, namespace, "due", configurable=wanted)
+        labels = labels_of(given, self._extraction.namespace.names)
+        namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
+        return Job(thread_id, namespace, "due", configurable=labels)
+
+    def unassigned(self, quiet_s: float = 0.0) -> list[str]:
+        """The ids of threads that `jobs` left out, because their heads do not say whose they are.
+
+        Only of threads in which nothing was said for so many seconds.
+        """
+        quiet = datetime.now(UTC) - timedelta(seconds=quiet_s)
+        with self._lock:
+            return [thread_id for thread_id, at in self._unassigned.items() if at <= quiet]
 
     def drop(self, thread_id: str) -> None:
         """Forget a thread that was deleted."""
         with self._lock:
             self._unread.pop(thread_id, None)
+            self._unassigned.pop(thread_id, None)
 
     def _refresh(self) -> None:
         begun, after = datetime.now(UTC), None
@@ -148,13 +154,18 @@ class DueThreads:
             for head in page:
                 known = self._unread.pop(head.thread_id, None)
                 seen = known[1] if known else min(begun, head.updated_at)
+                self._unassigned.pop(head.thread_id, None)
                 if head.checkpoint_id is not None and (place := self._place(head)):
                     self._unread[head.thread_id] = head, seen, *place
         self._since = begun - _MARGIN
 
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """The namespace of a thread's memories, and its values; None: there is no such place."""
-        given = self._configurable(head.metadata)
+        names = self._extraction.namespace.names
+        if not all(name in head.metadata for name in names):
+            self._unassigned[head.thread_id] = head.updated_at
+            return None
+        given = labels_of(head.metadata, names)
         try:
             namespace = namespace_of(self._extraction.namespace, {"configurable": given})
             check_namespace(notes_of(WATERMARKS, namespace))
@@ -166,9 +177,13 @@ class DueThreads:
             return None
         return namespace, given
 
-    def _configurable(self, given: Mapping[str, Any]) -> dict[str, str]:
-        values, names = {**self._defaults, **given}, self._extraction.namespace.names
-        return {name: values[name] for name in names if isinstance(values.get(name), str)}
+
+def labels_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Whose a thread is: the values for the names of a namespace in its head's metadata.
+
+    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`.
+    """
+    return {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
 
 
 def standing(

@@ -1,13 +1,14 @@
-"""What the config of a run says: its store, its thread and checkpoint, moments in it."""
+"""What the config of a run says: its store, thread and checkpoint, labels, moments in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 
+from perdure.checkpointers.address import context_values
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance
 
@@ -36,6 +37,22 @@ def store_of_graph(what: str) -> Any:
             f"{what} have no store: pass store=, or compile the graph with one"
         )
     return store
+
+
+def labels_of_run(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
+    """The values of a run for some names: its context's, else those of its `configurable`.
+
+    Its checkpointer is told which are the context's, of which langgraph stores nothing.
+    """
+    given = ensure_config(config)
+    configurable, values = given["configurable"], context_values(given, names)
+    if values and configurable.get("thread_id") is not None:
+        from perdure.checkpointers.checkpointer import Checkpointer  # a run has it imported
+
+        for saver in configurable.values():
+            if isinstance(saver, Checkpointer):
+                saver.label(str(configurable["thread_id"]), values)
+    return {**{name: configurable[name] for name in names if name in configurable}, **values}
 
 
 def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:

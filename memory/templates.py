@@ -1,4 +1,4 @@
-"""Templates of namespaces and keys, which the config of a run fills in."""
+"""Templates of namespaces and keys, which the context or the config of a run fills in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance, whole
+from perdure.memory.run_config import labels_of_run
 
 _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
@@ -17,7 +18,8 @@ _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 class Template:
     """Labels of a namespace, outermost first, like `("notes", "{user_id}")`.
 
-    `{user_id}` stands for `configurable["user_id"]` of the run. A label has one placeholder at
+    `{user_id}` stands for `user_id` in the run's `context`, which may be a dict, a dataclass or a
+    pydantic model, else for `configurable["user_id"]` of its config. A label has one placeholder at
     most: with two, the values `"a-b", "c"` and `"a", "b-c"` would fill `"{x}-{y}"` alike.
     """
 
@@ -29,7 +31,7 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in a run's `configurable` that fill it in."""
+        """The names in a run's context or `configurable` that fill it in."""
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def filled(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
@@ -38,7 +40,7 @@ class Template:
         >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
         """
-        given = ensure_config(config)["configurable"] if self.names else {}
+        given = labels_of_run(self.names, config) if self.names else {}
         return tuple(
             before + self._value(name, given) + after if name else before
             for before, name, after in self._parsed
@@ -47,13 +49,13 @@ class Template:
     def _value(self, name: str, given: dict[str, Any]) -> str:
         if name not in given:
             raise InvalidConfig(
-                f"the run's config has no {name!r}, which fills in {self.labels!r}; pass "
-                f'config={{"configurable": {{{name!r}: "…"}}}}'
+                f"the run has no {name!r}, which fills in {self.labels!r}; pass "
+                f'context={{{name!r}: "…"}} or config={{"configurable": {{{name!r}: "…"}}}}'
             )
         value = given[name]
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidConfig(
-                f"configurable[{name!r}] is {value!r:.80}, with which {self.labels!r} cannot be "
+                f"{name!r} of the run is {value!r:.80}, with which {self.labels!r} cannot be "
                 "filled; expected text that is not blank and has no NUL"
             )
         return str.__str__(value)  # an enum's own text, not its name

@@ -549,11 +549,80 @@ def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
     piped = CliRunner().invoke(app, ["import", "-", "--db", "y.db"], input=old.read_bytes())
 
     assert (first["conversations"], first["checkpoints"], first["memories"]) == (2, 6, 1)
-    assert (again["checkpoints"], again["memories"]) == (0, 0)
+    assert (again["checkpoints"], again["memories"], again["unchanged"]) == (0, 0, 2)
+    assert run("import", str(old)) == "2 conversations: 2 unchanged, 0 memories\n"
     assert [each["conversation"] for each in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
     assert memories() == ["user: I like figs"]
     assert "keeps its own thread ids" in str(attempt("import", str(old), "--prefix", "x").exception)
+
+
+def langgraphs_database(path: Path, users: dict[str, Any]) -> str:
+    """A file of langgraph's saver with a thread for each of some users; None: it names none."""
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        graph: Any = chat_graph(checkpointer=saver)
+        for thread, user in users.items():
+            named = {} if user is None else {"user_id": user}
+            said = {"messages": [HumanMessage(f"I am the user of {thread}")]}
+            graph.invoke(said, {"configurable": {"thread_id": thread, **named}})
+    return str(path)
+
+
+def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) -> None:
+    """As with a worker; those of nobody are the settings' user's, and the report says how many."""
+    users = {"a": "ann", "b": "ann", "c": "bob", "d": None, "e": ""}
+    old = langgraphs_database(tmp_path / "old.sqlite", users)
+    report = run("import", old, "--user", "zoe")
+    again = read("import", old, "--user", "zoe")
+    with SQLiteStore.open("x.db") as store:
+        found = {place[1] for place in store.list_namespaces(prefix=("memories",))}
+        threads = {
+            user: {item.provenance.thread_id for item in store.search(("memories", user))}  # type: ignore[union-attr]
+            for user in found
+        }
+
+    assert threads == {"ann": {"a", "b"}, "bob": {"c"}, "zoe": {"d", "e"}}
+    assert report.startswith("5 conversations (2 of ann, 2 of zoe, 1 of bob): ")
+    assert report.endswith("checkpoints, 2 memories of ann, 2 of zoe, 1 of bob\n")
+    assert again["users"] == {"ann": 2, "zoe": 2, "bob": 1}
+    assert (again["memories"], again["unchanged"], again["by_user"]) == (0, 5, {})
+
+
+def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
+    """It gives each user theirs, and says of how many threads there is no user."""
+    old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "d": None})
+    later = attempt("import", old, "--later")
+    work = attempt("worker", "--once")
+
+    assert later.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
+    assert "'perdure worker' leaves those of nobody" in later.stderr
+    assert "threads that name no user_id are not extracted: 1;" in work.stderr
+    assert (len(memories("ann")), memories()) == (1, [])
+    assert "no user is named: 1 thread" in attempt("memories", "jobs").stderr
+
+
+def test_lines_name_their_users(tmp_path: Path) -> None:
+    """What `perdure export` writes goes back to the users that it is of."""
+    rows = [
+        {"thread_id": "a", "user_id": "ann", "owner": "team", "messages": [USER]},
+        {"thread_id": "b", "messages": [{"role": "user", "content": "good morning"}]},
+    ]
+    lines_file = tmp_path / "talks.jsonl"
+    lines_file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    report = run("import", str(lines_file))
+    exported = run("export", "--all")
+    copied = CliRunner().invoke(
+        app, ["import", "-", "--db", "y.db", "--user", "zoe"], input=exported
+    )
+    with SQLiteCheckpointer.open("y.db") as saver:
+        known = saver.head("a").metadata
+
+    assert report == copied.stdout
+    assert (
+        report == "2 conversations (1 of ann, 1 of me): 2 new messages, 1 memory of ann, 1 of me\n"
+    )
+    assert (memories("ann"), memories()) == (["user: hello"], ["user: good morning"])
+    assert (known["user_id"], known["owner"]) == ("ann", "team")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")

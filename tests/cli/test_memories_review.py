@@ -99,7 +99,7 @@ def work() -> None:
         model = configured_model(file.settings)
         assert model is not None
         extraction = file.extraction(ModelExtractor(model))
-        with Background(extraction, defaults=file.config["configurable"]) as background:
+        with Background(extraction) as background:
             background.flush(PATIENCE)
 
 

@@ -255,6 +255,29 @@ def test_the_command_takes_what_there_is(
     assert told in run("import", dsn, "--db", "new.db")
 
 
+def test_the_command_gives_memories_to_the_users_whom_the_threads_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dsn = new_schema()
+    with PostgresSaver.from_conn_string(dsn) as peer:
+        peer.setup()
+        for thread, user in (("a", {"user_id": "ann"}), ("b", {})):
+            config: Any = {"configurable": {"thread_id": thread, **user}}
+            agent(peer).invoke({"messages": [("human", f"I am in {thread}")]}, config)
+    report = run("import", dsn, "--db", "new.db")
+    with SQLiteStore.open("new.db") as store:
+        threads = {
+            item.namespace[1]: item.provenance.thread_id
+            for item in store.search(("memories",))
+            if item.provenance is not None
+        }
+
+    assert threads == {"ann": "a", "me": "b"}
+    assert report.startswith("2 conversations (1 of ann, 1 of me): ")
+    assert report.endswith("2 memories of ann, 2 of me\n")
+
+
 def test_the_command_names_a_database_without_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -88,12 +88,11 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
 
 
 def test_threads_that_name_no_user(runs: Runs) -> None:
-    """They belong to nobody, unless there is a default."""
+    """They are nobody's, and are listed once nothing was said in them for a while."""
     runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, {"configurable": {"thread_id": "t"}})
-    [job] = DueThreads(runs.extraction, Pace(0), {"user_id": "me"}).jobs()
+    threads = DueThreads(runs.extraction, Pace(0))
 
-    assert (job.namespace, job.state) == (("memories", "me"), "due")
-    assert DueThreads(runs.extraction, Pace(0)).jobs() == []
+    assert (threads.jobs(), threads.unassigned(), threads.unassigned(60)) == ([], ["t"], [])
 
 
 def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:

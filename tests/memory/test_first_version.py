@@ -203,7 +203,7 @@ def test_tombstones_of_turns_go_on_blocking(file: File) -> None:
 
 def test_a_thread_that_waited_is_due(file: File) -> None:
     """The first version noted threads that wait; now their checkpoints tell. The notes go."""
-    jobs = DueThreads(Extraction(file.saver, file.store), Pace(delay_s=0), None).jobs()
+    jobs = DueThreads(Extraction(file.saver, file.store), Pace(delay_s=0)).jobs()
     assert [(job.thread_id, job.namespace) for job in jobs] == [("tuesday", ("memories", "ann"))]
     assert Extraction(file.saver, file.store).extract("tuesday", on("tuesday")).messages == 2
     forget(everything=True, store=file.store, config=ANN)

@@ -171,6 +171,58 @@ def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
     assert httpx.get(f"{url}/threads/daily", headers=of_ann).status_code == 200
 
 
+def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
+    url: str, folder: Path
+) -> None:
+    """The program names no user: then the thread is nobody's, whichever of the two came first."""
+    of_bob, of_root = ({"x-api-key": key} for key in (BOB, ROOT))
+    asked = {"metadata": {"topic": "plans"}}
+    with open_checkpointer(str(folder / "memory.db")) as saver:
+        reserved = httpx.post(
+            f"{url}/threads", json={"thread_id": "night", **asked}, headers=of_bob
+        )
+        before = httpx.get(f"{url}/threads/night", headers=of_bob)
+        talk(saver, "night", said=["SECRET of a program", "yes"])
+        talk(saver, "day", said=["SECRET of a program", "yes"])
+    late = httpx.post(
+        f"{url}/threads", json={"thread_id": "day", "if_exists": "do_nothing"}, headers=of_bob
+    )
+
+    assert (reserved.status_code, before.status_code, late.status_code) == (200, 200, 404)
+    for thread in ("night", "day"):
+        assert httpx.get(f"{url}/threads/{thread}/state", headers=of_bob).status_code == 404
+        assert httpx.patch(f"{url}/threads/{thread}", json=asked, headers=of_bob).status_code == 404
+        seen = httpx.get(f"{url}/threads/{thread}", headers=of_root).json()
+        assert "owner" not in seen["metadata"]
+    for narrowed in ({}, {"metadata": {"owner": "bob"}}, {"ids": ["night", "day"]}):
+        found = httpx.post(f"{url}/threads/search", json=narrowed, headers=of_bob).json()
+        assert not {"night", "day"} & {each["thread_id"] for each in found}
+
+    changed = httpx.patch(f"{url}/threads/night", json={"metadata": {"n": 1}}, headers=of_root)
+    assert changed.json()["metadata"] == {"n": 1}
+    assert httpx.get(f"{url}/threads/night", headers=of_bob).status_code == 404
+
+
+def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) -> None:
+    """By a run, an edit of its state or as a copy, whatever a program says on it later."""
+    asks: Any = {"input": {"messages": [{"role": "user", "content": "hi"}]}}
+    edit = {"values": asks["input"], "as_node": "respond"}
+    with get_sync_client(url=url, api_key=BOB) as bob:
+        threads: Any = bob.threads
+        for thread in ("run", "edited"):
+            threads.create(thread_id=thread, graph_id="chat", metadata={"topic": "plans"})
+        bob.runs.wait("run", "chat", **asks)
+        threads.update_state("edited", **edit)
+        copied = threads.copy("run")["thread_id"]
+        with open_checkpointer(str(folder / "memory.db")) as saver:
+            for thread in ("run", "edited", copied):
+                talk(saver, thread, said=["more", "yes"])
+
+        for thread in ("run", "edited", copied):
+            known = threads.get(thread)["metadata"]
+            assert (known["owner"], known["topic"]) == ("bob", "plans")
+
+
 def test_filters(file: Path) -> None:
     keys = Keys(file)
 

@@ -229,9 +229,10 @@ class Database:
         """What fills in the namespaces of memories."""
         return {"configurable": {"user_id": self.user}}
 
-    def index(self) -> None:
-        """Index the user's memories, so that the first search does not have to."""
-        self.store.search(("memories", self.user), query="memories", limit=1)
+    def index(self, users: Iterable[str]) -> None:
+        """Index the memories of users, so that the first search does not have to."""
+        for user in users:
+            self.store.search(("memories", user), query="memories", limit=1)
 
     def extraction(self, extractor: Extractor | None = None) -> Extraction:
         """The extraction of the threads; without an extractor, of turns."""

@@ -41,7 +41,7 @@ def export(
 def _exported(saver: Checkpointer, thread: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
 
-    from perdure.checkpointers.titles import about
+    from perdure.checkpointers.titles import WHOSE, about
 
     said = [item.value for item in saver.history(thread) if not item.branch]
     messages: Any = convert_to_openai_messages(said, include_id=True)
@@ -54,4 +54,6 @@ def _exported(saver: Checkpointer, thread: str) -> dict[str, Any]:
             message["response_metadata"] = kept
         if "canvas" in value.additional_kwargs:
             message["canvas"] = value.additional_kwargs["canvas"]
-    return {"thread_id": thread, **about(saver, thread), "messages": messages}
+    newest = saver.head(thread).metadata
+    whose = {name: newest[name] for name in WHOSE if newest.get(name)}
+    return {"thread_id": thread, **about(saver, thread, newest), **whose, "messages": messages}

@@ -33,6 +33,7 @@ _RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a 
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
+_USERS: Final = 5  # that a report names
 _DEPTH: Final = 8  # of a shared link's page, which holds the conversation somewhere within
 
 
@@ -88,7 +89,7 @@ def import_(
             importing.store(prefix, read)
             if report.memories:
                 with at_work("indexing memories …"):
-                    file.index()
+                    file.index(report.by_user)
     if json:
         as_json({**vars(report), "skipped": [each._asdict() for each in report.skipped]})
     else:
@@ -108,6 +109,9 @@ class Report:
     items: int = 0  # likewise
     memories: int | None = None  # None: none are wanted, or a worker adds them
     quarantined: int = 0
+    user: str = ""  # of the settings, whose all is that names no user
+    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
+    by_user: Counter[str] = field(default_factory=Counter)  # memories by user
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     skipped: list[Problem] = field(default_factory=list)
 
@@ -118,11 +122,22 @@ class Report:
             self.items and counted(self.items, "new item"),
             self.unchanged and f"{self.unchanged:,} unchanged",
             self.empty and f"{self.empty:,} more without messages",
-            self.memories is not None and counted(self.memories, "memory", "memories"),
+            self.memories is not None and self._memories(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
         ]
         told = ", ".join(str(part) for part in parts if part)
-        return f"{counted(self.conversations, 'conversation')}: {told or 'no messages'}"
+        whose = f" ({_of_each(self.users)})" if self._names_others else ""
+        return f"{counted(self.conversations, 'conversation')}{whose}: {told or 'no messages'}"
+
+    @property
+    def _names_others(self) -> bool:
+        return bool(self.users.keys() - {self.user})
+
+    def _memories(self) -> str:
+        if self.memories and self._names_others:
+            noun = "memory" if max(self.by_user.values()) == 1 else "memories"
+            return _of_each(self.by_user).replace(" of ", f" {noun} of ", 1)
+        return counted(self.memories or 0, "memory", "memories")
 
     def print_notes(self) -> None:
         """Say on stderr what is not there, by kind."""
@@ -133,8 +148,20 @@ class Report:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.users[""]:
+            note("'perdure worker' leaves those of nobody; without --later they are yours")
         if self.quarantined:
             note("'perdure memories quarantine' lists what waits to be reviewed")
+
+
+def _of_each(counts: Counter[str]) -> str:
+    """Counts by user, the most first: "12 of ann, 3 of me"."""
+    shown = sorted(counts.items(), key=lambda each: (-each[1], each[0] or "nobody"))[:_USERS]
+    parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
+    if others := len(counts) - len(shown):
+        rest = counts.total() - sum(count for _, count in shown)
+        parts.append(f"{rest:,} of {counted(others, 'other')}")
+    return ", ".join(parts)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 
-from perdure.checkpointers.titles import ABOUT
+from perdure.checkpointers.titles import ABOUT, WHOSE
 from perdure.cli.conversation import (
     Conversation,
     Odd,
@@ -91,7 +91,7 @@ class Lines:
         _add(*self._thread(found.get("thread_id") or self._name, {}), given)
 
     def _thread(self, name: object, found: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        made = described(str(name), found, {each: each for each in ABOUT})
+        made = described(str(name), found, {each: each for each in (*ABOUT, *WHOSE)})
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path

@@ -9,13 +9,14 @@ and goes on makes the same ones.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
@@ -35,6 +36,7 @@ from perdure.errors import (
     SerializationError,
     UnknownThread,
 )
+from perdure.memory.due import labels_of
 from perdure.settings import is_dsn
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
@@ -45,8 +47,9 @@ class Importing:
     """Stores conversations, and makes memories of them, with a report."""
 
     def __init__(self, file: Database, report: Report, *, wanted: bool, later: bool) -> None:
-        self._file, self._report = file, report
-        self._user = file.user if wanted else ""
+        self._file, self._report, self._wanted = file, report, wanted
+        self._later = wanted and later
+        report.user = file.user
         self._extraction = file.extraction() if wanted and not later else None
         report.memories = None if self._extraction is None else 0
 
@@ -68,7 +71,7 @@ class Importing:
                     self._report.empty += 1
 
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
-        talk.about["user_id"] = self._user
+        talk.about["user_id"] = talk.about.get("user_id", self._file.user) if self._wanted else ""
         try:
             new = ThreadImport(self._file.saver, thread_id, talk).run(advance)
         except SerializationError as exc:  # a field of a message that no file can hold
@@ -98,22 +101,33 @@ class Importing:
                     raise lacking
         self._report.conversations += done.threads
         self._report.checkpoints += done.checkpoints
+        self._report.unchanged += done.unchanged
         with progress_bar("making memories", "thread") as show:
             for number, thread_id in enumerate(threads, 1):
                 self._remember(thread_id)
                 show(number / done.threads, number)
 
     def _remember(self, thread_id: str) -> None:
-        """Extract memories of a thread; what was read before is not read again."""
+        """Extract memories of a thread; what was read before is not read again.
+
+        They are of the user whom the thread names, as for a worker, else of the settings'.
+        """
+        if not self._wanted:
+            return
+        named = labels_of(self._file.saver.head(thread_id).metadata, ["user_id"]).get("user_id")
+        user = named or ("" if self._later else self._file.user)
+        self._report.users[user] += 1
         if self._extraction is None:
             return
         try:
-            done = self._extraction.extract(thread_id, self._file.config)
+            config: RunnableConfig = {"configurable": {"user_id": user}}
+            done = self._extraction.extract(thread_id, config)
         except (InvalidMessages, InvalidNamespace) as exc:
             # a program's own, with something else in that channel; an id that no memory can name
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + done.added
+        self._report.by_user += Counter({user: done.added})
         self._report.quarantined += done.quarantined
 
 

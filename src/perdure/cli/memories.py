@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -196,7 +196,7 @@ def forget(
             what = partial(_forget_matching, file, query=query, thread_id=of)
         if not every:
             with at_work("reading what no worker has read …"):
-                extract_due(file, file.config["configurable"])  # else it would be, afterwards
+                extract_due(file)  # else it would be, afterwards
         receipt = erase(what, _counted, partial(_preview, file), yes=yes, json=json)
     if not receipt.keys:
         raise typer.Exit(1)
@@ -228,17 +228,12 @@ def _origin(file: Database, memory: Memory) -> str:
     return thread
 
 
-def extract_due(file: Database, defaults: Mapping[str, str] | None = None) -> None:
-    """Extract what was said on the user's threads and no worker has read.
-
-    Args:
-        file: The database.
-        defaults: Values for threads whose runs did not say whose they are.
-    """
+def extract_due(file: Database) -> None:
+    """Extract what was said on the user's threads and no worker has read."""
     from perdure.memory.due import DueThreads, Pace
 
     extraction = file.extraction()
-    for job in DueThreads(extraction, Pace(), defaults).jobs():
+    for job in DueThreads(extraction, Pace()).jobs():
         if job.namespace == ("memories", file.user) and job.state != "dead":
             with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
                 extraction.extract(job.thread_id, job.config)
@@ -392,18 +387,20 @@ def jobs(
 
     with opened(db, reads=not retry) as file:
         extraction = file.extraction(extractor(file) if facts else None)
-        due = DueThreads(extraction, Pace(), file.config["configurable"])
+        due = DueThreads(extraction, Pace())
         for job in due.jobs() if retry else ():
             if job.state == "dead":
                 with at_work(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
-        found = due.jobs()
+        found, unassigned = due.jobs(), due.unassigned()
     rows = [
         (job.thread_id, job.namespace[-1], job.state, ago(job.at) if job.at else "", _why(job))
         for job in found
     ]
     columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
     show(found, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
+    if unassigned:
+        note(f"not extracted, as no user is named: {counted(len(unassigned), 'thread')}")
 
 
 def _why(job: Job) -> str:

@@ -49,9 +49,10 @@ def worker(
 ) -> None:
     """Extract memories in the background.
 
-    It works on the threads of all users whose conversation pauses, until it is stopped. Without
-    --facts no model is asked: what was said is what is remembered. Rules under [retention] in
-    perdure.toml are applied every hour. Options default to its table [worker].
+    It works on the threads of all users whose conversation pauses, until it is stopped. Threads
+    whose runs named no user are left out and counted. Without --facts no model is asked: what was
+    said is what is remembered. Rules under [retention] in perdure.toml are applied every hour.
+    Options default to its table [worker].
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.due import Pace
@@ -73,7 +74,6 @@ def worker(
             file.extraction(extractor(file) if facts else None),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
-            defaults=file.config["configurable"],
             on_job=tell,
         )
         if cron is not None:

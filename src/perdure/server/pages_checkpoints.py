@@ -169,12 +169,10 @@ async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
     """Copy what led to a checkpoint to a new thread, which is the user's."""
     reading = call.another("threads:read")
     await reading.permit({"thread_id": id})
-    source = await reading.threads.get(id)
+    await reading.threads.get(id)
     await _read(reading.saver, id, "", checkpoint)
     asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.user}})
-    known = source["metadata"]
-    await call.threads.create(new, {**known, **asked["metadata"]}, of=known.get("user_id"))
-    await call.saver.acopy_thread(id, new, checkpoint_id=checkpoint)
+    await call.threads.copy(id, asked["metadata"], new, checkpoint)
     return go_to("/ui/thread", id=new)
 
 

@@ -113,7 +113,7 @@ def _with_queue(call: Call, settings: Settings, thread_id: str | None) -> list[A
     model = configured_model(settings) if settings.worker.facts else None
     extractor = None if model is None else ModelExtractor(model)
     extraction = Extraction(call.saver, call.store, extractor, namespace=NAMESPACE)
-    background = Background(extraction, work=False, defaults={"user_id": settings.user})
+    background = Background(extraction, work=False)
     try:
         if thread_id is None:
             return background.jobs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -134,10 +135,11 @@ class RunRequest(Given):
         """Refuse what the server alone decides.
 
         Raises:
-            ConfigurationError: The config names another user or thread, or langgraph's own keys.
+            ConfigurationError: The config or the context names another user or thread, or keys of
+                langgraph's own.
         """
         own = {"thread_id": thread_id, "user_id": user, "owner": user}
-        for name, value in self._configurable.items():
+        for name, value in chain(self._configurable.items(), (self.context or {}).items()):
             if _is_ours(name) and value is not None and value != own.get(name):
                 raise ConfigurationError(
                     f"{name!r} is {value!r}, and the server alone sets it: leave it out"

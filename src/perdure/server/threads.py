@@ -3,6 +3,8 @@
 A record is an item of the store. It has what langgraph's clients give a thread and no checkpoint
 keeps: metadata, and that a thread without a turn exists. A run of the server also writes there
 how it ended; whether the thread waits for an answer its newest checkpoint tells, whoever wrote it.
+The record of a new thread only reserves its id: if another program writes the first checkpoint, the
+record counts for nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ Thread = dict[str, Any]
 """A thread as langgraph's clients know it, without its values."""
 Named = dict[str, ThreadHead | None]  # threads by their ids, with heads that are known
 Row = tuple[datetime, str, ThreadHead | None]  # when a thread was last active, and its id
+_NEW: Final[Mapping[str, Any]] = {"metadata": {}, "status": "idle", "reserved": False}
 _OWN: Final = ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled")
-_OTHERS: Final = ("langgraph_", "checkpoint_", "__", "run_attempt")
+_OTHERS: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
 _PAGE: Final = 1000  # threads read at once by a search that goes on
 _ALL: Final = 1 << 31
 _FEW: Final = 300  # threads that an index may find, else all are walked through in their order
@@ -96,7 +99,7 @@ class Threads:
         if_exists: Literal["raise", "do_nothing"] = "raise",
         of: str | None = None,
     ) -> Thread:
-        """Create a thread; None: under a new id. `of`: whose checkpoints are copied to it.
+        """Create a thread; None: under a new id. `of`: the user of the thread it is a copy of.
 
         Raises:
             VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead,
@@ -109,7 +112,7 @@ class Threads:
         if await self._find(thread_id) is None and not self._runs(thread_id):
             self._check(given)
             self._forget(thread_id)  # another program may have deleted one
-            record = {"metadata": given, "status": "idle", "of": of}
+            record = {**_NEW, "metadata": given, "of": of, "reserved": True}
             version = left.version if left else 0
             puts = [
                 PutItem(RECORDS, thread_id, record, False, if_version=version),
@@ -164,21 +167,34 @@ class Threads:
             await self.get(thread_id)
             await self._saver.aretain(keep, thread_ids=[thread_id])
 
-    async def copy(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
-        """Copy a thread, which the caller may read, under a new id.
+    async def copy(
+        self,
+        thread_id: str,
+        metadata: Mapping[str, Any],
+        target: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> Thread:
+        """Copy a thread, which the caller may read, to another; None: under a new id.
 
-        The copy has its checkpoints and its metadata, and what is given of that.
+        The copy has its checkpoints, up to one if that is named, and its metadata, and what is
+        given of that.
+
+        Raises:
+            UnknownThread: There is no thread to copy.
+            VersionConflict: There is a thread with the id of the copy.
+            Forbidden: See `create`.
         """
         source = await self._find(thread_id)
         if source is None:
             raise UnknownThread(f"there is no thread {thread_id!r}")
         known = source["metadata"]
-        made = await self.create(metadata={**known, **metadata}, of=known.get("user_id"))
+        made = await self.create(target, {**known, **metadata}, of=known.get("user_id"))
+        target = made["thread_id"]
         with suppress(UnknownThread):  # it has no turn
-            await self._saver.acopy_thread(thread_id, made["thread_id"])
-            if source["status"] != "busy":
-                await self.set_status(made["thread_id"], source["status"])
-        return await self.get(made["thread_id"])
+            await self._saver.acopy_thread(thread_id, target, checkpoint_id=checkpoint_id)
+            stands = "idle" if source["status"] == "busy" or checkpoint_id else source["status"]
+            await self._record(target, status=stands, reserved=False)
+        return await self.get(target)
 
     @asynccontextmanager
     async def turn(self, thread_id: str, timeout_s: float = 0) -> AsyncIterator[None]:
@@ -218,10 +234,15 @@ class Threads:
         """Change the metadata or the status in a record, or begin one."""
         for _ in range(_TRIES):
             found = await self._store.aget(RECORDS, thread_id, refresh_ttl=False)
-            value: Thread = found.value if found else {"metadata": {}, "status": "idle"}
+            stored: Thread = {**_NEW, **(found.value if found else {})}
+            value = stored
+            if stored["reserved"] and "reserved" not in change:
+                with suppress(UnknownThread):
+                    head = await self._saver.ahead(thread_id)
+                    value = {**(stored if _counts(stored, head) else _NEW), "reserved": False}
             new = {**value, **change}
             new["metadata"] = {**value["metadata"], **change.get("metadata", {})}
-            if new == value:
+            if new == stored:
                 return
             version = found.version if found else 0
             with suppress(VersionConflict):
@@ -391,8 +412,14 @@ class Threads:
         return {key: item for key, item in zip(keys, found, strict=True) if item is not None}
 
 
+def _counts(record: Mapping[str, Any], head: ThreadHead | None) -> bool:
+    """Whether a record is of the thread with this head: no other program began the thread."""
+    # assistant_id is in the metadata of what this server writes
+    return head is None or not record.get("reserved") or "assistant_id" in head.metadata
+
+
 def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) -> Thread:
-    known = record.value if record else {}
+    known = record.value if record and _counts(record.value, head) else {}
     told: Mapping[str, Any] = head.metadata if head else {}
     status = head.status if head else ThreadStatus()
     kept = {n: v for n, v in told.items() if n not in _OWN and not n.startswith(_OTHERS)}
