@@ -56,8 +56,8 @@ def place(table: int, within: int) -> int:
 
 
 def span(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """The half-open range of keys of places `start` to `stop`."""
-    return (table << 32) + start, (table << 32) + stop
+    """The half-open range of keys of places `start` to `stop`, which may be beyond the last."""
+    return (table << 32) + start, (table << 32) + min(stop, 1 << 32)
 
 
 def log_spans(last: int | None, last_alias: int | None) -> list[tuple[int, int]]:

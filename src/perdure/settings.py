@@ -149,18 +149,21 @@ NAMES: Final = {
 }
 
 
-_KEYWORDS = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
+_KEYWORDS: Final = re.compile(  # of libpq's conninfo strings
+    r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|application_name|"
+    r"connect_timeout|target_session_attrs|ssl\w+)\s*="
+)
 
 
 def is_dsn(db: str) -> bool:
-    """Whether a database is one of Postgres, rather than a file.
+    """Whether a database is one of Postgres, as a URI or `keyword=value` pairs, rather than a file.
 
     Raises:
         ConfigurationError: It is a DSN in another form.
     """
-    if db.startswith(("postgresql://", "postgres://")):
+    if db.startswith(("postgresql://", "postgres://")) or _KEYWORDS.match(db):
         return True
-    if "://" in db or _KEYWORDS.match(db):  # it is not shown, as it may hold a password
+    if "://" in db:  # it is not shown, as it may hold a password
         raise ConfigurationError(
             "the database looks like a connection string; write it as "
             "postgresql://user@host/database"

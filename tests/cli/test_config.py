@@ -32,6 +32,23 @@ def test_each_setting_with_its_source(db: Path, monkeypatch: pytest.MonkeyPatch)
     assert as_json["key"] == {"value": "set", "source": "PERDURE_KEY"}
 
 
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://ann:s3cret@h/x",
+        "postgresql://h/x?user=ann&password=s3cret&port=1",
+        "host=h password=s3cret dbname=x",
+        r"host=h password = 's3cret s3\' s3' dbname=x",
+    ],
+)
+def test_a_dsn_is_shown_without_its_password(dsn: str) -> None:
+    """Whatever its form."""
+    shown = run("config", "--db", dsn)
+
+    assert "database: " in shown
+    assert "s3" not in shown
+
+
 def test_a_wrong_file_is_an_error(db: Path) -> None:
     (db.parent / "perdure.toml").write_text("usr = 'x'")
     result = attempt("config")

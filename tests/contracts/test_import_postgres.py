@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.store.postgres import PostgresStore as TheirStore
 from langgraph.types import Command
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.errors import (
     CorruptRecord,
@@ -168,6 +169,32 @@ def test_items_come_with_their_times(tmp_path: Path) -> None:
         }
         assert mortal is not None
         assert mortal.expires_at is not None
+
+
+def test_keywords_and_sessions_of_other_settings(tmp_path: Path) -> None:
+    """Such a DSN is taken by the saver, the store and the command; times are read in any style."""
+    old = new_schema()
+    with PostgresSaver.from_conn_string(old) as peer, TheirStore.from_conn_string(old) as theirs:
+        peer.setup()
+        put(peer, {"x": 1}, uid="1")
+        theirs.setup()
+        theirs.put(("a",), "k", {"n": 1})
+        item = theirs.get(("a",), "k")
+    parts: dict[str, Any] = {**conninfo_to_dict(old)}
+    odd = f"{parts.pop('options')} -c DateStyle=German -c TimeZone=Asia/Tokyo"
+    dsn = make_conninfo(**parts, options=odd)
+    with (
+        BACKENDS["file"](tmp_path) as saver,
+        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+    ):
+        report, items = saver.import_from(dsn), store.import_from(dsn).items
+        ours = store.get(("a",), "k")
+
+    assert (report.checkpoints, items) == (1, 1)
+    assert item is not None
+    assert ours is not None
+    assert item.created_at == ours.created_at
+    assert "1 new checkpoint" in run("import", dsn, "--db", str(tmp_path / "c.db"))
 
 
 def test_special_writes_come_last(tmp_path: Path) -> None:

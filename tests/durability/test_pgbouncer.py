@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -82,6 +83,27 @@ def test_the_core_of_the_contract(pooled: bool, pooler: PgBouncer, options: dict
         saver.delete_thread("u2")
         assert len(saver.threads(prefix="u")) == 6
         assert store.search(("users", "u1"), query="tea") == []
+
+
+def test_a_role_of_other_settings(options: dict[str, Any]) -> None:
+    """Each connection that PgBouncer gives has the settings that the client's session set."""
+    dsn = postgres_server.dsn_of("odd_behind_a_pooler")
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        for setting in ("DateStyle TO German", "TimeZone TO 'Asia/Tokyo'"):
+            conn.execute(f"ALTER ROLE odd_behind_a_pooler SET {setting}")
+        conn.execute("ALTER ROLE odd_behind_a_pooler SET standard_conforming_strings TO off")
+    with tempfile.TemporaryDirectory(prefix="bouncer") as folder:
+        pooler = PgBouncer(dsn, Path(folder))
+        try:
+            with PostgresCheckpointer.open(pooler.dsn, pooled=True, **options) as saver:
+                agent(saver).invoke({"messages": [("user", "hello \\ 'you'")]}, CONFIG)
+
+                assert [item.value.content for item in saver.history("t")] == [
+                    "hello \\ 'you'",
+                    "1",
+                ]
+        finally:
+            pooler.kill()
 
 
 def test_locks_are_refused_without_a_direct_dsn(pooler: PgBouncer, options: dict[str, Any]) -> None:

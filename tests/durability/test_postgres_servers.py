@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,17 @@ def test_a_dsn_is_no_file() -> None:
         SQLiteStore("postgresql://localhost/x")
 
 
-@pytest.mark.parametrize("db", ["host=x password=s3", " dbname=x", "POSTGRESQL://u:s3@h/x"])
+@pytest.mark.parametrize("db", ["host=x password=s3", " dbname=x", "sslmode=require host=x"])
+def test_a_dsn_of_keywords_is_no_file(db: str) -> None:
+    """It is a DSN for the settings, and refused by the classes for files without its password."""
+    with pytest.raises(ConfigurationError, match="PostgresStore") as refused:
+        SQLiteStore(db)
+
+    assert settings.is_dsn(db)
+    assert "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize("db", ["mysql://u:s3@h/x", "POSTGRESQL://u:s3@h/x"])
 def test_a_dsn_of_another_form_is_no_file(db: str) -> None:
     """Of the settings, and of the classes for files; the password is not shown."""
     for use in (settings.is_dsn, SQLiteStore):
@@ -128,6 +139,111 @@ def test_a_role_of_another_isolation_level(level: str, options: dict[str, Any]) 
             left = conn.execute(f"SELECT count(*) FROM {options['schema']}.writes").fetchall()
 
     assert left == [(0,)]
+
+
+ODD: dict[str, str] = {
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "sql_standard",
+    "TimeZone": "<+0330>-03:30",
+    "standard_conforming_strings": "off",
+    "client_encoding": "LATIN1",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "array_nulls": "off",
+    "transform_null_equals": "on",
+    "quote_all_identifiers": "on",
+    "search_path": "nowhere",
+    "default_transaction_isolation": "repeatable read",
+    "default_transaction_deferrable": "on",
+}
+
+
+def sessions_with(dsn: str, settings: dict[str, str]) -> str:
+    """A DSN whose sessions begin with other settings, as those of a role may."""
+    pairs = (f"-c {name}={value}".replace(" ", "\\ ") for name, value in settings.items())
+    return make_conninfo(dsn, options=" ".join(pair.replace("-c\\ ", "-c ") for pair in pairs))
+
+
+@pytest.fixture
+def role(options: dict[str, Any]) -> Iterator[str]:
+    """A role of the test's own."""
+    name = f"r{options['schema']}"
+    postgres_server.dsn_of(name)
+    yield name
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+        conn.execute(f"DROP OWNED BY {name} CASCADE")
+        conn.execute(f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("tenant", [None, "a"])
+def test_a_role_of_other_settings(tenant: str | None, options: dict[str, Any]) -> None:
+    """Whatever a role's sessions begin with, what is written is read, searched, listed, locked."""
+    dsn = sessions_with(postgres_server.dsn_of("odd"), ODD)
+    text = "tea \\ 'müde' ☃"
+    with (
+        PostgresCheckpointer.open(dsn, tenant=tenant, **options) as saver,
+        PostgresStore.open(dsn, tenant=tenant, **options) as store,
+    ):
+        with saver.lock("t"):
+            checkpoint = {
+                **empty_checkpoint(),
+                "channel_values": {"x": [text, 0.1 + 0.2, None, b"\0\xff"]},
+                "channel_versions": {"x": "1"},
+            }
+            put: Any = checkpoint
+            saver.put(CONFIG, put, {"source": "loop", "step": 0}, {"x": "1"})
+        store.put(("a",), text, {"text": text, "score": 0.1 + 0.2, "at": None})
+        read = saver.get_tuple(CONFIG)
+        items = store.search(("a",), query="tea", filter={"score": {"$gte": 0.1 + 0.2}})
+
+        assert read is not None
+        assert read.checkpoint["channel_values"] == checkpoint["channel_values"]
+        assert [(item.key, item.value["score"]) for item in items] == [(text, 0.1 + 0.2)]
+        assert [thread.thread_id for thread in saver.threads()] == ["t"]
+        assert store.forget(("a",)).items == 1
+
+
+def test_a_role_whose_idle_sessions_end(options: dict[str, Any]) -> None:
+    """A lock is held as long as it is needed; a connection that was ended is replaced."""
+    name = f"idle {options['schema']}"
+    dsn = make_conninfo(postgres_server.dsn(), application_name=name)
+    dsn = sessions_with(dsn, {"idle_session_timeout": "100"})
+    mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    with (
+        PostgresCheckpointer.open(dsn, **options) as saver,
+        psycopg.connect(postgres_server.dsn(), autocommit=True) as conn,
+        saver.lock("t"),
+    ):
+        for _ in range(2):  # the lock's is idle for longer than the one of a put
+            saver.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 0}, {})
+            while conn.execute(mine, (name,)).fetchone() == (2,):
+                conn.execute("SELECT pg_sleep(0.02)")
+
+        assert saver.get_tuple(CONFIG) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ("NOLOGIN", ConfigurationError, "is not permitted to log in"),
+        ("CONNECTION LIMIT 0", StorageUnavailable, "too many connections for role"),
+    ],
+)
+def test_why_there_is_no_other_connection(
+    change: str, error: type[Exception], reason: str, role: str, options: dict[str, Any]
+) -> None:
+    """Once it was open: the server's reason, and no advice about the pool."""
+    dsn = make_conninfo(postgres_server.dsn(), user=role)
+    with PostgresStore.open(dsn, timeout_s=2, **options) as store:
+        with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
+            conn.execute(f"ALTER ROLE {role} {change}")
+            conn.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (role,)
+            )
+        with pytest.raises(error, match=reason) as refused:
+            store.get(("a",), "k")
+
+    assert "pool_size" not in str(refused.value)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

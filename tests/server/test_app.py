@@ -1,9 +1,86 @@
-"""The application: health, and what it refuses to be made of."""
+"""The application: health, methods, and numbers that no database has."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Any
+
 import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from perdure.server import create_app
+from perdure.settings import Settings
+from tests.server.graphs import say
+from tests.server.running import running
+
+NUMBERS = [-(1 << 63) - 1, 1 << 32, (1 << 63) - 1, 10**30]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """The application over a file with a thread."""
+    settings = Settings(db=str(tmp_path_factory.mktemp("app") / "memory.db"), user="ann")
+    say(settings, "t", "one", "two")
+    return create_app(settings)
+
+
+@pytest.fixture(scope="module")
+def client(app: FastAPI) -> Iterator[httpx.Client]:
+    """A client of it."""
+    with running(app) as url, httpx.Client(base_url=url, timeout=30) as made:
+        yield made
+
+
+def parameters(of: Dependant) -> Iterator[Any]:
+    """What a query may have, and a form."""
+    yield from of.query_params
+    for dependency in of.dependencies:
+        yield from parameters(dependency)
+
+
+def queries(app: FastAPI, method: str) -> Iterator[tuple[str, dict[str, str], set[str]]]:
+    """The path of each route, the query that it needs, and the names of its whole numbers."""
+    for route in iter_route_contexts(app.routes):
+        if isinstance(made := route.original_route, APIRoute) and method in (made.methods or ()):
+            named = [*parameters(made.dependant)]
+            needed = {each.alias: "t" for each in named if each.field_info.is_required()}
+            whole = {
+                each.alias
+                for each in named
+                if "int" in re.findall(r"\w+", str(each.field_info.annotation))
+            }
+            yield re.sub(r"{\w+}", "t", str(route.path)), needed, whole
 
 
 def test_it_answers(client: httpx.Client) -> None:
     assert client.get("/ok").json() == {"ok": True}
+
+
+def test_head_is_answered_as_get_without_a_body(app: FastAPI, client: httpx.Client) -> None:
+    """Of every route, also where it refuses."""
+    paths = [(path, needed) for path, needed, _ in queries(app, "GET")]
+    assert len(paths) > 40
+    for path, needed in [*paths, ("/assets/style.css", {}), ("/nonsense", {})]:
+        got = client.get(path, params=needed)
+        head = client.head(path, params=needed)
+        assert head.status_code == got.status_code, path
+        assert head.headers.get("content-type") == got.headers.get("content-type"), path
+        assert head.headers.get("content-length") == got.headers.get("content-length"), path
+        assert head.content == b"", path
+    assert client.head("/runs/wait").status_code == 405
+
+
+def test_whole_numbers_of_any_size(app: FastAPI, client: httpx.Client) -> None:
+    """Of every query: taken or refused, never an error of the server."""
+    asked = [query for query in queries(app, "GET") if query[2] and ".json" not in query[0]]
+    assert {"/ui/thread", "/ui/checkpoints", "/threads/t/history", "/memories"} <= {
+        path for path, _, _ in asked
+    }
+    for path, needed, whole in asked:
+        for number in NUMBERS:
+            query = {**needed, **dict.fromkeys(whole, str(number))}
+            assert client.get(path, params=query).status_code < 500, (path, query)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -49,7 +50,7 @@ def test_a_line_has_the_route_and_no_id(
         streamed = client.get(f"/things/{CANARY}?q={CANARY}", headers={"x-request-id": "abc.1"})
         assert streamed.text == "data: 1\n\ndata: 2\n\n"
         assert streamed.headers["x-request-id"] == "abc.1"
-        made_up = client.get(f"/{CANARY}", headers={"x-request-id": "a b;"}).headers
+        made_up = client.get(f"/nonsense?q={CANARY}", headers={"x-request-id": "a b;"}).headers
         client.get("/assets/style.css")
         client.request(CANARY.upper(), "/ok")
     found = [record.fields for record in caplog.records if record.name == "perdure.requests"]  # type: ignore[attr-defined]
@@ -68,6 +69,34 @@ def test_a_line_has_the_route_and_no_id(
     assert found[0]["request_id"] == "abc.1"
     assert found[0]["ms"] > 0
     assert found[1]["request_id"] == made_up["x-request-id"] != "a b;"
+
+
+@pytest.mark.parametrize(
+    ("sent", "logged"),
+    [
+        ("/nonsense?key=hunter2", "/nonsense"),
+        ("/assets/none.css", "/assets/none.css"),
+        ("/api/v1/%0aINFO%20forged%1b[2J/%C3%BC", "/api/v1/%0aINFO%20forged%1b%5B2J/%C3%BC"),
+        ("/wp-admin/9f1c44aa-3a54-4d6c-8f0b-7d1f0c2e5a11", "/wp-admin/…"),
+        ("/hooks/123456/x", "/hooks/…/x"),
+        ("/" + "long/" * 1_000, "/" + "long/" * 39 + "long"),
+    ],
+)
+def test_a_404_names_its_path(
+    sent: str, logged: str, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it was sent: no line is forged, and queries, ids and keys are left out."""
+    caplog.set_level(logging.INFO, "perdure.requests")
+    with running(create_app(settings)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            head = f"GET {sent} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            client.sendall(head.encode())
+            while client.recv(4096):
+                pass
+    (line,) = [record.message for record in caplog.records if record.name == "perdure.requests"]
+
+    assert line.rpartition(" 404 ")[0] == f"GET {logged}"
 
 
 @pytest.mark.parametrize("style", ["text", "json"])

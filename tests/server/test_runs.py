@@ -82,7 +82,7 @@ def body(text: str = "hello", **options: Any) -> dict[str, Any]:
 # -- what is streamed
 
 
-def test_a_stream_begins_with_its_run_and_ends_with_its_status(
+def test_a_stream_begins_with_its_run_and_ends_with_its_values(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
@@ -92,9 +92,9 @@ def test_a_stream_begins_with_its_run_and_ends_with_its_status(
     )
 
     events = [part.event for part in parts]
-    assert events == ["metadata", "values", "values", "custom", "values", "end"]
-    assert parts[-1].data == {"run_id": parts[0].data["run_id"], "status": "success"}
-    assert parts[-2].data["heard"] == ["hello"]
+    assert events == ["metadata", "values", "values", "custom", "values"]
+    assert sdk.runs.get("t", parts[0].data["run_id"])["status"] == "success"
+    assert parts[-1].data["heard"] == ["hello"]
     assert texts(sdk) == ["hello", "heard 1"]
 
 
@@ -146,7 +146,8 @@ def test_a_graph_that_fails_says_what_and_not_where(sdk: SyncLangGraphClient, ga
 
     error = {"error": "ZeroDivisionError", "message": "one by none"}
     assert [part.data for part in parts if part.event == "error"] == [error]
-    assert parts[-1].data["status"] == "error"
+    assert parts[-1].event == "error"
+    assert sdk.runs.get("t", parts[0].data["run_id"])["status"] == "error"
     with pytest.raises(Exception, match=r"^ZeroDivisionError: one by none$"):
         sdk.runs.wait("t", "fail", input=says("again"))
     assert sdk.threads.get("t")["status"] == "error"
@@ -210,8 +211,7 @@ def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate
     parts = list(sdk.runs.stream(None, "talk", input=says("hello")))
     values: Any = sdk.runs.wait(None, "talk", input=says("hello"))
 
-    assert parts[-1].data["status"] == "success"
-    assert values["heard"] == ["hello"]
+    assert parts[-1].data["heard"] == values["heard"] == ["hello"]
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
 
 
@@ -512,6 +512,21 @@ def test_the_turn_after_a_left_one_has_everything(
     assert texts(sdk) == left
 
 
+def test_a_head_of_a_stream_leaves_its_run(
+    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
+) -> None:
+    """It is answered while the run is under way, and cancels nothing."""
+    run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
+    assert gate.reached.wait(60)
+    path = f"/threads/t/runs/{run}/stream"
+    reply = client.head(path, params={"cancel_on_disconnect": True})
+    gate.open.set()
+
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    sdk.runs.join("t", run)
+    assert sdk.runs.get("t", run)["status"] == "success"
+
+
 def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: Gate) -> None:
     run = sdk.runs.create("t", "talk", input=says("hello"), stream_resumable=True)
     assert gate.reached.wait(60)
@@ -520,8 +535,8 @@ def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: G
     rest = list(sdk.runs.join_stream("t", run["run_id"], last_event_id=first.id))
     again = list(sdk.runs.join_stream("t", run["run_id"], stream_mode="values"))
 
-    assert [part.event for part in rest] == ["values", "values", "end"]
-    assert [part.event for part in again] == ["metadata", "values", "values", "values", "end"]
+    assert [part.event for part in rest] == ["values", "values"]
+    assert [part.event for part in again] == ["metadata", "values", "values", "values"]
     assert [part.id for part in again if part.event == "values"] == ["1", "2", "3"]
 
 

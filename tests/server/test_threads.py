@@ -13,7 +13,7 @@ import pytest
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
-from perdure.server.access import Filter, Forbidden, contains
+from perdure.server.access import Filter, Forbidden, containing
 from perdure.server.threads import RECORDS, UNSTARTED, Threads
 from perdure.settings import Settings
 from tests.server.graphs import ask, say
@@ -311,10 +311,12 @@ def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> N
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, True),
         ({"a": [1, {"b": 2, "c": 3}]}, {"a": [{"b": 2}]}, True),
         ({"a": [1]}, {"a": [2]}, False),
+        ({"a": [1, [2, 3], [4]]}, {"a": [[4, 4], [3], 1]}, True),
+        ({"a": [1, [2, 3], [4]]}, {"a": [[3, 4]]}, False),
         ({"a": 1}, {"b": None}, False),
         ({"a": "x"}, {"a": {"x": 1}}, False),
         ({}, {}, True),
     ],
 )
 def test_what_a_value_contains(value: Any, wanted: Any, *, expected: bool) -> None:
-    assert contains(value, wanted) is expected
+    assert containing(wanted)(value) is expected

@@ -6,10 +6,12 @@ import os
 import re
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from perdure.cli.app import DB, AsJson, User, app
 from perdure.cli.output import say, show
+
+_PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"  # of a URI, or of keywords
 
 
 @app.command()
@@ -23,7 +25,7 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
 
     settings = load(db=db, user=user)
     db = re.sub(r"(://[^:/@]*:).*@", r"\1…@", settings.db)
-    settings = replace(settings, db=re.sub(r"(password=)[^&]*", r"\1…", db))
+    settings = replace(settings, db=re.sub(_PASSWORD, r"\1…", db))
     found: dict[str, dict[str, Any]] = {}
     for name in NAMES:
         value, source = attrgetter(name)(settings), settings.sources.get(name, "default")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perdure.server.access import Access
 
 _CONNECTIONS = 1000
+_KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
 _GRACE_S = 1  # for what is under way when the server is to end
 
 
@@ -117,6 +118,7 @@ def serve(
             proxy_headers=proxy is not None,
             forwarded_allow_ips=[*map(str, proxy or ())],
             limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
         uvicorn.Server(config).run(sockets=[listening])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from starlette.requests import HTTPConnection
 
-from perdure.errors import PerdureError
+from perdure.errors import InvalidFilter, PerdureError
 
 ADMIN: Final = "perdure:admin"
 """The permission of an identity that may see and change the whole database."""
@@ -36,6 +37,8 @@ ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
 """What the metadata of a thread must meet: equal values, `$eq` or `$contains`."""
+_PLAIN: Final = (str, int, float, NoneType)
+_WITHIN_LISTS: Final = 10
 
 
 class Refused(PerdureError):
@@ -137,17 +140,48 @@ public: Final = action(None)
 """Marks an endpoint that everybody may call, and that reaches no database."""
 
 
-def contains(value: Any, wanted: Any) -> bool:
-    """Whether a value has all that is wanted: dicts may have more, lists more and in any order."""
+def containing(wanted: Any) -> Callable[[Any], bool]:
+    """Tells of a value, in linear time, whether it has all that is wanted.
+
+    Dicts may have more, lists more and in any order.
+
+    Raises:
+        InvalidFilter: Lists have more than 10 lists and dicts within; each of them is compared
+            with all that a value's list has.
+    """
+    if (count := _within_lists(wanted)) > _WITHIN_LISTS:
+        raise InvalidFilter(
+            f"lists of the metadata {wanted!r:.80} have {count} lists and objects within; expected "
+            f"at most {_WITHIN_LISTS}"
+        )
+    return _containing(wanted)
+
+
+def _containing(wanted: Any) -> Callable[[Any], bool]:
     if isinstance(wanted, Mapping):
-        return isinstance(value, Mapping) and all(
-            name in value and contains(value[name], each) for name, each in wanted.items()
+        fields = {name: _containing(value) for name, value in wanted.items()}
+        return lambda value: (
+            isinstance(value, Mapping)
+            and all(name in value and holds(value[name]) for name, holds in fields.items())
         )
     if isinstance(wanted, list):
-        return isinstance(value, list) and all(
-            any(contains(one, each) for one in value) for each in wanted
+        plain = {value for value in wanted if isinstance(value, _PLAIN)}
+        parts = [_containing(value) for value in wanted if not isinstance(value, _PLAIN)]
+        return lambda value: (
+            isinstance(value, list)
+            and plain <= {one for one in value if isinstance(one, _PLAIN)}
+            and all(any(map(holds, value)) for holds in parts)
         )
-    return bool(value == wanted)
+    return lambda value: bool(value == wanted)
+
+
+def _within_lists(value: Any, inside: bool = False) -> int:
+    """How many lists and dicts are within lists."""
+    if not isinstance(value, Mapping | list):
+        return 0
+    is_list = isinstance(value, list)
+    parts = value if is_list else value.values()
+    return inside + sum(_within_lists(part, inside or is_list) for part in parts)
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:

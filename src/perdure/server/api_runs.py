@@ -136,7 +136,8 @@ async def join_stream(
     given = request.headers.get("last-event-id", "")
     last = min(int(given), run.log.last) if _NUMBER.fullmatch(given) else None
     modes = {*stream_mode} - {""}
-    return _stream(run, _frames(run, request, cancel_on_disconnect, last, modes))
+    cancels = cancel_on_disconnect and not request.state.head
+    return _stream(run, _frames(run, request, cancels, last, modes))
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -244,7 +245,6 @@ async def _frames(
             run.cancel()
     if run.error:
         yield frame("error", run.error)
-    yield frame("end", {"run_id": run.run_id, "status": run.status})
 
 
 async def _values(run: Run, request: Request, *, cancels: bool = False) -> Response:

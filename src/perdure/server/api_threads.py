@@ -18,10 +18,11 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.paths import Id
 from perdure.server.reply import reply
-from perdure.server.threads import SortBy, Status, Thread
+from perdure.server.threads import SortBy, Status, Thread, checked_metadata
 
 routes = APIRouter(tags=["threads"])
 Json = dict[str, Any]
+Metadata = Annotated[Json, AfterValidator(checked_metadata)]
 Nothing = Annotated[None, Field(description="Not supported; anything given is refused.")]
 Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 Empty = Annotated[Json | None, Field(max_length=0, description="Not supported but empty.")]
@@ -31,7 +32,7 @@ class NewThread(BaseModel):
     """The body of `POST /threads`."""
 
     thread_id: str | None = None
-    metadata: Json | None = None
+    metadata: Metadata | None = None
     if_exists: Literal["raise", "do_nothing"] = "raise"
     supersteps: Nothing = None
     ttl: Nothing = None
@@ -40,14 +41,14 @@ class NewThread(BaseModel):
 class ThreadChange(BaseModel):
     """The body of `PATCH /threads/{thread_id}`."""
 
-    metadata: Json | None = None
+    metadata: Metadata | None = None
     ttl: Nothing = None
 
 
 class Wanted(BaseModel):
     """The body of `POST /threads/count`."""
 
-    metadata: Json | None = None
+    metadata: Metadata | None = None
     values: Empty = None
     ids: Ids | None = None
     status: Status | None = None

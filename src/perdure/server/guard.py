@@ -13,6 +13,7 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Final
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,6 +32,8 @@ _LOG: Final = logging.getLogger("perdure.requests")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS: Final = (*SAFE, "POST", "PUT", "PATCH", "DELETE")
 _PAGES: Final = "/ui/"
+_PATH: Final = 200  # characters of a path that no route has, in the log
+_SECRET: Final = re.compile(r"[0-9]{6}|.{25}")
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -42,7 +45,11 @@ _HEADERS: Final = {
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of a request once it was answered; the route is a template, not the path."""
+    """What is known of a request once it was answered; the route is a template, not the path.
+
+    Attributes:
+        path: Of one that no route has, without what may be a key or an id.
+    """
 
     method: str
     request_id: str
@@ -51,6 +58,7 @@ class Seen:
     bytes: int = 0
     ms: float = 0.0
     stream: bool = False
+    path: str = ""
 
 
 class Guard:
@@ -72,7 +80,9 @@ class Guard:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         given = headers.get("x-request-id", "")
         seen = Seen(method, given if _ID.fullmatch(given) else uuid4().hex)
-        scope.setdefault("state", {})["request_id"] = seen.request_id
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "method": "GET"} if is_head else scope
+        scope.setdefault("state", {}).update(request_id=seen.request_id, head=is_head)
         answered = False
 
         async def sending(message: Message) -> None:
@@ -88,6 +98,11 @@ class Guard:
                 await _record(scope, seen.status)
                 answered = True
                 seen.stream = reply.get("content-type", "").startswith("text/event-stream")
+                if is_head:  # its end, also of a stream
+                    await send(message)
+                    message = {"type": "http.response.body"}
+            elif is_head:
+                return
             elif message["type"] == "http.response.body":
                 seen.bytes += len(message.get("body", b""))
             await send(message)
@@ -105,9 +120,17 @@ class Guard:
                 finally:
                     route = getattr(scope.get("route"), "path", None)
                     seen.route = route or scope["root_path"] or "-"
+                    seen.path = _shown(scope) if route is None and seen.status == 404 else ""
                     seen.ms = round(1000 * (time.perf_counter() - begun), 3)
-                    line = f"{seen.method} {seen.route} {seen.status} {seen.ms:.0f} ms"
+                    where = seen.path or seen.route
+                    line = f"{seen.method} {where} {seen.status} {seen.ms:.0f} ms"
                     _LOG.info(line, extra={"fields": asdict(seen)})
+
+
+def _shown(scope: Scope) -> str:
+    """The path of a request as it was sent, without what may be a key or an id, and the query."""
+    sent = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")[:_PATH]
+    return "/".join("…" if _SECRET.search(part) else part for part in sent.split("/"))
 
 
 async def _record(scope: Scope, status: int) -> None:

@@ -11,6 +11,7 @@ from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from perdure.errors import ConfigurationError
+from perdure.server.threads import checked_metadata
 
 Mode = Literal[
     "values", "updates", "messages", "messages-tuple", "custom", "debug", "tasks", "checkpoints"
@@ -125,6 +126,8 @@ class RunRequest(Given):
                 )
         if self.input is not None and self.command is not None:
             raise ValueError("a run has an input or a command, not both")
+        labels = {n: v for n, v in self._configurable.items() if isinstance(v, str | int | float)}
+        checked_metadata({**labels, **self.config.metadata, **self.metadata})  # of checkpoints
         return self
 
     def given(self) -> Any:

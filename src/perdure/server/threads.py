@@ -9,9 +9,11 @@ record counts for nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Final, Literal
 from uuid import uuid4
 
@@ -21,12 +23,14 @@ from perdure.checkpointers import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import (
     AlreadyLocked,
+    ConfigurationError,
     InvalidNamespace,
     StorageUnavailable,
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Filter, Forbidden, contains, meets
+from perdure.server.access import Filter, Forbidden, containing, meets
+from perdure.server.reply import encoded
 from perdure.stores import VersionRetention
 from perdure.stores.base import PutItem, StoredItem
 from perdure.stores.whole_store import WholeStore
@@ -44,6 +48,10 @@ Thread = dict[str, Any]
 Named = dict[str, ThreadHead | None]  # threads by their ids, with heads that are known
 Row = tuple[datetime, str, ThreadHead | None]  # when a thread was last active, and its id
 _NEW: Final[Mapping[str, Any]] = {"metadata": {}, "status": "idle", "reserved": False}
+METADATA_BYTES: Final = 64_000
+"""How much JSON the metadata of a thread may be that a client gives it."""
+METADATA_LEVELS: Final = 8
+"""How many levels it may have: `{"a": 1}` has one."""
 _OWN: Final = ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled")
 _OTHERS: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
 _PAGE: Final = 1000  # threads read at once by a search that goes on
@@ -53,6 +61,27 @@ _SOON: Final = timedelta(seconds=0.2)  # times of heads are exact to a tenth: a 
 _TRIES: Final = 8  # of a change of a record that others change as well
 _VERSIONS: Final = 100  # of a record; then the closed ones of all records are dropped
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
+
+
+def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata that a client gives a thread, which every list of threads reads.
+
+    Raises:
+        ConfigurationError: It has more than 64 kB as JSON, or more than 8 levels.
+    """
+    level: list[Any] = [metadata]
+    for _ in range(METADATA_LEVELS):
+        values = chain(*(part.values() if isinstance(part, dict) else part for part in level))
+        level = [value for value in values if isinstance(value, dict | list)]
+    if level:
+        raise ConfigurationError(
+            f"the metadata {metadata!r:.80} has more than {METADATA_LEVELS} levels"
+        )
+    if (size := len(encoded(metadata))) > METADATA_BYTES:
+        raise ConfigurationError(
+            f"the metadata {metadata!r:.80} has {size} bytes; expected at most {METADATA_BYTES}"
+        )
+    return metadata
 
 
 class Threads:
@@ -134,6 +163,7 @@ class Threads:
         Raises:
             UnknownThread: See `get`.
             Forbidden: It could not be reached any more.
+            ConfigurationError: See `checked_metadata`.
         """
         found = await self.get(thread_id)
         self._check({**found["metadata"], **metadata})
@@ -241,7 +271,8 @@ class Threads:
                     head = await self._saver.ahead(thread_id)
                     value = {**(stored if _counts(stored, head) else _NEW), "reserved": False}
             new = {**value, **change}
-            new["metadata"] = {**value["metadata"], **change.get("metadata", {})}
+            if "metadata" in change:
+                new["metadata"] = checked_metadata({**value["metadata"], **change["metadata"]})
             if new == stored:
                 return
             version = found.version if found else 0
@@ -290,13 +321,14 @@ class Threads:
         """
         key = "updated_at" if sort_by in (None, "state_updated_at") else sort_by
         asked = dict(metadata or {})
+        has_asked = containing(asked)
         walks = key == "updated_at" and sort_order != "asc"  # in the order of the answer
         named: Named | None = dict.fromkeys(ids or ())
         if ids is None:
             named = await self._indexed({**asked, **self._filter}, status)
         found: list[Thread] = []
 
-        def is_wanted(thread: Thread) -> bool:
+        def is_match(thread: Thread) -> bool:
             own, at = thread["metadata"], thread["updated_at"]
             return (
                 text.casefold() in f"{thread['thread_id']}\0{own.get('title', '')}".casefold()
@@ -304,15 +336,18 @@ class Threads:
                 and (owner is None or own.get("owner", owner) == owner)
                 and (active_since is None or at >= active_since)
                 and (active_until is None or at <= active_until)
-                and contains(own, asked)
+                and has_asked(own)
                 and meets(own, self._filter)
             )
 
+        async def matching(threads: list[Thread]) -> list[Thread]:
+            return await asyncio.to_thread(lambda: [*filter(is_match, threads)])  # some are large
+
         if named is not None:
-            found += filter(is_wanted, await self._named(named))
+            found += await matching(await self._named(named))
         else:
             async for page in self._pages(active_since, offset + limit):
-                found += filter(is_wanted, page)
+                found += await matching(page)
                 if walks and len(found) >= offset + limit:
                     break
         if not walks:

@@ -12,7 +12,7 @@ try:
     import psycopg
     from psycopg.rows import dict_row, tuple_row
 
-    from perdure.storage.postgres_connection import checked_dsn, mapped, shown
+    from perdure.storage.postgres_connection import checked_dsn, connected, mapped, shown
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
@@ -23,16 +23,14 @@ class ForeignPostgres:
     """A connection to it, with tables where its user finds them; PgBouncer may be between.
 
     Raises:
-        ConfigurationError: The DSN is none.
+        ConfigurationError: The DSN is none, or the server refuses it.
         StorageUnavailable: The server cannot be reached.
     """
 
     def __init__(self, dsn: str) -> None:
-        self.path = shown(checked_dsn(dsn))
-        with mapped(self.path):
-            self._conn = psycopg.connect(
-                checked_dsn(dsn), autocommit=True, prepare_threshold=None, row_factory=dict_row
-            )
+        dsn = checked_dsn(dsn)
+        self.path = shown(dsn)
+        self._conn = connected(dsn, psycopg.Connection, row_factory=dict_row)
 
     def rows(self, sql: str, *params: object) -> list[Row]:
         """The rows of a statement, whose parameters are `%s`."""

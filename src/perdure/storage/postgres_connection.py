@@ -8,10 +8,11 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
@@ -31,6 +32,7 @@ from perdure.storage.locks import Between
 from perdure.storage.postgres_pipeline import Pipelined
 from perdure.storage.threads import Threads
 
+C = TypeVar("C", bound=psycopg.Connection[Any])
 _THREADS: Final = 8  # that do the work of coroutines
 _DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
     "application_name": "perdure",
@@ -41,12 +43,22 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a 
     "tcp_user_timeout": 30_000,
 }
 _OLDEST: Final = 13  # version of the server
-_NEEDED: Final = {"server_encoding": "UTF8", "standard_conforming_strings": "on"}
+_ENCODING: Final = "UTF8"
+# a role may have others; PgBouncer keeps these for its client, whichever connection that gets
+_SESSION: Final = """
+SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
+set_config('standard_conforming_strings', 'on', false)
+"""
+_STAYS: Final = """
+SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
+"""
+_SOON_S: Final = 1.0  # a connection takes less, unless all are used or there is something wrong
 _REFUSALS: Final = (
     "authentication failed",
     "no password supplied",
     "does not exist",
     "pg_hba.conf",
+    "not permitted to log in",
 )
 RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """What tells a server from the one that it was before a crash, and from its standby."""
@@ -103,23 +115,38 @@ def lock_key(*of: str) -> int:
 # -- a server, for all who open one DSN in this process
 
 
-def _check_server(dsn: str, name: str, timeout_s: float) -> None:
+def set_session(conn: psycopg.Connection[Any]) -> None:
+    """Give a session the settings that our code relies on; its role may have others."""
+    conn.execute(_SESSION, prepare=False)
+
+
+def connected(
+    dsn: str, kind: type[C], configure: Callable[[C], None] = set_session, **options: Any
+) -> C:
+    """A connection in autocommit, configured.
+
+    Raises:
+        ConfigurationError: The server refuses the login or the database.
+        StorageUnavailable: It cannot be reached.
+    """
+    name = shown(dsn)
     try:
-        with psycopg.connect(dsn, connect_timeout=max(2, int(timeout_s))) as conn:
-            version, info = conn.info.server_version // 10_000, conn.info
-            settings = [info.parameter_status(each) for each in _NEEDED]
+        conn = kind.connect(dsn, autocommit=True, prepare_threshold=None, **options)
     except psycopg.OperationalError as exc:
-        if any(each in str(exc) for each in _REFUSALS):
+        if any(reason in str(exc) for reason in _REFUSALS):
             raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
         raise translated(exc, name) from exc
-    if version < _OLDEST:
-        raise ConfigurationError(f"{name} is PostgreSQL {version}; expected {_OLDEST} or newer")
-    for (setting, needed), found in zip(_NEEDED.items(), settings, strict=True):
-        if found != needed:
-            raise ConfigurationError(f"{name} has {setting}={found}; expected {needed}")
+    try:
+        with mapped(name):
+            configure(conn)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
 
 
-def _configured(conn: Pipelined, *, pooled: bool) -> None:
+def _configure(conn: Pipelined, *, pooled: bool) -> None:
+    set_session(conn)
     conn.prepares = not pooled and not is_pooled(conn)
     ((conn.run, isolation),) = conn.execute(
         f"SELECT ({RUN}), current_setting('default_transaction_isolation')", prepare=False
@@ -142,18 +169,20 @@ class Server:
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
         self.threads = Threads(_THREADS, "perdure-postgres", lasting=True)
+        self._configure = partial(_configure, pooled=pooled)
+        self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
             dsn,
             connection_class=Pipelined,
             kwargs={"autocommit": True, "prepare_threshold": None},
-            configure=partial(_configured, pooled=pooled),
+            configure=self._configure,
             min_size=0,
             max_size=size,
             timeout=timeout_s,
             reconnect_timeout=timeout_s,
             open=False,
         )
-        _check_server(dsn, self.name, timeout_s)  # the pool would say that it waited in vain
+        self._check_server(timeout_s)
         self._pool.open()
         _servers.add(self)
 
@@ -162,23 +191,58 @@ class Server:
         """A connection of the pool, in no transaction."""
         self.check()
         try:
-            conn = self._pool.getconn()
-        except PoolTimeout as exc:
-            raise StorageUnavailable(
-                f"{self.name}: no connection within {self.timeout_s} s ({exc}): check the server, "
-                "or give a larger pool_size"
-            ) from exc
+            conn = self._taken()
         except PoolClosed as exc:
             raise StorageUnavailable(f"the database {self.name} is closed") from exc
+        self._lent.add(conn)
         try:
             yield conn
         finally:
             if not conn.given_back:
                 self.give_back(conn)
 
+    def _taken(self) -> Pipelined:
+        """A connection of the pool, which would not say why it cannot connect."""
+        deadline = time.monotonic() + self.timeout_s
+        if len(self._lent) < self._size:
+            with suppress(PoolTimeout):
+                return self._pool.getconn(min(_SOON_S, self.timeout_s))
+            with suppress(StorageUnavailable):  # it may be about to start
+                self._check_server(_SOON_S)
+        try:
+            return self._pool.getconn(deadline - time.monotonic())
+        except PoolTimeout as exc:
+            if len(self._lent) < self._size:
+                self._check_server(_SOON_S)
+            raise StorageUnavailable(
+                f"{self.name}: no connection within {self.timeout_s} s, as all {self._size} are in "
+                "use: give a larger pool_size"
+            ) from exc
+
+    def _check_server(self, within_s: float) -> None:
+        """Connect once as the pool does.
+
+        Raises:
+            ConfigurationError: The server refuses the login or the database, or is too old.
+            StorageUnavailable: It cannot be reached.
+        """
+        options = {"connect_timeout": max(2, int(within_s))}
+        with connected(self.dsn, Pipelined, self._configure, **options) as conn:
+            version = conn.info.server_version // 10_000
+            encoding = conn.info.parameter_status("server_encoding")
+        if version < _OLDEST:
+            raise ConfigurationError(
+                f"{self.name} is PostgreSQL {version}; expected {_OLDEST} or newer"
+            )
+        if encoding != _ENCODING:
+            raise ConfigurationError(
+                f"{self.name} has server_encoding={encoding}; expected {_ENCODING}"
+            )
+
     def give_back(self, conn: Pipelined) -> None:
         """Give a connection back to the pool, before `connection` does."""
         conn.given_back, broken = conn.closed, conn.broken
+        self._lent.discard(conn)
         self._pool.putconn(conn)
         if broken:
             self._pool.drain()  # those that lie idle were lost with it
@@ -240,7 +304,8 @@ class AdvisoryLocks(Between):
 
     def _call(self, function: str, name: str) -> bool:
         if self._conn is None:
-            self._conn = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None)
+            self._conn = connected(self._dsn, psycopg.Connection)
+            self._conn.execute(_STAYS)
             if not self._told and is_pooled(self._conn):
                 self._lose()
                 raise ConfigurationError(pooled_locks(shown(self._dsn)))
@@ -399,5 +464,7 @@ def translated(exc: BaseException, name: str) -> StorageError:
             f"{name}: {exc}; grant it to the role, or open it once as a role that may"
         )
     if isinstance(exc, errors.QueryCanceled):
-        return StorageUnavailable(f"{name}: {exc}; try again")
+        return StorageUnavailable(
+            f"{name}: {exc}; try again, or give the role a larger statement_timeout"
+        )
     return StorageError(f"{name}: {exc}")
