@@ -17,6 +17,7 @@ from perdure.stores import Provenance, SQLiteStore
 from tests.cli.commands import attempt, error, read, rows, run
 from tests.cli.talk import ids, put, said, say
 
+URL = "https://a.example/sky.png"
 DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
 
 
@@ -178,30 +179,18 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
 @pytest.mark.parametrize(
     ("block", "name"),
     [
-        (
-            {"type": "image", "url": "https://a.example/sky.png?sig=x"},
-            "image https://a.example/sky.png",
-        ),
+        ({"type": "image", "url": f"{URL}?sig=x"}, f"image {URL}"),
         ({"type": "image", "base64": "AAAA", "mime_type": "image/png"}, "image"),
         ({"type": "image", "base64": "AAAA", "metadata": {"filename": "sky.png"}}, "image sky.png"),
+        ({"type": "image", "source": {"type": "url", "url": URL}}, f"image {URL}"),
         ({"type": "image_url", "image_url": {"url": DATA}}, "image"),
-        (
-            {"type": "image_url", "image_url": {"url": "https://a.example/b"}},
-            "image https://a.example/b",
-        ),
-        ({"type": "input_image", "image_url": "https://a.example/b"}, "image https://a.example/b"),
+        ({"type": "image_url", "image_url": {"url": URL}}, f"image {URL}"),
+        ({"type": "input_image", "image_url": URL}, f"image {URL}"),
         ({"type": "input_image", "file_id": "file-1"}, "image file-1"),
         ({"type": "file", "file": {"filename": "a.pdf", "file_data": DATA}}, "file a.pdf"),
         ({"type": "file", "file_id": "file-1", "extras": {"name": "a.pdf"}}, "file a.pdf"),
         ({"type": "input_file", "filename": "a.pdf"}, "file a.pdf"),
-        (
-            {"type": "document", "title": "Plan", "source": {"url": "https://a.example"}},
-            "document Plan",
-        ),
-        (
-            {"type": "image", "source": {"type": "url", "url": "https://a.example"}},
-            "image https://a.example",
-        ),
+        ({"type": "document", "title": "Plan", "source": {"url": URL}}, "document Plan"),
         ({"type": "reasoning", "summary": []}, "reasoning"),
     ],
 )

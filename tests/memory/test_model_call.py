@@ -184,10 +184,10 @@ def test_a_signal_is_no_answer(signal: BaseException) -> None:
 
 
 def test_a_failed_call_names_the_model_and_its_address() -> None:
-    """As its client knows them, without a password or a query; also when nothing is there."""
+    """As its client knows them, without a password; also when nothing is there."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    url = f"http://ann:secret@127.0.0.1:{port}/v1?key=secret"
+    url = f"http://ann:secret@127.0.0.1:{port}/v1"
     options: Any = {"base_url": url, "api_key": "none", "max_retries": 0}
     answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).asking(ASK).blocking()
     named = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
