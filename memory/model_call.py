@@ -251,12 +251,23 @@ def text_of(answer: Any) -> str:
     return storable(answer if isinstance(answer, str) else str(answer.text))
 
 
+def the_model(error: Exception) -> str:
+    """The model whose call failed, with its address, as far as the error of its client says."""
+    request: Any = getattr(error, "request", None)
+    try:
+        url, name = request.url, json.loads(request.content).get("model")
+        address = f"{url.scheme}://{url.netloc.decode()}{url.path}"  # no password, no query
+    except Exception:  # no request of httpx, or one whose body is no JSON
+        return "the model"
+    return f"the model {name!r} at {address}" if name else f"the model at {address}"
+
+
 def fault_of(answer: Any) -> str | None:
     """What is wrong with an answer from which text is wanted; None: nothing."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
-        return f"the call raised {type(answer).__name__}: {answer!s:.300}"
+        return f"the call of {the_model(answer)} raised {type(answer).__name__}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}, which is no message"
     fault = _early_end(answer)

@@ -154,7 +154,14 @@ _TOOL_CHARS: Final = 2_000  # that are shown of a tool's result, or of the argum
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
 _UNSHOWN: Final = THOUGHT_BLOCKS | CALL_BLOCKS | {"tool_call_chunk", "invalid_tool_call"}
-_NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "audio"}
+_NAMES: Final = {
+    **{"image_url": "image", "input_image": "image", "image_file": "image"},
+    **{"input_audio": "audio", "input_file": "file"},
+}
+_FILE: Final = (
+    *("filename", "file_name", "name", "title"),
+    *("url", "image_url", "file_url", "file_id"),
+)
 
 
 def rendered(message: BaseMessage) -> str:
@@ -217,10 +224,19 @@ def _block(block: Any) -> str:
         return str(block["text"]).strip()
     if kind in _UNSHOWN:
         return ""
-    named = block["file"] if isinstance(block.get("file"), dict) else block
-    name = named.get("filename") or named.get("name") or named.get("title")
-    kind = _NAMES.get(kind, kind)
-    return f"[{kind} {name}]" if isinstance(name, str) else f"[{kind}]"
+    return block_name(block)
+
+
+def block_name(block: Mapping[str, Any]) -> str:
+    """What stands for a content block without text: its kind, and its file's name or address."""
+    kind = str(block.get("type") or "something")
+    # a provider's block has its file in an object of its own, langchain's its name in `metadata`
+    parts = [block, *(part for part in block.values() if isinstance(part, dict))]
+    names = (part.get(key) for key in _FILE for part in parts)
+    # an address may end with a key, and one that begins with "data:" is the file itself
+    texts = (name.partition("?")[0] for name in names if isinstance(name, str))
+    name = next((text for text in texts if text and not text.startswith("data:")), "")
+    return f"[{_NAMES.get(kind, kind)} {name}]" if name else f"[{_NAMES.get(kind, kind)}]"
 
 
 def _calls(message: BaseMessage) -> list[str]:

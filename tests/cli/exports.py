@@ -82,7 +82,8 @@ def tools() -> Talk:
     talk.add("assistant", known)
     picture = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://file-a"}
     parts = [{**picture, "width": 8}, "Plan my trip to Ghent, I am allergic to nuts"]
-    files = [{"name": "dates.pdf", "mime_type": "application/pdf"}, {"mime_type": "image/png"}]
+    image = {"id": "file-a", "name": "g.png", "mime_type": "image/png"}
+    files = [{"name": "dates.pdf", "mime_type": "application/pdf"}, image]
     talk.add(
         "user", {"content_type": "multimodal_text", "parts": parts}, metadata={"attachments": files}
     )

@@ -130,6 +130,7 @@ def test_after_an_error_of_the_model_the_chat_goes_on(
 
     assert isinstance(failed.exception, ModelFailed)
     assert "out of order" in str(failed.exception)
+    assert f"the model 'scripted' at {server.base_url}/chat/completions" in str(failed.exception)
     assert "\x1b" not in str(failed.exception)
     assert remembered == ["user: first"]
     assert "the last turn was cut off; finishing it" in notes
@@ -156,12 +157,11 @@ def test_nothing_that_a_model_says_controls_the_terminal(
     with OpenAIServer(["red \x1b[31m and \u202eturned"] * 2) as server:
         use(monkeypatch, server)
         outputs = [*chat("-m", "a \x9b31m"), *chat("-m", "again")]
-    speak("\x1b")
-    speak("[31m")
+    speak(["\x1b", "[31m"])
 
     assert not re.search("[\x1b\x9b\u202e]", "".join(outputs))
     assert "red \\x1b[31m and \\u202eturned\n" in outputs
-    assert capsys.readouterr().out == "\\x1b[31m"
+    assert capsys.readouterr().out == "\\x1b[31m\n"
 
 
 # -- processes of their own
@@ -226,7 +226,7 @@ class Dies(SQLiteCheckpointer):
 
 
 def test_an_answer_that_was_stored_is_not_lost(monkeypatch: pytest.MonkeyPatch, db: Path) -> None:
-    """The answer was acknowledged as a pending write, so the chat that is started again has it."""
+    """The answer was acknowledged as a pending write: the chat that is started again shows it."""
     config: Any = {"configurable": {"thread_id": "t"}}
     with Dies.open(db) as saver:
         asked: Any = {"messages": [{"role": "user", "content": PIXEL}]}
@@ -237,9 +237,10 @@ def test_an_answer_that_was_stored_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
     ((answer,),) = [value for _, name, value in found.pending_writes or [] if name == "messages"]
     with OpenAIServer(["noted"]) as server:
         use(monkeypatch, server)
-        chat("-m", "My dog is called Comma")
+        answers, _ = chat("-m", "My dog is called Comma")
 
     assert said(db) == [PIXEL, answer.text, "My dog is called Comma", "noted"]
+    assert answers == f"{answer.text}\nnoted\n"
 
 
 def test_the_console_script_is_the_command_line() -> None:

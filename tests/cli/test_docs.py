@@ -74,11 +74,12 @@ def test_every_command_has_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "memories", "store", *COMMANDS])
 def test_help_is_short_and_plain(name: str) -> None:
-    """Each line fits into 80 columns and is a sentence; no type of Python is named."""
+    """Each line fits into 80 columns and is a whole sentence; no type of Python is named."""
     usage, shown = run(*name.split(), "-h").split("\n", 1)
     said = re.findall(r"^  \S.*?  +(\S.*)$", shown, re.M)
 
     assert not re.search(r"<\w|\[\[|\{\w|None", usage + shown)
     assert max(map(len, shown.splitlines())) <= WIDTH
+    assert not re.search(r"(\.\.|…)$", shown, re.M)
     assert said
     assert all(re.match(r"[A-Za-z].*[^.][.\]]$", each) for each in said if "to copy it" not in each)

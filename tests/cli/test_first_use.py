@@ -130,10 +130,10 @@ def test_a_question_goes_to_stderr_and_ctrl_c_ends_it(monkeypatch: pytest.Monkey
 def test_a_long_id_has_a_line_of_its_own(terminal: Any) -> None:
     """It is whole, and the other rows are as they would be without it."""
     say("one", "hello")
-    alone = terminal("threads").splitlines()
+    alone = terminal("threads", "--ids").splitlines()
     long = "x" * 60
     say(long, "hi")
-    shown = terminal("threads").splitlines()
+    shown = terminal("threads", "--ids").splitlines()
 
     assert shown[0] == alone[0]
     assert shown[1] == long
@@ -148,7 +148,7 @@ def test_a_hit_names_its_thread() -> None:
     run("worker", "--once", "--json")
     hits = run("memories", "search", "figs")
 
-    assert hits.split("\n")[0].split() == ["day", "kind", "key", "thread", "text"]
+    assert hits.split("\n")[0].split() == ["day", "kind", "thread", "text"]
     assert "  garden-1  " in hits
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "canmore.create_textdoc (1), canmore.update_textdoc (1)\n"
     )
     assert said("tools") == [
-        "human: [file: dates.pdf]\n[image]\nPlan my trip to Ghent, I am allergic to nuts",
+        "human: [file: dates.pdf]\n[image: g.png]\nPlan my trip to Ghent, I am allergic to nuts",
         "ai: [memory: User is allergic to nuts.]",
         "ai: [web: ghent ferry times]",
         "ai: [quote: Ferries, https://a.example]",

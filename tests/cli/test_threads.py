@@ -18,6 +18,7 @@ from tests.cli.commands import attempt, error, read, rows, run
 from tests.cli.talk import ids, put, said, say
 from tests.server.graphs import asking_graph
 
+URL = "https://a.example/sky.png"
 DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
 
 
@@ -84,16 +85,16 @@ def test_a_piped_table_is_whole(db: Path) -> None:
 
 
 def test_ids_fit_eighty_columns(terminal: Any) -> None:
-    """On a terminal an id is whole, what is beside it is cut, and a thread takes a line."""
+    """On a terminal an id is a beginning that is taken, and a thread with a long title a line."""
     thread = "68a1f2aa-7e1c-8001-9d5e-0c6b1a2b3c4d"
     say(thread, "hello", title="A conversation with quite a long title, which has to be cut")
     shown = terminal("threads").splitlines()
 
     assert len(shown) == 2
-    assert shown[1].startswith(f"{thread}  A conversation w")
+    assert shown[1].startswith("68a1f2aa  A conversation with quite a long title")
     assert "…" in shown[1]
     assert max(map(len, shown)) <= 80
-    assert terminal("history", thread[:5]).count("hello") == 1
+    assert terminal("history", "68a1f2aa").count("hello") == 1
 
 
 @pytest.mark.parametrize("thread", ["[red]x", "[/b]", "a b", "*", "größe", "--x"])
@@ -165,15 +166,38 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
     shown, whole = run("history", "t"), read("history", "t")
 
     assert shown == (
-        "● human\nWhat is this?\n[image_url]\nSay.\n\n"
+        "● human\nWhat is this?\n[image]\nSay.\n\n"
         '● ai\n  → look(at=1, how={"deep": true})\n'
         "  → run\n    at: pond\n    code:\n        a = 1\n        print(a)\n"
         "    url: [image/png, 4.1 kB]\n\n"
         '● tool · look\n    {\n      "deep": [\n        1\n      ]\n    }\n\n'
-        f"● ai · 2023-11-14 22:13 · gpt-4o\n{CODE}\n"
+        f"● ai · 2023-11-14 22:13Z · gpt-4o\n{CODE}\n"
     )
     assert whole[0]["content"] == parts
     assert whole[1]["tool_calls"][1]["args"] == long
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        ({"type": "image", "url": f"{URL}?sig=x"}, f"image {URL}"),
+        ({"type": "image", "base64": "AAAA", "mime_type": "image/png"}, "image"),
+        ({"type": "image", "base64": "AAAA", "metadata": {"filename": "sky.png"}}, "image sky.png"),
+        ({"type": "image", "source": {"type": "url", "url": URL}}, f"image {URL}"),
+        ({"type": "image_url", "image_url": {"url": DATA}}, "image"),
+        ({"type": "image_url", "image_url": {"url": URL}}, f"image {URL}"),
+        ({"type": "input_image", "image_url": URL}, f"image {URL}"),
+        ({"type": "input_image", "file_id": "file-1"}, "image file-1"),
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": DATA}}, "file a.pdf"),
+        ({"type": "file", "file_id": "file-1", "extras": {"name": "a.pdf"}}, "file a.pdf"),
+        ({"type": "input_file", "filename": "a.pdf"}, "file a.pdf"),
+        ({"type": "document", "title": "Plan", "source": {"url": URL}}, "document Plan"),
+        ({"type": "reasoning", "summary": []}, "reasoning"),
+    ],
+)
+def test_a_file_is_named(block: Any, name: str) -> None:
+    """In the forms of langchain, OpenAI and Anthropic, by its name, address or id."""
+    assert [line.text for line in spoken(HumanMessage([block]))] == [f"[{name}]"]
 
 
 def test_only_prose_is_wrapped(terminal: Any) -> None:

@@ -68,12 +68,13 @@ def test_facts_are_asked_of_the_model(db: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_was_given_up_is_told(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that trying again does not mend: exit code 1."""
+    """A failure that trying again does not mend, with the model and its address: exit code 1."""
     with OpenAIServer([Failure(401, "no such key")]) as server:
         use(monkeypatch, server)
         failed = attempt("worker", "--once", "--facts")
     assert failed.exit_code == 1
     assert "not extracted: trip in memories/me: dead" in failed.stderr
+    assert f"the model 'scripted' at {server.base_url}/chat/completions raised" in failed.stderr
 
 
 def test_rules_of_retention_are_applied(db: Path) -> None:

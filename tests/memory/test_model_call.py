@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 from typing import Any
@@ -23,6 +24,7 @@ from perdure.memory.model_call import (
     fault_of,
     is_final,
     structured,
+    the_model,
     with_tools,
 )
 from tests.openai_server import Answer, OpenAIServer
@@ -178,7 +180,20 @@ def test_a_signal_is_no_answer(signal: BaseException) -> None:
     with pytest.raises(type(signal)):
         raises(signal).blocking()
     answer = raises(OSError("no luck")).blocking()
-    assert fault_of(answer) == "the call raised OSError: no luck"
+    assert fault_of(answer) == "the call of the model raised OSError: no luck"
+
+
+def test_a_failed_call_names_the_model_and_its_address() -> None:
+    """As its client knows them, without a password; also when nothing is there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    url = f"http://ann:secret@127.0.0.1:{port}/v1"
+    options: Any = {"base_url": url, "api_key": "none", "max_retries": 0}
+    answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).asking(ASK).blocking()
+    named = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
+
+    assert the_model(answer) == named
+    assert (fault_of(answer) or "").startswith(f"the call of {named} raised ")
 
 
 # -- answers

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 import typer.core
 
-from perdure.cli.output import as_json, safe, say, say_clean
+from perdure.cli.output import as_json, console, note, safe, say, say_clean
 from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 class Command(typer.core.TyperCommand):
     """A command whose help shows arguments as they are typed, without Python's types."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """What a list of commands says of it: the first sentence, whole."""
+        return (self.help or "").split("\n")[0]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The line of usage."""
@@ -93,7 +97,7 @@ def main() -> None:
     try:
         if sys.stdout is None:
             raise OSError("the output is closed")
-        code = app(standalone_mode=False)
+        code = app(prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -108,18 +112,31 @@ def main() -> None:
         if isinstance(exc, typer.Abort):
             code = _failed("aborted", 1)
         elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
-            context = getattr(exc, "ctx", None)
-            usage = context.get_usage() + "\n" if context else ""
-            code = _failed(exc.format_message(), usage=usage)
+            code = _misused(exc)
         else:
             code = _failed(traceback.format_exc(), 1)
     gc.freeze()  # else Python looks through all modules for cycles at exit: a tenth of a second
     raise SystemExit(code)
 
 
-def _failed(text: str, code: int = 2, usage: str = "") -> int:
-    sys.stderr.write(f"{safe(usage)}perdure: {safe(text)}\n")
+def _failed(text: str, code: int = 2) -> int:
+    note(f"perdure: {text}")
     return code
+
+
+def _misused(exc: Any) -> int:
+    """Say how a command is called; of a group without a command that is its help."""
+    context, text = getattr(exc, "ctx", None), exc.format_message()
+    if context is None:
+        return _failed(text)
+    if text == context.get_help():
+        note(text)
+        return 2
+    if hasattr(exc, "option_name") and hasattr(context.command, "commands"):
+        called = f"{context.command_path} COMMAND {exc.option_name}"
+        text = f"{text}; options of a command stand after its name: {called}"
+    note(context.get_usage())
+    return _failed(text)
 
 
 # -- options
@@ -133,6 +150,7 @@ User = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")]
+Ids = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 Words = Annotated[
@@ -154,7 +172,7 @@ def _moment(text: str) -> datetime:
 
 AsOf = Annotated[
     datetime | None,
-    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30."),
+    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30Z."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -285,6 +303,8 @@ def opened(
 
 # -- ids
 
+_SHORT_ID: Final = 12  # characters
+
 
 def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
     """The id that equals what is given, or the only one of those found, which begin with it.
@@ -332,6 +352,26 @@ def item_place(
     }
     chosen = the_one(given, begin, "key", listing)
     return begin[chosen], chosen
+
+
+def short_id(id: str, begin: Callable[[str], Iterable[str]]) -> str:
+    """An id for a row of a terminal: the shortest beginning, of 8 or more characters, of no other.
+
+    A short one is whole, and in a pipe each is. `begin` is what finds ids by their beginning.
+    """
+    if len(id) <= _SHORT_ID or not console().is_terminal:
+        return id
+    ends = range(8, len(id), 4)
+    return next((id[:end] for end in ends if set(begin(id[:end])) <= {id}), id)
+
+
+def short_thread_id(file: Database, thread: str, *, whole: bool) -> str:
+    """The id of a thread, whole or by `short_id`."""
+
+    def begin(text: str) -> Iterator[str]:
+        return (info.thread_id for info in file.saver.threads(prefix=text, limit=2))
+
+    return thread if whole else short_id(thread, begin)
 
 
 def thread_id(file: Database, given: str) -> str:

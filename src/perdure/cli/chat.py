@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -21,13 +22,20 @@ if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
 _SHOWN: Final = 4  # messages repeated when a thread is resumed
+_NODES: Final = ("remember", "summarize")  # which a chat without memory, or without a model, lacks
+_HELP: Final = """\
+Each line is a message to the model. It is shown this thread as well, and
+memories of other threads that have to do with the message.
+  /help  show this
+  /quit  leave, as Ctrl-D does
+The thread stays: 'perdure chat -t {0}' goes on with it,
+'perdure history {0}' shows all of it."""
 _CARRIED: Final = (
     "title",
     "titled",
     "create_time",
     "owner",
-)  # of the newest checkpoint, to the next ones
-_NODES: Final = ("remember", "summarize")  # which a chat without memory, or without a model, lacks
+)  # of the newest checkpoint, to the next
 
 
 @app.command()
@@ -72,13 +80,25 @@ def chat(
         if head is not None:
             _check(head, talk)
             talk.config["metadata"] = _carried(head, whose)
+        if message is None and sys.stdin.isatty():
+            _introduce(file)
         if not no_memory:
             _extract(file)
             stack.callback(_extract, file)
         _resume(talk, file, thread)
-        for said in [message] if message is not None else _typed():
+        for said in [message] if message is not None else _typed(thread):
             new = {"messages": [{"role": "user", "content": said}]}
             talk.turn(new, "What you said is stored; start the chat again for an answer")
+
+
+def _introduce(file: Database) -> None:
+    """Say what a chat is, who answers, and how it ends."""
+    chosen = file.settings
+    answers = f"The model is {chosen.model!r} at {chosen.base_url or 'OpenAI'}."
+    if chosen.model is None:
+        answers = "No model is configured: answers quote what was said. PERDURE_MODEL sets one."
+    note("perdure chat: a conversation that is stored, and goes on when you come back.")
+    note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
 
 
 def _extract(file: Database) -> None:
@@ -142,20 +162,25 @@ class _Talk:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
         from openai import OpenAIError
 
+        from perdure.memory.model_call import the_model
+
         options: Any = {"stream_mode": "messages", "durability": "sync"}
+        parts = (
+            chunk.text
+            for chunk, meta in self.graph.stream(given, self.config, **options)
+            if chunk.type in ("AIMessageChunk", "ai") and meta.get("langgraph_node") == "respond"
+        )
         try:
-            for chunk, meta in self.graph.stream(given, self.config, **options):
-                answers = chunk.type in ("AIMessageChunk", "ai")
-                if answers and meta.get("langgraph_node") == "respond":
-                    speak(chunk.text, COLORS["ai"])
+            if not speak(parts, COLORS["ai"]):  # the answer was stored before the turn was cut off
+                last = self.graph.get_state(self.config).values["messages"][-1]
+                speak([last.text] if last.type == "ai" else [], COLORS["ai"])
         except OpenAIError as exc:
             why = line(str(exc), 300).rstrip(".")
-            raise ModelFailed(f"the model did not answer: {why}. {otherwise}") from exc
+            raise ModelFailed(f"{the_model(exc)} did not answer: {why}. {otherwise}") from exc
         if self.window:  # the state keeps no more than the next answer is shown
             update = self.window.invoke(self.graph.get_state(self.config).values)
             if update:
                 self.graph.update_state(self.config, update, as_node="respond")
-        speak("\n")
 
 
 def _resume(talk: _Talk, file: Database, thread: str) -> None:
@@ -190,7 +215,7 @@ def _carried(head: ThreadHead, user: str) -> dict[str, Any]:
     return carried
 
 
-def _typed() -> Iterator[str]:
+def _typed(thread: str) -> Iterator[str]:
     """What the user types, a line a turn, until /quit or the end of input."""
     by_hand = sys.stdin.isatty()
     if by_hand:
@@ -203,5 +228,7 @@ def _typed() -> Iterator[str]:
             return
         if text == "/quit":
             return
-        if text:
+        if text == "/help":
+            note(_HELP.format(quote(thread)))
+        elif text:
             yield text

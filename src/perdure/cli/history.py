@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
-from perdure.cli.output import Line, as_json, note, paged, size
+from perdure.cli.output import Line, as_json, fixed_line, moment, note, paged, size
 from perdure.cli.threads import in_utc, stands
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def heading(value: Any, mark: str) -> Line:
     known = value.response_metadata
     name = value.name if value.type == "tool" else None
     model, at = known.get("model_name") or known.get("model"), in_utc(known.get("create_time"))
-    parts = [value.type, name, at and f"{at:%Y-%m-%d %H:%M}", model]
+    parts = [value.type, name, moment(at), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
@@ -117,8 +117,10 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
     if isinstance(content, list) and all(isinstance(p, str) or _kind(p) for p in content):
+        from perdure.memory.quotation import block_name
+
         return "\n".join(
-            _text(part if isinstance(part, str) else str(part.get("text") or f"[{_kind(part)}]"))
+            _text(part if isinstance(part, str) else str(part.get("text") or block_name(part)))
             for part in content
         )
     return _json(content)
@@ -137,10 +139,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 def _prose(text: str) -> Iterator[Line]:
     fence = ""
     for line in text.split("\n"):
-        opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
-        if opening and (not fence or opening[1].startswith(fence)):
-            fence = "" if fence else opening[1]
-        fixed = fence or opening or line.startswith((_INDENT, "\t", "|"))
+        fence, fixed = fixed_line(line, fence)
         yield Line(line, wraps=not fixed)
 
 

@@ -185,22 +185,27 @@ def _said(part: _Part) -> str:
     if part.kind == "code":
         language, code = part.first("language"), part.plain
         return fenced(code, "" if language == "unknown" else language) if code.strip() else ""
+    files = find(part.meta, list, "attachments")
     names = (  # pictures are among its parts too
         find(file, str, "name")
-        for file in find(part.meta, list, "attachments")
+        for file in files
         if not find(file, str, "mime_type").startswith("image/")
     )
-    lines = [*(label("file", name) for name in names if name), *map(_piece, part.parts)]
+    pictures = {find(file, str, "id"): find(file, str, "name") for file in files}
+    pieces = (_piece(piece, pictures) for piece in part.parts)
+    lines = [*(label("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
 
 
-def _piece(piece: Any) -> str:
-    """A text, or what stands for a picture or another file."""
+def _piece(piece: Any, pictures: Mapping[str, str]) -> str:
+    """A text, or what stands for a file; `pictures`: the names of pictures by their ids."""
     if not isinstance(piece, dict):
         return find(piece, str)
     kind = str(piece.get("content_type", "attachment"))
     if kind == "image_asset_pointer":
-        return label("image", find(piece, str, "metadata", "dalle", "prompt"))
+        key = find(piece, str, "asset_pointer").rpartition("/")[2]
+        prompt = find(piece, str, "metadata", "dalle", "prompt")
+        return label("image", prompt or pictures.get(key, ""))
     if _SOUND.search(kind):  # what was said in it is another piece
         return ""
     return find(piece, str, "text") or label(kind)
@@ -216,7 +221,7 @@ def _result(part: _Part) -> str:
         )
     if part.kind == "system_error":
         return label("error", part.first("text", "name"))
-    return "\n".join(_piece(each) for each in part.parts if isinstance(each, dict))
+    return "\n".join(_piece(each, {}) for each in part.parts if isinstance(each, dict))
 
 
 def _call(part: _Part) -> str:

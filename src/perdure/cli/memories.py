@@ -18,6 +18,7 @@ from perdure.cli.app import (
     AsJson,
     AsOf,
     Database,
+    Ids,
     Key,
     Limit,
     User,
@@ -28,6 +29,8 @@ from perdure.cli.app import (
     group,
     item_place,
     opened,
+    short_id,
+    short_thread_id,
     the_one,
     thread_id,
 )
@@ -61,6 +64,7 @@ def list_(
         typer.Option(metavar="KIND", help="Only fact, turn, episode, profile or another kind."),
     ] = None,
     limit: Limit = 20,
+    ids: Ids = False,
     as_of: AsOf = None,
     user: User = None,
     db: DB = None,
@@ -78,7 +82,7 @@ def list_(
     found = [memory for memory in every if kind in (None, memory.kind)]
     nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
     nothing = f"{whose!r} has no memories of the kind {kind!r}" if every else nothing
-    _show(found[:limit], json, nothing)
+    _show(found[:limit], json, nothing, ids)
     if len(found) > limit:
         note(f"{len(found) - limit:,} more; --limit N")
 
@@ -90,6 +94,7 @@ def search(
     min_score: Annotated[
         float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
     ] = 0.2,
+    ids: Ids = False,
     as_of: AsOf = None,
     user: User = None,
     db: DB = None,
@@ -106,8 +111,9 @@ def search(
         recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
         found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
-        threads = [_origin(file, memory) for memory in found if not json]
-    _show(found, json, f"{whose!r} has no memory that answers that", threads)
+        origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in found]
+        threads = [short_thread_id(file, origin, whole=ids or json) for origin in origins]
+    _show(found, json, f"{whose!r} has no memory that answers that", ids, threads)
     if not found:
         raise typer.Exit(1)
 
@@ -156,8 +162,7 @@ def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) ->
     with opened(db, user, reads=True) as file:
         place = _place(file, key, [*_own(file), _INSTRUCTIONS])
         versions = [memory_of(item) for item in file.store.history(*place)]
-    times = [(moment(v.valid_from)[:16], moment(v.valid_to)[:16]) for v in versions]  # to a minute
-    rows = [(v.version or 0, *time, v.text) for v, time in zip(versions, times, strict=True)]
+    rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
     show(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
     for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
         note(f"said on the thread {thread!r}", "dim")
@@ -211,21 +216,12 @@ def _own(file: Database) -> list[Namespace]:
 
 
 def _place(file: Database, given: str, own: list[Namespace]) -> tuple[Namespace, str]:
-    return item_place(file.store, own, given, "perdure memories list", deleted=True)
+    return item_place(file.store, own, given, "perdure memories list --ids", deleted=True)
 
 
 def _thread(file: Database, given: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
     return thread_id(file, given) if file.saver.threads(prefix=given, limit=1) else given
-
-
-def _origin(file: Database, memory: Memory) -> str:
-    """The thread that a memory comes from, by the beginning of its id that no other has."""
-    thread = (memory.provenance and memory.provenance.thread_id) or ""
-    for end in range(4, len(thread), 4):
-        if [i.thread_id for i in file.saver.threads(prefix=thread[:end], limit=2)] == [thread]:
-            return thread[:end]
-    return thread
 
 
 def extract_due(file: Database) -> None:
@@ -295,12 +291,18 @@ def _counted(receipt: Receipt) -> str:
 # -- showing them
 
 
-def _show(found: list[Memory], json: bool, nothing: str, threads: Sequence[str] = ()) -> None:
-    columns: tuple[str, ...] = ("day", "kind", "key", "text")
-    rows: list[tuple[str, ...]] = [(_day(m), m.kind, m.key, m.text) for m in found]
-    if threads:
-        columns = (*columns[:-1], "thread", "text")
-        rows = [(*row[:-1], of, row[-1]) for row, of in zip(rows, threads, strict=True)]
+def _show(
+    found: list[Memory], json: bool, nothing: str, ids: bool, threads: Sequence[str] = ()
+) -> None:
+    cells: dict[str, Sequence[str]] = {
+        "day": [_day(memory) for memory in found],
+        "kind": [memory.kind for memory in found],
+        "key": [memory.key for memory in found] if ids else (),
+        "thread": threads,
+        "text": [memory.text for memory in found],
+    }
+    columns = [name for name, column in cells.items() if column]
+    rows = list(zip(*(cells[name] for name in columns), strict=True))
     show(found, json, columns, rows, ids=columns[:-1], nothing=nothing)
 
 
@@ -363,7 +365,16 @@ def _list_entries(entries: list[Entry], json: bool) -> None:
         {name: part for name, part in asdict(entry).items() if name not in secret}
         for entry in entries
     ]
-    rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
+    keys = [entry.key for entry in entries]
+    rows = [
+        (
+            day(entry.at),
+            short_id(entry.key, lambda text: [key for key in keys if key.startswith(text)]),
+            entry.shown,
+            entry.reason,
+        )
+        for entry in entries
+    ]
     columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
     show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
 
@@ -393,10 +404,16 @@ def jobs(
                 with at_work(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
         found, unassigned = due.jobs(), due.unassigned()
-    rows = [
-        (job.thread_id, job.namespace[-1], job.state, ago(job.at) if job.at else "", _why(job))
-        for job in found
-    ]
+        rows = [
+            (
+                short_thread_id(file, job.thread_id, whole=json),
+                job.namespace[-1],
+                job.state,
+                ago(job.at) if job.at else "",
+                _why(job),
+            )
+            for job in found
+        ]
     columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
     show(found, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
     if unassigned:

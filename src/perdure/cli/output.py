@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -30,7 +30,12 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-_OTHER: Final = 12  # columns that a cell keeps beside an id that fills the line
+_ROOM: Final = 24  # columns of a terminal that long ids leave to each other cell
+_SHORT: Final = 12  # columns of an id that stands in its row in any case
+_NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
+_IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+_WORD: Final = re.compile(rf"[^\S\n]*(?:\n|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+)")
+_WHOLE: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
 
 
 def safe(text: str) -> str:
@@ -101,16 +106,66 @@ def note_line(text: str, style: str | None = None) -> None:
     note(line(text, to.width if to.is_terminal else None), style)
 
 
-def speak(text: str, style: str | None = None) -> None:
-    """Print a part of a text that comes in parts, at once."""
-    to = console()
-    if to.is_terminal:
-        from rich.text import Text
+def speak(parts: Iterable[str], style: str = "") -> bool:
+    """Print a text while its parts come, and end its line; tells whether there was any text.
 
-        to.print(Text(safe(text), style or ""), end="", soft_wrap=True)
-    else:
-        sys.stdout.write(safe(text))
-        sys.stdout.flush()
+    On a terminal each word is printed once it is whole, so that none is broken where a line ends.
+    """
+    to, spoken = console(), False
+    try:
+        for text in filter(None, _wrapped(parts, to.width) if to.is_terminal else map(safe, parts)):
+            spoken = True
+            if to.is_terminal:
+                from rich.text import Text
+
+                to.print(Text(text, style), end="", soft_wrap=True)
+            else:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    finally:
+        if spoken:
+            say()
+    return spoken
+
+
+def _wrapped(parts: Iterable[str], width: int) -> Iterator[str]:
+    """Words with the white space before them; where a line is full, with its end instead."""
+    from rich.cells import cell_len
+
+    column, fence, fixed = 0, "", False
+    for word in map(safe, _words(parts)):
+        if not column:
+            fence, fixed = fixed_line(word, fence)
+        if column and not fixed and word.strip() and column + cell_len(word) > width:
+            word, column = "\n" + word.lstrip(), 0
+        column = 0 if word.endswith("\n") else column + cell_len(word.lstrip("\n"))
+        yield word
+
+
+def _words(parts: Iterable[str]) -> Iterator[str]:
+    """The words of a text that comes in parts, each once it is whole, and the ends of its lines."""
+    rest = ""
+    for part in parts:
+        rest += part
+        end = 0
+        for match in _WORD.finditer(rest):
+            if match.end() < len(rest) or _WHOLE.search(rest):
+                end = match.end()
+                yield match[0]
+        rest = rest[end:]
+    yield rest
+
+
+def fixed_line(line: str, fence: str) -> tuple[str, bool]:
+    """Read a line of Markdown, or its first word, after what may have opened a fence.
+
+    Returns:
+        The fence that is open after it, or "", and whether it is code or of a table: no prose.
+    """
+    opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
+    if opening and (not fence or opening[1].startswith(fence)):
+        fence = "" if fence else opening[1]
+    return fence, bool(fence or opening) or line.startswith(("    ", "\t", "|"))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
@@ -119,10 +174,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
     Args:
         columns: The headings; all empty: none are shown.
         rows: The cells; columns of numbers are aligned to the right.
-        ids: The columns that are never cut nor wrapped, so that they can be copied. If the first
-            is one, and fills half of the terminal, it stands on a line above the rest of its row.
+        ids: The columns that are never cut nor wrapped, so that they can be copied. If they leave
+            too little to the others, the longest ids stand on a line above the rest of their row.
     """
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.segment import Segment, Segments
     from rich.table import Table
@@ -130,27 +184,53 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
 
     cells = [[line(str(cell), None) for cell in row] for row in rows]
     whole = not console().is_terminal
-    above = {}
-    for number, row in enumerate(cells):
-        if not whole and columns[0] in ids and 2 * cell_len(row[0]) > console().width:
-            above[number], row[0] = row[0], ""
+    numeric = [
+        bool(cells) and all(_NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))
+    ]
+    fixed = [
+        whole or numbers or name in ids for name, numbers in zip(columns, numeric, strict=True)
+    ]
+    above = {} if whole else _lifted([name in ids for name in columns], fixed, columns, cells)
     shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
-    needed = 2 * len(columns)
-    for i, name in enumerate(columns):
-        numeric = bool(cells) and all(
-            re.fullmatch(r"[\d,.]+( bytes?| [kMG]B)?", row[i]) for row in cells
-        )
-        fixed = whole or numeric or name in ids
-        needed += max(map(cell_len, [name, *(row[i] for row in cells)])) if fixed else _OTHER
-        shown.add_column(name, justify="right" if numeric else "left", no_wrap=fixed)
+    for name, numbers, no_wrap in zip(columns, numeric, fixed, strict=True):
+        shown.add_column(name, justify="right" if numbers else "left", no_wrap=no_wrap)
     for row in cells:
         shown.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
-    width = needed if whole else max(needed, console().width)
-    to = Console(width=width, highlight=False)
+    needed = _width(fixed, columns, cells)
+    to = Console(width=needed if whole else max(needed, console().width), highlight=False)
     for number, parts in enumerate(to.render_lines(shown), start=-shown.show_header):
         if number in above:
             to.print(Text(above[number]), soft_wrap=True)
         to.print(Segments([*parts, Segment.line()]), end="")
+
+
+def _width(fixed: Sequence[bool], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """The columns of a terminal that a table needs, if what is not fixed is cut to its room."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    return sum(2 + min(n, n if whole else _ROOM) for n, whole in zip(widths, fixed, strict=True))
+
+
+def _lifted(
+    movable: Sequence[bool],
+    fixed: Sequence[bool],
+    columns: Sequence[str],
+    cells: Sequence[list[str]],
+) -> dict[int, str]:
+    """Take the longest ids out of the cells until the rest fits; returns them by row."""
+    from rich.cells import cell_len
+
+    places = [(n, i) for n in range(len(cells)) for i, can in enumerate(movable) if can]
+    lengths = {place: cell_len(cells[place[0]][place[1]]) for place in places}
+    lifted: dict[int, str] = {}
+    for longest in sorted(set(lengths.values()), reverse=True):
+        if longest <= _SHORT or _width(fixed, columns, cells) <= console().width:
+            break
+        for n, i in (place for place in places if lengths[place] == longest):
+            lifted[n] = f"{lifted[n]}\n{cells[n][i]}" if n in lifted else cells[n][i]
+            cells[n][i] = ""
+    return lifted
 
 
 def show(
@@ -270,6 +350,9 @@ def day(moment: datetime | None) -> str:
     return "" if moment is None else moment.astimezone(UTC).date().isoformat()
 
 
-def moment(at: datetime | None) -> str:
-    """A moment in ISO 8601, in UTC."""
-    return "" if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def moment(at: datetime | None, *, exact: bool = False) -> str:
+    """A moment in UTC as `--as-of` takes it, to the minute: `2026-01-31 08:30Z`."""
+    if at is None:
+        return ""
+    at = at.astimezone(UTC)
+    return at.isoformat().replace("+00:00", "Z") if exact else f"{at:%Y-%m-%d %H:%MZ}"

@@ -24,7 +24,7 @@ from perdure.cli.app import (
     item_place,
     opened,
 )
-from perdure.cli.output import ago, as_json, counted, moment, note, say, show
+from perdure.cli.output import ago, as_json, console, counted, moment, note, say, show
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
@@ -130,7 +130,9 @@ def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = Fals
         chosen = _place(file.store, where, key, deleted=as_of is not None)
         item = file.store.get(*chosen, as_of=as_of, refresh_ttl=False)
     if item is None:
-        raise ConfigurationError(f"there was no {key!r} in {shown(where)} at {moment(as_of)}")
+        raise ConfigurationError(
+            f"there was no {key!r} in {shown(where)} at {moment(as_of, exact=True)}"
+        )
     if json:
         as_json(_whole(item))
         return
@@ -149,7 +151,16 @@ def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
     where = namespace(ns)
     with opened(db, reads=True) as file:
         found = file.store.history(*_place(file.store, where, key, deleted=True))
-    rows = [(i.version, moment(i.valid_from), moment(i.valid_to), _brief(i.value)) for i in found]
+    exact = not console().is_terminal
+    rows = [
+        (
+            item.version,
+            moment(item.valid_from, exact=exact),
+            moment(item.valid_to, exact=exact),
+            _brief(item.value),
+        )
+        for item in found
+    ]
     columns = ("version", "from", "to", "value")
     show([_whole(item) for item in found], json, columns, rows, ids=("from", "to"))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Database, Limit, app, opened
+from perdure.cli.app import DB, AsJson, Database, Ids, Limit, app, opened, short_thread_id
 from perdure.cli.output import ago, line, note, show
 from perdure.errors import UnknownThread
 
@@ -30,6 +30,7 @@ def threads(
         typer.Argument(metavar="[TEXT]", help="Only threads with this in the title or id."),
     ] = None,
     limit: Limit = 50,
+    ids: Ids = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -42,15 +43,20 @@ def threads(
         found = list(_described(file, (text or "").casefold(), limit + 1))
         found, more = found[:limit], found[limit:]
         rows = [
-            [info["thread_id"], title_of(file, info), info["messages"], ago(info["active_at"])]
+            [
+                short_thread_id(file, info["thread_id"], whole=ids),
+                title_of(file, info),
+                info["messages"],
+                ago(info["active_at"]),
+            ]
             for info in ([] if json else found)
         ]
-    columns, ids = ["id", "title", "messages", "last activity"], ("id", "last activity")
+    columns, fixed = ["id", "title", "messages", "last activity"], ("id", "last activity")
     if any(info["status"] != "idle" for info in found):
         columns.append("status")
         rows = [[*row, info["status"]] for row, info in zip(rows, found, strict=False)]
     nothing = "" if text is None else f"no thread has {text!r} in its title or id"
-    show(found, json, columns, rows, ids=ids, nothing=nothing)
+    show(found, json, columns, rows, ids=fixed, nothing=nothing)
     if more:
         note(f"there are more than {limit}; --limit N shows them")
     if nothing and not found:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from perdure.checkpointers import StateDifference
+from perdure.memory.quotation import block_name
 from perdure.server.reply import encoded
 
 LONG: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
@@ -75,7 +76,7 @@ def _blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
             continue
         text = block.get("text") or block.get("reasoning") or block.get("thinking")
         if not isinstance(text, str) or not kind:
-            yield "other", f"[{kind}]" if kind else _DATA.sub(r"[\1]", as_text(block))
+            yield "other", block_name(block) if kind else _DATA.sub(r"[\1]", as_text(block))
         else:
             yield "text" if kind == "text" else "reasoning", text
 
