@@ -21,7 +21,8 @@ from tests.talks import talk
     ],
 )
 def test_stored_text_is_shown_as_text(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert visible(text) == f"<bdi>{shown}</bdi>"
+    assert visible(text, isolated=False) == shown
 
 
 def test_sizes_have_units() -> None:
