@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server.pages import size, visible
+from perdure.server.pages import HEADERS, size, visible
 from perdure.settings import Settings
 from tests.talks import talk
 
@@ -55,3 +55,30 @@ def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: 
         asked = client.post("/ui/compare?id=t", data={"a": digits, "b": "1"}, follow_redirects=True)
         assert asked.status_code == 404
     assert client.get(f"{memory}&start=50").status_code == 200  # there are fewer versions
+
+
+@pytest.mark.parametrize(
+    "name", ["nonsense", "<b>nonsense</b>", "\u202enonsense", "compare/nonsense"]
+)
+def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: str) -> None:
+    """It quotes nothing of the request; who accepts JSON, and what is no page, has JSON."""
+    for accept in ("text/html,*/*;q=0.8", "*/*"):
+        shown = client.get(f"/ui/{name}", headers={"Accept": accept})
+        assert (shown.status_code, "There is no such page." in shown.text) == (404, True)
+        assert "nonsense" not in shown.text
+        assert shown.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    for path, accept in (
+        (f"/ui/{name}", "application/json"),
+        (f"/ui/{name}.json", "text/html"),
+        (f"/{name}", "text/html"),
+        (f"/threads/{name}/history/nonsense", "text/html"),
+    ):
+        answer = client.get(path, headers={"Accept": accept})
+        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"}), path
+
+
+def test_other_errors_are_pages_too(client: httpx.Client) -> None:
+    for path, status in (("/ui/rewind?id=t", 405), ("/ui/threads?start=-1", 422)):
+        answer = client.get(path, headers={"Accept": "*/*"})
+        assert (answer.status_code, "<h1>That did not work</h1>" in answer.text) == (status, True)
+    assert client.get("/ui", follow_redirects=False).headers["location"] == "/ui/threads"

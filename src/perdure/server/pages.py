@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Action, action
-from perdure.server.messages import short
+from perdure.server.messages import are_ids, short
 from perdure.server.reply import JSON, encoded, wants_json
 
 _HERE: Final = Path(__file__).parent
@@ -120,6 +120,7 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"visible": visible, "plain": plain, "short": short}
+_TEMPLATES.tests["ids"] = are_ids
 _TEMPLATES.filters |= {"ago": ago, "size": size, "as_json": as_json_text}
 _TEMPLATES.globals |= {"query": query}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module

@@ -92,7 +92,12 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
         return {**about, "value": values[channel]}
     due = [name.removeprefix(_DUE) for name in values if name.startswith(_DUE)]
     writes = [
-        {"task": task, "channel": name, "text": cut(as_text(value), _VALUE)[0]}
+        {
+            "task": task,
+            "channel": name,
+            "text": cut(as_text(value), _VALUE)[0],
+            "is_trigger": name.startswith(_DUE),
+        }
         for task, name, value in found.pending_writes or ()
     ]
     return {
