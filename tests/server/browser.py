@@ -34,7 +34,8 @@ def tab(browser: Browser, url: str) -> Iterator[Page]:
         dialog.dismiss()
 
     def noted(said: ConsoleMessage) -> None:
-        if said.type == "error":
+        is_page = said.text.startswith("Failed to load") and said.location["url"] == page.url
+        if said.type == "error" and not is_page:  # a page that says what is wrong is one, too
             wrong.append(said.text)
 
     page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -45,6 +45,7 @@ from tests.talks import talk
 PUBLIC = {
     "GET /",
     "GET /ok",
+    "GET /ui",
     "GET /ui/login",
     "POST /ui/login",
     "POST /ui/logout",

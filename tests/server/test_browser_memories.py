@@ -129,6 +129,38 @@ def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Coll
     assert client.get("/ui/memories?as_of=soon").status_code == 422
 
 
+def test_an_admin_chooses_whose_memories_are_shown(
+    tab: Page, client: httpx.Client, store: SQLiteStore
+) -> None:
+    """The choice is kept by searches; of many users one is typed."""
+    tab.goto("/ui/memories")
+    expect(tab.get_by_label("User")).to_have_count(0)  # there is no choice
+    bobs = Collection(store, ("memories", "{user_id}"))
+    bobs.insert("Bob drinks cocoa", key="cocoa", config={"configurable": {"user_id": "bob & co"}})
+    store.put(("memories", "\u202eeve"), "k", {"text": "of Eve"})
+    tab.reload()
+    tab.get_by_label("User").select_option("bob & co")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator("h1")).to_have_text("Memories of bob & co")
+    expect(tab.locator(".memories > li")).to_contain_text("Bob drinks cocoa")
+    tab.get_by_label("Ask as the agent would").fill("cocoa")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator(".memories > li")).to_contain_text("words in common")
+    expect(tab.get_by_label("User")).to_have_value("bob & co")
+    tab.get_by_role("link", name="Quarantine").click()
+    expect(tab.locator("h1")).to_have_text("Quarantine of bob & co")
+
+    assert client.get("/ui/memories.json?user=bob+%26+co").json()["users"] == ["ann", "bob & co"]
+    deeper = client.get(f"/ui/memories?{place('memories', 'ann', 'trips')}").text
+    assert "<select" not in deeper
+    for number in range(500):
+        store.put(("memories", f"user {number}"), "k", {"text": "any"}, index=False)
+    tab.goto("/ui/memories")
+    tab.get_by_label("User").fill("user 7")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator(".memories > li")).to_contain_text("any")
+
+
 @pytest.mark.usefixtures("ann")
 def test_versions_are_compared(tab: Page, client: httpx.Client) -> None:
     """Each version shows what it changed, and links to the message that it rests on."""
@@ -363,6 +395,20 @@ def test_jobs_are_listed_and_tried_again(
     expect(tab.get_by_role("status")).to_contain_text("t1 is queued")
 
 
+def test_threads_are_listed_by_title(
+    tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
+) -> None:
+    """As on the page of threads: its title, or what was asked first; the id stands beside it."""
+    first, second = "6f1e71fc-53de-4a0e-8005-e771d5265d49", "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
+    put(saver, {"messages": [HumanMessage("hi", id="m")]}, thread=first, metadata={"title": "Tea"})
+    put(saver, {"messages": [HumanMessage("What grows here?", id="m")]}, thread=second)
+    for path in ("/ui/storage", "/ui/jobs", "/ui/threads"):
+        tab.goto(path)
+        for title, id in (("Tea", first), ("What grows here?", second)):
+            row = tab.locator("tr", has_text=id)
+            expect(row.get_by_role("link", name=title, exact=True)).to_be_visible()
+
+
 # -- on every page
 
 
@@ -386,9 +432,12 @@ def test_others_memories_are_not_shown(settings: Settings) -> None:
         running(create_app(settings, access=Stranger("eve"))) as url,
         httpx.Client(base_url=url) as client,
     ):
-        assert client.get("/ui/memories.json").json()["found"] == []
+        own = client.get("/ui/memories.json").json()
+        assert (own["found"], own["users"]) == ([], [])
+        assert client.get("/ui/memories.json?user=eve").json() == own
         for path in ("memories", "quarantine", "forget-all"):
             assert client.get(f"/ui/{path}?{other}").status_code == 403
+            assert client.get(f"/ui/{path}?user=ann").status_code == 403
             assert client.get(f"/ui/{path}?within={other}").status_code in (403, 200)
         for path in ("quarantine/release", "quarantine/discard", "forget-all"):
             data = {"typed": "forget everything"}

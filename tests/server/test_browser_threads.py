@@ -20,6 +20,7 @@ from perdure.memory import record_views, trim
 from perdure.settings import Settings
 from tests.contracts.puts import at, put, uid_of
 from tests.exports import EXPORT, run
+from tests.server.every_page import ID
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
 
 HTML = {"Accept": "text/html"}
@@ -181,6 +182,8 @@ def test_imported_conversations(tab: Page, url: str, settings: Settings) -> None
     tab.goto("/ui/threads")
     titles = tab.locator("tbody td:first-child a").all_inner_texts()
     assert len(titles) > 1
+    moments = tab.locator("tbody td.when").all_inner_texts()
+    assert moments == [f"2025-06-15 15:{minute}" for minute in ("40", "24", "08")]
     for title in titles:
         tab.goto("/ui/threads")
         tab.get_by_role("link", name=title, exact=True).first.click()
@@ -207,6 +210,36 @@ def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
     expect(tab.locator(".card").last).to_contain_text("n changed")
     tab.get_by_role("link", name="whole value").first.click()
     expect(tab.locator("pre")).to_have_text(re.compile(r'\[\s*"a",\s*"c"\s*\]'))
+
+
+def test_ids_and_triggers_of_nodes_are_folded(
+    tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
+) -> None:
+    """Ids that programs made are not read by people; what they stand beside is not folded."""
+    ids = ["3aac069e-5ca2-4ef0-9869-86e0ead89d7a", f"lc_run--{ID}-0", "call_Xq2b7TnR0aLz81"]
+    root = put(saver, {"messages": [HumanMessage("hi", id="h")]}, thread="t")
+    values: Any = {
+        "messages": [HumanMessage("hi", id="h")],
+        "summarized": ids,
+        "names": ["ann", ids[0]],
+        "one": ids[1],
+    }
+    config = put(saver, values, root)
+    saver.put_writes(config, [("branch:to:respond", None), ("names", "bob")], ids[0])
+    page = link("/ui/checkpoint", id="t", checkpoint=uid_of(config))
+
+    for path in (page, link("/ui/thread", id="t"), link("/ui/compare", id="t", a="c1", b="c2")):
+        tab.goto(path.replace("c1", uid_of(root)).replace("c2", uid_of(config)))
+        folded = tab.locator("details", has_text="3 ids")
+        expect(folded.get_by_text(ids[2])).to_be_hidden()
+        folded.locator("summary").click()
+        expect(folded.get_by_text(ids[2])).to_be_visible()
+        expect(tab.get_by_text("ann", exact=True).last).to_be_visible()
+    tab.goto(page)
+    expect(tab.get_by_text("branch:to:respond")).to_be_hidden()
+    expect(tab.get_by_text("bob")).to_be_visible()
+    tab.get_by_text("1 by which nodes are triggered").click()
+    expect(tab.get_by_text("branch:to:respond")).to_be_visible()
 
 
 def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:

@@ -10,7 +10,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server.pages import size, visible
+from perdure.server.pages import HEADERS, size, visible
 from perdure.settings import Settings
 from tests.server.graphs import ask
 from tests.talks import talk
@@ -28,7 +28,8 @@ HTML = {"Accept": "text/html"}
     ],
 )
 def test_stored_text_is_shown_as_text(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert visible(text) == f"<bdi>{shown}</bdi>"
+    assert visible(text, isolated=False) == shown
 
 
 def test_sizes_have_units() -> None:
@@ -69,7 +70,7 @@ def test_what_waits_for_an_answer_is_on_the_pages(client: httpx.Client, settings
     for path in ("/ui/thread?id=t", "/ui/checkpoints?id=t"):
         page = client.get(path, headers=HTML).text
         assert '<span class="tag">interrupted</span>' in page
-        assert "Waits for an answer, at <b>part</b>: Sure?" in page
+        assert "Waits for an answer, at <b><bdi>part</bdi></b>: <bdi>Sure?</bdi>" in page
     listed = client.get("/ui/threads", headers=HTML).text
     [row] = client.get("/ui/threads.json").json()["threads"]
     head = client.get("/ui/checkpoints.json?id=t").json()["checkpoints"][0]["checkpoint_id"]
@@ -90,7 +91,8 @@ def test_a_run_that_was_cut_off_is_on_the_pages(client: httpx.Client, settings: 
 
     for path in ("/ui/thread?id=t", "/ui/threads"):
         assert (
-            '<span class="tag">unfinished: next fails</span>' in client.get(path, headers=HTML).text
+            '<span class="tag">unfinished: next <bdi>fails</bdi></span>'
+            in client.get(path, headers=HTML).text
         )
 
 
@@ -107,3 +109,30 @@ def test_a_superstep_of_sends_is_named(client: httpx.Client, settings: Settings)
 
     turn = [["tools"], ["plan"], [], []]  # the newest first
     assert [row["ran"] for row in rows] == [*turn, *turn]
+
+
+@pytest.mark.parametrize(
+    "name", ["nonsense", "<b>nonsense</b>", "\u202enonsense", "compare/nonsense"]
+)
+def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: str) -> None:
+    """It quotes nothing of the request; who accepts JSON, and what is no page, has JSON."""
+    for accept in ("text/html,*/*;q=0.8", "*/*"):
+        shown = client.get(f"/ui/{name}", headers={"Accept": accept})
+        assert (shown.status_code, "There is no such page." in shown.text) == (404, True)
+        assert "nonsense" not in shown.text
+        assert shown.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    for path, accept in (
+        (f"/ui/{name}", "application/json"),
+        (f"/ui/{name}.json", "text/html"),
+        (f"/{name}", "text/html"),
+        (f"/threads/{name}/history/nonsense", "text/html"),
+    ):
+        answer = client.get(path, headers={"Accept": accept})
+        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"}), path
+
+
+def test_other_errors_are_pages_too(client: httpx.Client) -> None:
+    for path, status in (("/ui/rewind?id=t", 405), ("/ui/threads?start=-1", 422)):
+        answer = client.get(path, headers={"Accept": "*/*"})
+        assert (answer.status_code, "<h1>That did not work</h1>" in answer.text) == (status, True)
+    assert client.get("/ui", follow_redirects=False).headers["location"] == "/ui/threads"

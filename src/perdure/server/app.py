@@ -44,6 +44,7 @@ routes, metrics_routes = APIRouter(), APIRouter()
 
 
 @routes.get("/", include_in_schema=False)
+@routes.get("/ui", include_in_schema=False)
 @public
 async def root() -> RedirectResponse:
     """The first page."""

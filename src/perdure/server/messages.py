@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,6 +17,11 @@ from perdure.server.reply import encoded
 LONG: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
 SHORT: Final = 160  # of a value in a list of changes
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "server_tool_call"})
+_ID: Final = re.compile(
+    r"(?:\w+-{1,2})?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-\d+)?|[0-9a-f]{32}"
+    r"|(?:call|chatcmpl|msg|resp|run|toolu)[_-][\w-]{12,}"
+)
+"""An id that a program made, of a message, a tool call or a run."""
 _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
 
 
@@ -58,6 +63,11 @@ def short(value: Any) -> str:
 def as_text(value: Any) -> str:
     """A text as it is, another value as JSON."""
     return value if isinstance(value, str) else encoded(value).decode()
+
+
+def are_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the lines of a value are ids alone, which pages fold."""
+    return bool(lines) and all(_ID.fullmatch(line["text"]) for line in lines)
 
 
 def cut(text: str, long: int) -> tuple[str, int]:

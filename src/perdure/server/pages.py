@@ -21,8 +21,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Action, action
-from perdure.server.messages import short
-from perdure.server.reply import JSON, encoded
+from perdure.server.messages import are_ids, short
+from perdure.server.reply import JSON, encoded, wants_json
 
 _HERE: Final = Path(__file__).parent
 ASSETS: Final = _HERE / "assets"
@@ -34,13 +34,15 @@ Made = Callable[..., Awaitable[Values | Response]]
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
-def visible(text: Any) -> Markup:
-    """Text to show: escaped, with control and bidi characters by their numbers.
+def visible(text: Any, isolated: bool = True) -> Markup:
+    """Text to show: escaped, in a `<bdi>`, with control and bidi characters by their numbers.
 
-    A character that moves or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">`
-    (Unicode Technical Report 36, on spoofing by such characters).
+    What is written from right to left does not move what stands beside it. A character that moves
+    or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">` (Unicode Technical
+    Report 36, on spoofing by such characters). A part of a text is not isolated from the others.
     """
-    return Markup(_SUSPECT.sub(_visible, str(escape(text))))
+    shown = _SUSPECT.sub(_visible, str(escape(text)))
+    return Markup(f"<bdi>{shown}</bdi>" if isolated else shown)
 
 
 def _visible(found: re.Match[str]) -> str:
@@ -118,6 +120,7 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"visible": visible, "plain": plain, "short": short}
+_TEMPLATES.tests["ids"] = are_ids
 _TEMPLATES.filters |= {"ago": ago, "size": size, "as_json": as_json_text}
 _TEMPLATES.globals |= {"query": query}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
@@ -134,8 +137,7 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
 
     Within a page, `{{ text | visible }}` shows stored text.
     """
-    accepts = request.headers.get("accept", "")
-    if request.url.path.endswith(".json") or accepts.startswith("application/json"):
+    if wants_json(request):
         return JSON(values, status)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
     return HTMLResponse(made, status, headers=HEADERS)

@@ -91,7 +91,12 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
         return {**about, "value": values[channel]}
     status = await of.saver.astatus(of.id, checkpoint_ns=of.ns, checkpoint_id=checkpoint)
     writes = [
-        {"task": task, "channel": name, "text": cut(as_text(value), _VALUE)[0]}
+        {
+            "task": task,
+            "channel": name,
+            "text": cut(as_text(value), _VALUE)[0],
+            "is_trigger": name.startswith(_DUE),
+        }
         for task, name, value in found.pending_writes or ()
     ]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -14,9 +15,10 @@ from starlette.responses import Response
 
 from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
+from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
-from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
+from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
 from perdure.server.pages_items import PAGE, Asked, Place, collection_of, permitted, record
 
 routes = Pages()
@@ -33,12 +35,13 @@ PARTS: Final = {
 }
 """What the parts of a score stand for."""
 PHRASE: Final = "forget everything"
+_USERS: Final = 500  # in a list to choose from; of more, one is typed
 _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
 
 
-async def _own(call: Caller, asked: Asked, q: str = "") -> Place:
-    """The place of the user's memories, or for an admin of others."""
-    wanted = asked.ns or call.memories
+async def _own(call: Caller, asked: Asked, q: str = "", user: str = "") -> Place:
+    """The place of the user's memories, or for an admin of others: of a `user`, or any."""
+    wanted = (NAMESPACE[0], user) if user else asked.ns or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
     about = {name: value for name, value in (("query", q), ("key", asked.key)) if value}
@@ -65,6 +68,8 @@ async def memories(
     values: Values = {
         "ns": ns,
         "is_own": ns == call.memories,
+        "users": await _users(call, ns),
+        "most_users": _USERS,
         "given": {"q": q, "kind": kind, "limit": limit, "tokens": tokens, "as_of": as_of},
         "kinds": tuple(dict.fromkeys((*KINDS, *kind))),
         "parts": PARTS,
@@ -87,6 +92,22 @@ async def memories(
     options |= {"limit": PAGE + 1, "offset": start, "newest_first": True, "refresh_ttl": False}
     items = await call.store.asearch(ns, **options)
     return {**values, "found": [*map(record, items[:PAGE])], "more": len(items) > PAGE}
+
+
+async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
+    """The users whose memories an admin may choose; empty: there is no choice.
+
+    A form would send what `plain` leaves of a name.
+    """
+    if not call.identity.is_admin or ns[:-1] != call.memories[:1] or ns[-1] != plain(ns[-1]):
+        return []
+    users, listing = {ns[-1], call.identity.user}, call.another("store:list_namespaces")
+    with suppress(Forbidden):
+        prefix = (await permitted(listing, ns[:-1]))["namespace"]
+        page: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}
+        named = await listing.store.alist_namespaces(prefix=prefix, **page)
+        users |= {each[-1] for each in named if len(each) > len(prefix)}
+    return sorted(user for user in users if user == plain(user)) if len(users) > 1 else []
 
 
 # -- quarantine

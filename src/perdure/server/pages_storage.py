@@ -18,11 +18,13 @@ from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Pages, Text, Values, go_to, page
+from perdure.server.pages_threads import titles
 from perdure.settings import Rules, Settings
 
 routes = Pages()
 PHRASE: Final = "remove"
 _LARGEST: Final = 15
+_SHOWN: Final = 500  # jobs; the JSON twin lists all
 _STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
 
 
@@ -53,6 +55,7 @@ async def storage(call: Admin, settings: Known) -> Values:
         "saver": of_threads,
         "store": of_items,
         "threads": threads.largest,
+        "titles": await titles(call.saver, (each.thread_id for each in threads.largest)),
         "namespaces": items.largest,
         "growth": [(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
         "rules": _given(settings.retention),
@@ -95,7 +98,14 @@ async def jobs(call: Admin, settings: Known, queued: str = "") -> Values:
     except MissingDependency as exc:
         missing = str(exc)
     found.sort(key=lambda job: _STATES.index(job.state))
-    return {"jobs": found, "missing": missing, "queued": queued, "states": _STATES}
+    return {
+        "jobs": found,
+        "titles": await titles(call.saver, (job.thread_id for job in found[:_SHOWN])),
+        "shown": _SHOWN,
+        "missing": missing,
+        "queued": queued,
+        "states": _STATES,
+    }
 
 
 @routes.post("/ui/jobs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from perdure.server.turns import mark, turns_of, view_row
 routes = Pages()
 PAGE: Final = 50  # threads
 _QUESTION: Final = 2_000  # characters of what waits for an answer
+_TITLE: Final = 120  # characters of a title that a list shows
 _AFTER: Final = 20  # messages below one that a link leads to
 
 
@@ -81,7 +83,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
         row |= _open(await call.saver.astatus(thread_id))
         known = await aabout(call.saver, thread_id, metadata)
-        row["title"] = cut(await atitle(call.saver, thread_id, known), 120)[0]
+        row["title"] = cut(await atitle(call.saver, thread_id, known), _TITLE)[0]
     return row
 
 
@@ -93,6 +95,13 @@ def _open(status: ThreadStatus) -> Values:
         for one in (() if task.done else task.interrupts)
     ]
     return {"state": status.state, "waits": asked, "next": [*dict.fromkeys(status.next)]}
+
+
+async def titles(saver: Checkpointer, ids: Iterable[str]) -> dict[str, str]:
+    """The titles of threads, as lists show them, by their ids; of one that has none, `""`."""
+    named = tuple(dict.fromkeys(ids))
+    found = await asyncio.gather(*(atitle(saver, thread_id) for thread_id in named))
+    return {thread_id: cut(title, _TITLE)[0] for thread_id, title in zip(named, found, strict=True)}
 
 
 # -- a thread

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -108,6 +109,12 @@ def split(address: str) -> SplitResult:
         return urlsplit("")
 
 
+def wants_json(request: Request) -> bool:
+    """Whether a request for a page is for its JSON twin: at `.json`, or if JSON is accepted."""
+    accepts = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or accepts.startswith("application/json")
+
+
 def refusal(request: Request, error: PerdureError) -> Response:
     """The reply to a request that failed; to a browser without a session, the page to log in."""
     headers = error.headers if isinstance(error, Refused) else {}
@@ -131,6 +138,11 @@ def add_error_replies(app: FastAPI) -> None:
         assert isinstance(error, PerdureError)
         return refusal(request, error)
 
+    @app.exception_handler(HTTPException)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _error(request, error.status_code, error.detail, error.headers)
+
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -140,7 +152,7 @@ def add_error_replies(app: FastAPI) -> None:
 def _error(
     request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    if request.url.path.startswith("/ui/") and "text/html" in request.headers.get("accept", ""):
+    if request.url.path.startswith("/ui/") and not wants_json(request):
         from perdure.server.pages import error_page  # pages need replies
 
         return error_page(request, status, sentence, headers)

@@ -1,0 +1,103 @@
+"""Every page in a browser: what is long in it fits, what is written from right to left stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Page
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.settings import Rules, Settings
+from perdure.stores import SQLiteStore
+from tests.server.every_page import every_page
+
+RIGHT_TO_LEFT: Final = "שלום עולם"
+LONG: Final = f"{'w' * 120} many words {'and-more' * 20}"
+OVER: Final = """
+() => [document.documentElement, ...document.forms].reduce(
+  (most, each) => Math.max(most, each.scrollWidth - each.clientWidth), 0)
+"""
+"""By how much a page, or a part that can be scrolled, is too wide."""
+MISPLACED: Final = """
+() => {
+  const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const texts = [], wrong = [];
+  while (nodes.nextNode()) {
+    const node = nodes.currentNode, range = document.createRange();
+    const of = node.parentElement.closest("bdi") ?? node;
+    range.selectNodeContents(node);
+    const boxes = [...(of === node ? range : of).getClientRects()].filter((box) => box.width > 1);
+    if (!node.data.trim() || !boxes.length || node.parentElement.matches(".hidden")) continue;
+    if (/[\\u0590-\\u06ff]/.test(node.data) && of === node) wrong.push(["no bdi", node.data]);
+    if (texts.at(-1)?.of === of) texts.at(-1).boxes.push(...boxes);
+    else texts.push({of, boxes, text: node.data.trim()});
+  }
+  for (let at = 1; at < texts.length; at++)
+    for (const before of texts[at - 1].boxes)
+      for (const box of texts[at].boxes) {
+        const line = Math.min(before.bottom, box.bottom) - Math.max(before.top, box.top);
+        if (line > Math.min(before.height, box.height) / 2 && box.left < before.right - 1)
+          wrong.push([texts[at - 1].text, texts[at].text]);
+      }
+  return wrong;
+}
+"""
+"""Texts that are in no isolating element, and those on the left of what comes before them."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a new file, with rules of retention."""
+    return Settings(db=str(tmp_path / "memory.db"), user="ann", retention=Rules(versions_last=0))
+
+
+@pytest.fixture
+def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
+    """The checkpointer that the server shows."""
+    with SQLiteCheckpointer.open(settings.db) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[SQLiteStore]:
+    """The store that the server shows."""
+    with SQLiteStore.open(settings.db) as opened:
+        yield opened
+
+
+def opened(tab: Page, path: str) -> None:
+    """Show a page with all that is folded in it."""
+    tab.goto(path)
+    tab.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+
+
+def test_nothing_is_wider_than_the_screen(
+    tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Ids, names and words that are long wrap, on a phone as on a desk."""
+    wide = []
+    for path in every_page(saver, store, LONG):
+        opened(tab, path)
+        for width in (390, 1280):
+            tab.set_viewport_size({"width": width, "height": 860})
+            if over := tab.evaluate("document.documentElement.scrollWidth - innerWidth"):
+                wide.append((path, width, over))
+
+    assert wide == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
+    tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore, width: int
+) -> None:
+    """Stored text is isolated: the boxes of texts are in the order of the page."""
+    tab.set_viewport_size({"width": width, "height": 860})
+    wrong = {}
+    for path in every_page(saver, store, RIGHT_TO_LEFT):
+        opened(tab, path)
+        wrong[path] = tab.evaluate(MISPLACED)
+
+    assert {path: texts for path, texts in wrong.items() if texts} == {}
