@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
-from functools import cache
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -166,7 +165,7 @@ class _Eraser:
         # the positions of those whose bytes may name a message, and of those that may change
         self._suspects: dict[int, list[int]] = {}
         self._hits: dict[int, list[int]] = {}
-        self._item: Callable[..., Any] = self._new_item
+        self._items: dict[tuple[int, int, bool, Where], Any] = {}  # what is left of hits
         self._calling: set[tuple[int, int]] = set()  # messages with calls that go
         self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
         # the tasks sent that quoted a message, by checkpoint and place, for one namespace
@@ -205,7 +204,7 @@ class _Eraser:
     def run(self, *, looking: bool) -> Flow[None]:
         """Go over the thread once."""
         self._looking, self._subgraphs = looking, ()
-        self._item = cache(self._new_item)
+        self._items.clear()
         self.cancelled.clear()
         for key, items in self._stored.items():
             suspects = {p for p, stored in items.items() if self._may_name(stored)}
@@ -426,6 +425,12 @@ class _Eraser:
                 start = position + 1
             parts += [(start, stop)] if start < stop else []
         return None if same else parts
+
+    def _item(self, *hit: Any) -> Any:
+        """See `_new_item`. A `functools.cache` of it would hold this object in a cycle."""
+        if hit not in self._items:
+            self._items[hit] = self._new_item(*hit)
+        return self._items[hit]
 
     def _new_item(self, log: int, position: int, pair: bool, where: Where) -> Any:
         """A hit without the messages, as it is stored; None: it stays as it is."""

@@ -188,6 +188,22 @@ def test_an_erasure_stops_no_other_thread(tmp_path: Path) -> None:
     assert loop_thread not in {thread for thread, _ in seen}
 
 
+def test_an_erasure_leaves_nothing_to_the_collector(place: Place) -> None:
+    """What it holds of a thread, all items, is freed at its end, and not by a collection."""
+    said = [HumanMessage(f"says {n}", id=str(n)) for n in range(5)]
+    with place.saver() as saver:
+        graph: Any = StateGraph(MessagesState).add_node("idle", lambda state: {})
+        graph.add_edge(START, "idle").compile(checkpointer=saver).invoke({"messages": said}, T)
+        gc.disable()
+        try:
+            saver.erase("t", ["3"])
+            kinds = [type(thing) for thing in gc.get_objects()]
+        finally:
+            gc.enable()
+
+    assert [kind for kind in kinds if kind.__module__ == "perdure.checkpointers.erasure"] == []
+
+
 def test_pages_of_rows_are_awaited(place: Place) -> None:
     """A flow read with aread sees what is written, from many tasks and loop after loop."""
 
