@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -21,7 +20,7 @@ from perdure.memory import record_views, trim
 from perdure.settings import Settings
 from tests.contracts.puts import at, put, uid_of
 from tests.exports import EXPORT, run
-from tests.server.every_page import ID
+from tests.server.every_page import ID, link
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
 
 HTML = {"Accept": "text/html"}
@@ -48,10 +47,6 @@ def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
     for each in said:
         graph.invoke({"messages": [("user", each)]}, config)
     return thread
-
-
-def link(path: str, **values: Any) -> str:
-    return f"{path}?{urlencode(values, doseq=True, errors='surrogatepass')}"
 
 
 # -- the list
@@ -87,6 +82,18 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
         answer = client.get(link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
         assert "That did not work" in answer.text
+
+
+def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> None:
+    """As on the page of threads: its title, or what was asked first; the id stands beside it."""
+    first, second = ID, "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
+    put(saver, {"messages": [HumanMessage("hi", id="m")]}, thread=first, metadata={"title": "Tea"})
+    put(saver, {"messages": [HumanMessage("What grows here?", id="m")]}, thread=second)
+    for path in ("/ui/storage", "/ui/jobs", "/ui/threads"):
+        tab.goto(path)
+        for title, id in (("Tea", first), ("What grows here?", second)):
+            row = tab.locator("tr", has_text=id)
+            expect(row.get_by_role("link", name=title, exact=True)).to_be_visible()
 
 
 # -- a thread
@@ -366,25 +373,9 @@ def test_by_keyboard_alone(tab: Page, garden: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone(tab: Page, saver: SQLiteCheckpointer, garden: str, scheme: Any) -> None:
-    """Nothing is wider than the screen, and the text has contrast in both schemes."""
-    talk(saver, "w" * 300, "w" * 900)
-    step = saver.checkpoints(garden, checkpoint_ns="")[0]
-    tab.set_viewport_size({"width": 390, "height": 800})
+def test_text_has_contrast_in_both_schemes(tab: Page, garden: str, scheme: Any) -> None:
     tab.emulate_media(color_scheme=scheme)
-    for path in (
-        "/ui/threads",
-        link("/ui/thread", id=garden),
-        link("/ui/thread", id="w" * 300),
-        link("/ui/checkpoints", id=garden),
-        link("/ui/checkpoint", id=garden, checkpoint=step.checkpoint_id),
-        link("/ui/compare", id=garden, a=step.parent_id, b=step.checkpoint_id),
-        link("/ui/prune", id=garden, last=1),
-        link("/ui/delete", id=garden),
-    ):
-        tab.goto(path)
-        of = "document.documentElement"
-        assert tab.evaluate(f"{of}.scrollWidth <= {of}.clientWidth"), path
+    tab.goto(link("/ui/thread", id=garden))
     ground, ink = tab.evaluate(
         "() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color] }"
     )
