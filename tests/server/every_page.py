@@ -102,9 +102,10 @@ def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[
 
     extraction = Extraction(saver, store)
     adapter, name = extraction.adapter(), extraction.extractor.name
-    seen = run(watermark(adapter, ("memories", text), text, name))
-    failed = seen.with_failure(text, datetime.now(UTC), saver.checkpoints(text)[0].checkpoint_id)
-    run(adapter.written([failed.put(("memories", text), text)]))
+    seen = run(watermark(adapter, ("memories", text), ID, name))
+    head = saver.head(ID).checkpoint_id or ""
+    failed = seen.with_failure(text, datetime.now(UTC), head, final=True)
+    run(adapter.written([failed.put(("memories", text), ID)]))
     [entry] = Quarantine(store).list(ANN)
     memory, item = {"ns": ("memories", "ann"), "key": text}, {"ns": notes, "key": text}
     return [

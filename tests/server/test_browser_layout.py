@@ -12,13 +12,13 @@ from playwright.sync_api import Page
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.settings import Rules, Settings
 from perdure.stores import SQLiteStore
-from tests.server.every_page import every_page
+from tests.server.every_page import every_page, link
 
 RIGHT_TO_LEFT: Final = "שלום עולם"
 LONG: Final = f"{'w' * 120} many words {'and-more' * 20}"
 OVER: Final = """
 () => [document.documentElement, ...document.forms].reduce(
-  (most, each) => Math.max(most, each.scrollWidth - each.clientWidth), 0)
+  (most, part) => Math.max(most, part.scrollWidth - part.clientWidth), 0)
 """
 """By how much a page, or a part that can be scrolled, is too wide."""
 MISPLACED: Final = """
@@ -68,10 +68,9 @@ def store(settings: Settings) -> Iterator[SQLiteStore]:
         yield opened
 
 
-def opened(tab: Page, path: str) -> None:
-    """Show a page with all that is folded in it."""
-    tab.goto(path)
-    tab.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+def unfold(tab: Page) -> None:
+    """Show all that is folded in a page."""
+    tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
 
 
 def test_nothing_is_wider_than_the_screen(
@@ -80,10 +79,11 @@ def test_nothing_is_wider_than_the_screen(
     """Ids, names and words that are long wrap, on a phone as on a desk."""
     wide = []
     for path in every_page(saver, store, LONG):
-        opened(tab, path)
+        tab.goto(path)
+        unfold(tab)
         for width in (390, 1280):
             tab.set_viewport_size({"width": width, "height": 860})
-            if over := tab.evaluate("document.documentElement.scrollWidth - innerWidth"):
+            if over := tab.evaluate(OVER):
                 wide.append((path, width, over))
 
     assert wide == []
@@ -97,7 +97,13 @@ def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
     tab.set_viewport_size({"width": width, "height": 860})
     wrong = {}
     for path in every_page(saver, store, RIGHT_TO_LEFT):
-        opened(tab, path)
+        tab.goto(path)
+        unfold(tab)
         wrong[path] = tab.evaluate(MISPLACED)
+    tab.goto(link("/ui/forget", ns=("notes", *[RIGHT_TO_LEFT] * 2), key=RIGHT_TO_LEFT))
+    tab.get_by_role("button", name="Forget for good").click()
+    tab.get_by_role("heading", name="Forgotten").wait_for()
+    unfold(tab)
+    wrong["/ui/forget"] = tab.evaluate(MISPLACED)
 
     assert {path: texts for path, texts in wrong.items() if texts} == {}

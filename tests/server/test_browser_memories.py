@@ -395,20 +395,6 @@ def test_jobs_are_listed_and_tried_again(
     expect(tab.get_by_role("status")).to_contain_text("t1 is queued")
 
 
-def test_threads_are_listed_by_title(
-    tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
-) -> None:
-    """As on the page of threads: its title, or what was asked first; the id stands beside it."""
-    first, second = "6f1e71fc-53de-4a0e-8005-e771d5265d49", "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
-    put(saver, {"messages": [HumanMessage("hi", id="m")]}, thread=first, metadata={"title": "Tea"})
-    put(saver, {"messages": [HumanMessage("What grows here?", id="m")]}, thread=second)
-    for path in ("/ui/storage", "/ui/jobs", "/ui/threads"):
-        tab.goto(path)
-        for title, id in (("Tea", first), ("What grows here?", second)):
-            row = tab.locator("tr", has_text=id)
-            expect(row.get_by_role("link", name=title, exact=True)).to_be_visible()
-
-
 # -- on every page
 
 

@@ -106,7 +106,7 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
         prefix = (await permitted(listing, ns[:-1]))["namespace"]
         page: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}
         named = await listing.store.alist_namespaces(prefix=prefix, **page)
-        users |= {each[-1] for each in named if len(each) > len(prefix)}
+        users |= {labels[-1] for labels in named if len(labels) > len(prefix)}
     return sorted(user for user in users if user == plain(user)) if len(users) > 1 else []
 
 

@@ -55,7 +55,7 @@ async def storage(call: Admin, settings: Known) -> Values:
         "saver": of_threads,
         "store": of_items,
         "threads": threads.largest,
-        "titles": await titles(call.saver, (each.thread_id for each in threads.largest)),
+        "titles": await titles(call.saver, (info.thread_id for info in threads.largest)),
         "namespaces": items.largest,
         "growth": [(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
         "rules": _given(settings.retention),

@@ -100,8 +100,8 @@ def _open(status: ThreadStatus) -> Values:
 async def titles(saver: Checkpointer, ids: Iterable[str]) -> dict[str, str]:
     """The titles of threads, as lists show them, by their ids; of one that has none, `""`."""
     named = tuple(dict.fromkeys(ids))
-    found = await asyncio.gather(*(atitle(saver, thread_id) for thread_id in named))
-    return {thread_id: cut(title, _TITLE)[0] for thread_id, title in zip(named, found, strict=True)}
+    texts = await asyncio.gather(*(atitle(saver, thread_id) for thread_id in named))
+    return {thread_id: cut(text, _TITLE)[0] for thread_id, text in zip(named, texts, strict=True)}
 
 
 # -- a thread
