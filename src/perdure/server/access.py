@@ -160,8 +160,9 @@ def containing(wanted: Any) -> Callable[[Any], bool]:
 def _containing(wanted: Any) -> Callable[[Any], bool]:
     if isinstance(wanted, Mapping):
         fields = {name: _containing(value) for name, value in wanted.items()}
-        return lambda value: isinstance(value, Mapping) and all(
-            name in value and holds(value[name]) for name, holds in fields.items()
+        return lambda value: (
+            isinstance(value, Mapping)
+            and all(name in value and holds(value[name]) for name, holds in fields.items())
         )
     if isinstance(wanted, list):
         plain = {value for value in wanted if isinstance(value, _PLAIN)}
@@ -176,11 +177,11 @@ def _containing(wanted: Any) -> Callable[[Any], bool]:
 
 def _within_lists(value: Any, inside: bool = False) -> int:
     """How many lists and dicts are within lists."""
-    if not isinstance(value, Mapping | list):
-        return 0
-    is_list = isinstance(value, list)
-    parts = value if is_list else value.values()
-    return inside + sum(_within_lists(part, inside or is_list) for part in parts)
+    if isinstance(value, Mapping):
+        return inside + sum(_within_lists(part, inside) for part in value.values())
+    if isinstance(value, list):
+        return inside + sum(_within_lists(part, True) for part in value)
+    return 0
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
