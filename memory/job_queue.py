@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from perdure.errors import ConfigurationError, MissingDependency, StorageUnavailable
 from perdure.memory.due import Job
+from perdure.settings import is_dsn
 
 try:
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowStatus
@@ -208,6 +209,10 @@ def place_of(given: Any, store: Any) -> tuple[str | None, str]:
     found = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
     if found.startswith(("postgresql://", "postgres://")):
         return _POSTGRES + found.split("://", 1)[1], schema
+    if found and "://" not in found and is_dsn(found):
+        from perdure.storage.postgres_connection import checked_dsn, uri
+
+        return uri(checked_dsn(found)), schema
     if not found or "://" in found or "?" in found:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"

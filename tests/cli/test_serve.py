@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from perdure.server.keys import Keys
 from tests.cli.commands import attempt, error
@@ -74,6 +75,18 @@ def test_it_serves_until_ctrl_c_with_a_request_under_way(tmp_path: Path) -> None
             assert answers(url, "/ok") == 200
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
+
+
+def test_connections_are_kept_for_longer_than_clients_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that closes first fails a request that is sent meanwhile."""
+    configs: list[uvicorn.Config] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
+    result = attempt("serve", "--port", "0", "--db", str(tmp_path / "memory.db"))
+
+    assert result.exit_code == 0, result.output
+    assert [config.timeout_keep_alive for config in configs] == [65]
 
 
 def test_keys_and_names(tmp_path: Path) -> None:

@@ -126,3 +126,4 @@ def test_pages(saver: SQLiteCheckpointer) -> None:
     assert saver.history("t", before=99) == []
     listed = saver.checkpoints("t")
     assert saver.checkpoints("t", limit=2, before=listed[1].order) == listed[2:4]
+    assert saver.checkpoints("t", before=(1 << 63) - 1) == listed

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
@@ -73,6 +73,22 @@ def test_two_workers_do_each_job_once(database: str) -> None:
     assert Counter(job["thread_id"] for job in told) == {f"t{n}": 1 for n in range(THREADS)}
     assert {job["state"] for job in told} == {"done"}
     assert len(found) == len({item.provenance.message_ids for item in found}) == THREADS
+
+
+def test_a_dsn_of_keywords_and_another_date_style(database: str) -> None:
+    """The worker and its queue take both."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(f"ALTER DATABASE {conn.info.dbname} SET DateStyle TO German")
+    parts: dict[str, Any] = {**conninfo_to_dict(database)}
+    dsn = make_conninfo(**parts)
+    with PostgresCheckpointer.open(dsn) as saver:
+        talk(saver, "t", user_id="u0")
+    command = [sys.executable, "-c", RUN, "worker", "--once", "--json", "--database", dsn]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PERDURE_DB": dsn}
+    )
+
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (0, "done"), done.stderr
 
 
 def test_a_pooler_has_no_place_for_the_queue(

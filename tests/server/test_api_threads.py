@@ -114,6 +114,62 @@ def test_of_several_at_once_one_creates_a_thread(url: str) -> None:
     assert {type(each) for each in found if isinstance(each, Exception)} == {ConflictError}
 
 
+LARGE = {"text": "x" * 64_000}
+DEEP: dict[str, Any] = {"a": [[[[[[[{}]]]]]]]}
+MOST = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "limit"), [(LARGE, "expected at most 64000"), (DEEP, "more than 8 levels")]
+)
+def test_metadata_is_bounded(metadata: Any, limit: str, standing: Standing) -> None:
+    """Of a new thread, of a change, of a run and in a run's config: nothing is written."""
+    sdk, client = standing
+    run = {"assistant_id": "chat", "input": {"messages": []}, "if_not_exists": "create"}
+    before = sdk.threads.get("t")
+    for method, path, body in (
+        ("POST", "/threads", {"thread_id": "new", "metadata": metadata}),
+        ("PATCH", "/threads/t", {"metadata": metadata}),
+        ("POST", "/threads/new/runs", {**run, "metadata": metadata}),
+        ("POST", "/threads/new/runs/wait", {**run, "config": {"metadata": metadata}}),
+        ("POST", "/threads/search", {"metadata": metadata}),
+    ):
+        refused = client.request(method, path, json=body)
+        assert (refused.status_code, limit in refused.text) == (422, True), (path, refused.text)
+
+    assert sdk.threads.get("t") == before
+    assert client.get("/threads/new").status_code == 404
+
+
+def test_labels_of_a_run_are_bounded(standing: Standing) -> None:
+    """langgraph stores texts of `configurable` in the metadata of checkpoints."""
+    body = {"assistant_id": "chat", "input": {}, "config": {"configurable": LARGE}}
+    refused = standing[1].post("/threads/t/runs", json=body)
+
+    assert (refused.status_code, "at most 64000" in refused.text) == (422, True)
+
+
+def test_metadata_does_not_grow_beyond_its_bound(sdk: Sdk) -> None:
+    """A change is refused if what is there and what is added are too much together."""
+    sdk.threads.create(thread_id="t", metadata=MOST)
+    with pytest.raises(UnprocessableEntityError, match="at most 64000"):
+        sdk.threads.update("t", metadata={"more": "x" * 2_000})
+
+    assert sdk.threads.get("t")["metadata"] == MOST
+    assert sdk.threads.update("t", metadata={"text": "x"})["metadata"]["text"] == "x"
+
+
+def test_a_filter_has_few_lists_within_lists(standing: Standing) -> None:
+    """Each of them may be compared with all that a stored list has."""
+    sdk, client = standing
+    asked: Any = {"a": [[n] for n in range(11)]}
+    refused = client.post("/threads/search", json={"metadata": asked})
+
+    assert (refused.status_code, "at most 10" in refused.text) == (422, True)
+    assert sdk.threads.search(metadata={"a": [[n] for n in range(10)]}) == []
+    assert sdk.threads.search(metadata={"a": list(range(10_000))}) == []
+
+
 def test_metadata_is_merged(sdk: Sdk) -> None:
     sdk.threads.create(thread_id="t", metadata={"a": 1, "b": {"c": 2}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -59,6 +60,61 @@ def test_a_search_by_text_and_time(settings: Settings) -> None:
             assert "one" in ids(await threads.search(metadata=wanted, active_until=between))
 
     run(settings, use)
+
+
+class Watched:
+    """A text that notes by which threads it is compared."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.by = text, set[int]()
+
+    def __eq__(self, other: object) -> bool:
+        self.by.add(threading.get_ident())
+        return self.text == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_search_compares_off_the_event_loop(settings: Settings) -> None:
+    """Metadata may be large, and there are many threads."""
+    owner = Watched("ann")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("t", {"owner": "ann"})
+        owner.by.clear()
+
+        assert ids(await threads.search()) == ["t"]
+        assert owner.by
+        assert threading.get_ident() not in owner.by
+
+    run(settings, use, {"owner": owner})
+
+
+class Counted(str):
+    """A text that counts how often one is hashed or compared."""
+
+    times = 0
+
+    def __hash__(self) -> int:
+        Counted.times += 1
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.times += 1
+        return str.__eq__(self, other)
+
+
+def test_comparing_lists_is_linear() -> None:
+    """Ten times the texts take ten times the comparisons, also in lists within lists."""
+    counts = []
+    for size in (100, 1_000):
+        texts = [Counted(n) for n in range(size)]
+        holds = containing({"a": texts[::-1], "b": [[texts[-1]]]})
+        Counted.times = 0
+        assert holds({"a": texts, "b": [[Counted(n)] for n in range(size)]})
+        counts.append(Counted.times)
+
+    assert counts[1] < 12 * counts[0]
 
 
 def test_a_status_is_written_when_it_changes(settings: Settings) -> None:

@@ -177,11 +177,11 @@ def _containing(wanted: Any) -> Callable[[Any], bool]:
 
 def _within_lists(value: Any, inside: bool = False) -> int:
     """How many lists and dicts are within lists."""
-    if not isinstance(value, Mapping | list):
-        return 0
-    is_list = isinstance(value, list)
-    parts = value if is_list else value.values()
-    return inside + sum(_within_lists(part, inside or is_list) for part in parts)
+    if isinstance(value, Mapping):
+        return inside + sum(_within_lists(part, inside) for part in value.values())
+    if isinstance(value, list):
+        return inside + sum(_within_lists(part, True) for part in value)
+    return 0
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
