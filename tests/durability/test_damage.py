@@ -1,8 +1,9 @@
 """A flipped bit anywhere in a file: an error that says so, or the answers of the undamaged file.
 
 Each flip is made in a copy of the same file, at a place that a fixed seed draws; `PERDURE_FLIPS`
-sets how many are tried with `--all`. What has neither checksum nor second copy is not asked for: the times of a
-thread, and the sizes that are counted from what is there (`ThreadInfo.items`, `size_bytes`).
+sets how many are tried with `--all`. What has neither checksum nor second copy is not asked for:
+the times of a thread, and the sizes that are counted from what is there (`ThreadInfo.items`,
+`size_bytes`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from perdure.errors import StorageError, WrongKey
 from tests.backends import KEY
 from tests.rounds import rounds
 
-FLIPS = rounds(int(os.environ.get("PERDURE_FLIPS", "30")))
+FLIPS = rounds(int(os.environ.get("PERDURE_FLIPS", "60")))
 MISSED = 200  # of so many flips one may be missed: pages of SQLite itself have no checksum
 THREADS = [f"thread {n}" for n in range(3)]
 NAMESPACES = ["", "sub:1"]

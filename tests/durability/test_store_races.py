@@ -161,7 +161,7 @@ def test_readers_overtake_each_other(place: Place) -> None:
 @pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["memory", "file", "sealed", "postgres"])
 def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
-    """Of thousands of calls cancelled at any moment none hangs, leaks a task or a thread, or is half."""
+    """Of calls cancelled at any moment none hangs, leaks a task or a thread, or is half."""
     chance = random.Random(backend)
     count = rounds(10_000 if backend == "file" else 1_000)
 
