@@ -1,8 +1,9 @@
 """A flipped bit anywhere in a file: an error that says so, or the answers of the undamaged file.
 
 Each flip is made in a copy of the same file, at a place that a fixed seed draws; `PERDURE_FLIPS`
-sets how many are tried. What has neither checksum nor second copy is not asked for: the times of a
-thread, and the sizes that are counted from what is there (`ThreadInfo.items`, `size_bytes`).
+sets how many are tried with `--all`. What has neither checksum nor second copy is not asked for:
+the times of a thread, and the sizes that are counted from what is there (`ThreadInfo.items`,
+`size_bytes`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import StorageError, WrongKey
 from tests.backends import KEY
+from tests.rounds import rounds
 
-FLIPS = int(os.environ.get("PERDURE_FLIPS", "30"))
+FLIPS = rounds(int(os.environ.get("PERDURE_FLIPS", "60")))
 MISSED = 200  # of so many flips one may be missed: pages of SQLite itself have no checksum
 THREADS = [f"thread {n}" for n in range(3)]
 NAMESPACES = ["", "sub:1"]
@@ -133,6 +135,7 @@ def asked(path: Path, **options: Any) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("options", [{}, {"key": KEY}], ids=["plain", "sealed"])
 def test_a_flipped_bit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

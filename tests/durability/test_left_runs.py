@@ -21,8 +21,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from tests.backends import Place
 from tests.durability.processes import in_processes
+from tests.rounds import rounds
 
-TURNS = 12
+TURNS = rounds(12)
 PATIENCE_S = 60.0  # a deadlock fails the test instead of stopping it
 DAY_NS = 86_400_000_000_000
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -146,6 +147,7 @@ WAYS = [by_break, by_del, by_aclose, by_cancel, by_awaited_cancel]
 Leave = Callable[[Any, str, random.Random], Awaitable[None]]
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.parametrize("build", [two_nodes, agent])
@@ -154,7 +156,7 @@ def test_a_turn_after_a_left_run_stays(
 ) -> None:
     """Every turn that was answered is in the thread, however the run before it was left."""
     chance = random.Random(f"{build.__name__} {leave.__name__} {durability}")
-    count = 5 if place.dsn else TURNS
+    count = min(5, TURNS) if place.dsn else TURNS
 
     async def scenario(saver: SQLiteCheckpointer) -> list[list[str]]:
         graph, found = build(saver), []
@@ -264,6 +266,7 @@ def test_a_persons_edit_keeps_the_head(durability: str, cancel: bool, place: Pla
 # -- clocks
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_clock_that_jumps_within_a_run(
     durability: str, place: Place, monkeypatch: pytest.MonkeyPatch

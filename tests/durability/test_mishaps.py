@@ -21,6 +21,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError, StorageUnavailable
 from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
+from tests.rounds import rounds
 from tests.storage.test_storage import add, numbers, opened
 
 T: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -53,6 +54,7 @@ def test_a_failed_read_leaves_the_reader_usable(template: Path, tmp_path: Path) 
     assert wanted == told
 
 
+@pytest.mark.repeats
 def test_close_while_threads_read(tmp_path: Path) -> None:
     """Threads that read while the database is closed are told, and the process survives."""
     code = f"""
@@ -60,7 +62,7 @@ import threading, time
 from perdure.checkpointers import SQLiteCheckpointer
 from langgraph.checkpoint.base import empty_checkpoint
 from perdure.errors import StorageUnavailable
-for n in range(30):
+for n in range({rounds(30)}):
     saver = SQLiteCheckpointer.open({str(tmp_path)!r} + f"/{{n}}.db")
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {{"a": [str(i) * 400 for i in range(3000)]}}

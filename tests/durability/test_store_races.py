@@ -19,6 +19,7 @@ from perdure.errors import VersionConflict
 from perdure.stores import SQLiteStore, VersionRetention
 from tests.backends import Place
 from tests.durability.processes import PATIENCE_S, in_processes, integrity, warm
+from tests.rounds import rounds
 from tests.store_backends import BACKENDS, Clock, Words, keys, store_at
 
 A = ("a",)
@@ -123,6 +124,7 @@ def test_what_another_process_writes_is_seen(place: Place) -> None:
         child.join(PATIENCE_S)
 
 
+@pytest.mark.repeats
 def test_readers_overtake_each_other(place: Place) -> None:
     """Filtered and plain searches in threads beside a writer: no item twice, none missing."""
     with store_at(place) as store:
@@ -137,7 +139,7 @@ def test_readers_overtake_each_other(place: Place) -> None:
             return turn
 
         def read(number: int) -> bool:
-            for _ in range(60):
+            for _ in range(rounds(60)):
                 filter = {"n": {"$gte": 0}} if number % 2 else None
                 every = keys(store.search(A, query="tea", filter=filter, limit=100))
                 if len(every) != len(set(every)):
@@ -156,11 +158,12 @@ def test_readers_overtake_each_other(place: Place) -> None:
     assert sorted(f"k{n}" for n in range(50)) == sorted(found)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["memory", "file", "sealed", "postgres"])
 def test_a_storm_of_cancelled_calls(backend: str, tmp_path: Path) -> None:
-    """Of 10,000 calls cancelled at any moment none hangs, leaks a task or a thread, or is half."""
+    """Of calls cancelled at any moment none hangs, leaks a task or a thread, or is half."""
     chance = random.Random(backend)
-    count = 10_000 if backend == "file" else 1_000
+    count = rounds(10_000 if backend == "file" else 1_000)
 
     def call(store: SQLiteStore, n: int) -> Any:
         calls: list[Callable[[], Any]] = [

@@ -13,8 +13,8 @@ from tests.store_backends import BACKENDS, DOORS, Awaited, Clock, like_langgraph
 from tests.stores import filter_rows
 from tests.stores.filter_rows import LetThrough
 
-# each backend, and each door of a file and of a server; the other crosses are run with --all
-SLOW = {"memory-awaited", "sealed-awaited", "postgres-blocking"}
+# each backend through one door, and both kinds of databases through both; the rest with --all
+SLOW = {"memory-awaited", "file-blocking", "sealed-awaited", "postgres-awaited"}
 OURS = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in (f"{backend}-{door}" for backend in BACKENDS for door in DOORS)

@@ -1,0 +1,37 @@
+"""What is said of tests that need a program which is not there, and how CI runs them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.layout import ROOT
+from tests.programs import Program, missing, summary
+
+
+def test_a_missing_program_is_named_with_its_package() -> None:
+    """A test is skipped, and the summary counts it; other skips are not in that."""
+    nothing = Program("Nothing", "no-such-package", ("no-such-program",))
+    with pytest.raises((pytest.skip.Exception, pytest.fail.Exception)) as raised:
+        nothing.path()
+    program = "Nothing (apt-get install no-such-package)"
+    reports = [
+        SimpleNamespace(nodeid=name, longrepr=("file.py", 1, f"Skipped: {text}"))
+        for name, text in (("a", f"needs {program}"), ("b", f"needs {program}"), ("c", "of Linux"))
+    ]
+
+    assert f"needs {program}" in str(raised.value)
+    assert [*missing(reports)] == ["a", "b"]
+    assert summary(missing(reports)) == [f"skipped: 2 tests need {program}"]
+
+
+def test_ci_tests_before_it_installs_anything() -> None:
+    """The first command is the README's, and no skip is taken for a pass after the installs."""
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    commands = [
+        script.index(words)
+        for words in ("make test\n", "apt-get", "PERDURE_REQUIRE_PROGRAMS=1 make test-rest\n")
+    ]
+
+    assert commands == sorted(commands)
