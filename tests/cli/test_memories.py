@@ -135,7 +135,7 @@ def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads neither graphs nor tracers, and reads an index that was made when items came."""
     talk("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
     with opened(None) as file:
-        file.index()
+        file.index(["me"])
     code = """if True:
         import sys
         import perdure.cli
