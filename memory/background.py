@@ -158,11 +158,12 @@ class Background:
     def unassigned(self) -> list[str]:
         """The ids of threads that are not extracted, because they do not say whose they are.
 
-        Their newest checkpoints lack a value of the namespace, like `user_id`. A warning is logged
-        with their number when there are some, and when there are twice as many.
+        Their newest checkpoints lack a value of the namespace, like `user_id`. A worker logs a
+        warning with their number when there are some, and when there are twice as many.
         """
-        self._due.jobs(listed=False)
-        return self._due.unassigned()
+        threads = DueThreads(self.extraction, self.pace)  # without what was deleted meanwhile
+        threads.jobs(listed=False)
+        return threads.unassigned()
 
     def _opened(self) -> JobQueue:
         if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting

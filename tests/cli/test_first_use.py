@@ -143,8 +143,8 @@ def test_a_long_id_has_a_line_of_its_own(terminal: Any) -> None:
 
 def test_a_hit_names_its_thread() -> None:
     """By what no other id begins with."""
-    say("garden-1", "I have figs in the garden")
-    say("garden-2", "I have plums")
+    say("garden-1", "I have figs in the garden", user_id="me")
+    say("garden-2", "I have plums", user_id="me")
     run("worker", "--once", "--json")
     hits = run("memories", "search", "figs")
 

@@ -27,7 +27,7 @@ SAID = ("I am allergic to nuts", "I will not forget")
 def trip(db: Path) -> str:
     """A thread that waits."""
     with SQLiteCheckpointer.open(db) as saver:
-        talk(saver, "trip", said=SAID)
+        talk(saver, "trip", said=SAID, user_id="me")
     return "trip"
 
 
@@ -81,7 +81,7 @@ def test_rules_of_retention_are_applied(db: Path) -> None:
     """But not to threads that wait to be extracted: those are extracted first."""
     (db.parent / "perdure.toml").write_text("[retention]\nidle_days = 30\n")
     with SQLiteCheckpointer.open(db) as saver:
-        talk(saver, "old", 40, said=["I was in Namur"])
+        talk(saver, "old", 40, said=["I was in Namur"], user_id="me")
     printed = run("worker", "--once").splitlines()
     again = run("worker", "--once", "--json").splitlines()
 

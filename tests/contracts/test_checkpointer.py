@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
 
 from perdure.checkpointers import PruneReport, Retention, SQLiteCheckpointer
 from perdure.errors import (
@@ -68,6 +69,25 @@ def test_delete_thread_leaves_nothing(saver: SQLiteCheckpointer) -> None:
     assert saver.history("t") == []
     assert len(listed(saver, at("other"))) == 4
     assert texts(saver, "other") == ["says 0", "says 1", "says 2", "says 3"]
+
+
+def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
+    """A value of a run's context that was named is in its checkpoints and in what follows them."""
+    context = Runtime(context={"user_id": "ann", "secret": "x"})
+    run: Any = {"configurable": {**at()["configurable"], "runtime": context}}
+    before = put(saver, {"n": 1}, run)
+    saver.label("t", ["user_id", "team"])
+    during = put(
+        saver, {"n": 2}, {"configurable": {**run["configurable"], **before["configurable"]}}
+    )
+    after = put(saver, {"n": 3}, during)
+    put(saver, {"n": 4}, after, metadata={"user_id": "bob"})
+    found = [each.metadata.get("user_id") for each in saver.list(at())]  # type: ignore[union-attr]
+
+    assert found == ["bob", "ann", "ann", None]
+    assert not any("secret" in each.metadata for each in saver.list(at()))
+    assert [head.thread_id for head in saver.heads(filter={"user_id": "bob"})] == ["t"]
+    assert len(listed(saver, at(), filter={"user_id": "ann"})) == 2
 
 
 def test_delete_for_runs(saver: SQLiteCheckpointer) -> None:

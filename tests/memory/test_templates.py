@@ -81,7 +81,7 @@ def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("config", [None, {}, run_of(), run_of(userid="ann")])
 def test_a_value_that_is_missing_is_refused(config: Any) -> None:
     """The message says what to pass."""
-    with pytest.raises(InvalidConfig, match=r"pass config=\{\"configurable\": \{'user_id'"):
+    with pytest.raises(InvalidConfig, match=r"pass context=\{'user_id'.* or config=.*'user_id'"):
         Template(["{user_id}"]).filled(config)
 
 

@@ -380,7 +380,8 @@ def test_jobs_are_listed_and_tried_again(
     tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
 ) -> None:
     """A thread that was given up is listed with the reason, and queued for a worker."""
-    put(saver, {"messages": [HumanMessage("hi", id="m1")]}, thread="t1")
+    known = {"user_id": "ann"}
+    put(saver, {"messages": [HumanMessage("hi", id="m1")]}, thread="t1", metadata=known)
     extraction = Extraction(saver, store)
     adapter, name = extraction.adapter(), extraction.extractor.name
     [head] = saver.checkpoints("t1")
