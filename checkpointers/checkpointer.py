@@ -474,6 +474,15 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     athread = awaited(thread)
 
+    def beginning(self, thread_id: str, least: int = 8) -> str:
+        """The first characters of an id, `least` or more, with which no other id begins.
+
+        It is for lists that people read; `threads(prefix=…)` finds the thread by it.
+        """
+        return self.database.read(lambda: self._threads.beginning(thread_id, least))
+
+    abeginning = awaited(beginning)
+
     def checkpoints(
         self,
         thread_id: str,

@@ -328,6 +328,9 @@ AND EXISTS (
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread_id = ?;
 
+-- ids_beside: the id before one in order, and the one after it
+SELECT (SELECT max(thread_id) FROM threads WHERE thread_id < ?1), (SELECT min(thread_id) FROM threads WHERE thread_id > ?1);
+
 -- sizes: how many checkpoints and items a thread has, aliases apart, and the bytes of all and of its writes
 SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
     SELECT count(*) AS many, coalesce(sum(length(c.body)), 0) AS bytes FROM (SELECT DISTINCT namespace << 32 AS low, (namespace + 1) << 32 AS high FROM namespaces WHERE thread = ?1) n

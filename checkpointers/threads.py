@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import index
+from os.path import commonprefix
 from typing import Any, Final
 
 from perdure.checkpointers.address import (
@@ -208,6 +209,14 @@ class Threads:
     def one(self, thread_id: str) -> Flow[ThreadInfo]:
         """One thread; see `Checkpointer.thread`."""
         return (yield from self._info((yield from self._row(thread_id))))
+
+    def beginning(self, thread_id: str, least: int) -> Flow[str]:
+        """What no other id begins with; see `Checkpointer.beginning`."""
+        thread_id = check_thread_id(thread_id)
+        [others] = yield self.sql("ids_beside", thread_id)
+        # the ids that begin most like it are beside it in order; of characters, not of paths
+        shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
+        return thread_id[: max(least, shared + 1)]
 
     def _row(self, thread_id: str) -> Flow[Row]:
         """The row of a thread.

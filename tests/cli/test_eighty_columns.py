@@ -43,7 +43,7 @@ TABLES = {
     "memories search figs": 40,
     "memories search figs --ids": 24,
     f"memories history {KEY}": 30,
-    "memories quarantine": 24,
+    "memories quarantine": 18,
     "memories jobs": 10,
     "store search users": 36,
     "store search users seat": 24,

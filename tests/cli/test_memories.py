@@ -99,7 +99,7 @@ def test_a_key_that_is_told_something_new_has_a_history() -> None:
 def test_the_best_answer_comes_first() -> None:
     """With its day, kind, key and thread, which is in its history too."""
     talk("trip", "I am allergic to nuts", "I will keep that in mind")
-    heading, first, *_ = rows(run("memories", "search", "What am I allergic to?"))
+    heading, first, *_ = rows(run("memories", "search", "What am I allergic to?", "--ids"))
     history = attempt("memories", "history", first[2])
 
     assert heading == ["day", "kind", "key", "thread", "text"]
@@ -135,7 +135,7 @@ def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads neither graphs nor tracers, and reads an index that was made when items came."""
     talk("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
     with opened(None) as file:
-        file.index(["me"])
+        file.index([file.user])
     code = """if True:
         import sys
         import perdure.cli
@@ -207,7 +207,7 @@ def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("history nope", "there is no key 'nope'; 'perdure memories list' lists them"),
+        ("history nope", "there is no key 'nope'; 'perdure memories list --ids' lists them"),
         ("forget Ann-", "several ids of keys begin with 'Ann-' (Ann-1, Ann-2)"),
         ("forget", "--query"),
         ("forget k --query x", "--query"),

@@ -354,24 +354,10 @@ def item_place(
     return begin[chosen], chosen
 
 
-def short_id(id: str, begin: Callable[[str], Iterable[str]]) -> str:
-    """An id for a row of a terminal: the shortest beginning, of 8 or more characters, of no other.
-
-    A short one is whole, and in a pipe each is. `begin` is what finds ids by their beginning.
-    """
-    if len(id) <= _SHORT_ID or not console().is_terminal:
-        return id
-    ends = range(8, len(id), 4)
-    return next((id[:end] for end in ends if set(begin(id[:end])) <= {id}), id)
-
-
-def short_thread_id(file: Database, thread: str, *, whole: bool) -> str:
-    """The id of a thread, whole or by `short_id`."""
-
-    def begin(text: str) -> Iterator[str]:
-        return (info.thread_id for info in file.saver.threads(prefix=text, limit=2))
-
-    return thread if whole else short_id(thread, begin)
+def short_id(file: Database, thread: str, *, whole: bool) -> str:
+    """The id of a thread for a row: of a long one, on a terminal, the beginning that tells it."""
+    whole = whole or len(thread) <= _SHORT_ID or not console().is_terminal
+    return thread if whole else file.saver.beginning(thread)
 
 
 def thread_id(file: Database, given: str) -> str:

@@ -30,7 +30,6 @@ from perdure.cli.app import (
     item_place,
     opened,
     short_id,
-    short_thread_id,
     the_one,
     thread_id,
 )
@@ -112,7 +111,7 @@ def search(
         whose = file.user
         found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in found]
-        threads = [short_thread_id(file, origin, whole=ids or json) for origin in origins]
+        threads = [short_id(file, origin, whole=ids or json) for origin in origins]
     _show(found, json, f"{whose!r} has no memory that answers that", ids, threads)
     if not found:
         raise typer.Exit(1)
@@ -365,16 +364,7 @@ def _list_entries(entries: list[Entry], json: bool) -> None:
         {name: part for name, part in asdict(entry).items() if name not in secret}
         for entry in entries
     ]
-    keys = [entry.key for entry in entries]
-    rows = [
-        (
-            day(entry.at),
-            short_id(entry.key, lambda text: [key for key in keys if key.startswith(text)]),
-            entry.shown,
-            entry.reason,
-        )
-        for entry in entries
-    ]
+    rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
     show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
 
@@ -406,7 +396,7 @@ def jobs(
         found, unassigned = due.jobs(), due.unassigned()
         rows = [
             (
-                short_thread_id(file, job.thread_id, whole=json),
+                short_id(file, job.thread_id, whole=json),
                 job.namespace[-1],
                 job.state,
                 ago(job.at) if job.at else "",

@@ -86,7 +86,7 @@ def console(*, stderr: bool = False) -> Console:
     """The terminal, or what stands in its place; `NO_COLOR` and `TERM` are heeded."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str = "", style: str | None = None, *, stderr: bool = False) -> None:

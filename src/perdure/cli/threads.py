@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Database, Ids, Limit, app, opened, short_thread_id
+from perdure.cli.app import DB, AsJson, Database, Ids, Limit, app, opened, short_id
 from perdure.cli.output import ago, line, note, show
 from perdure.errors import UnknownThread
 
@@ -44,7 +44,7 @@ def threads(
         found, more = found[:limit], found[limit:]
         rows = [
             [
-                short_thread_id(file, info["thread_id"], whole=ids),
+                short_id(file, info["thread_id"], whole=ids),
                 title_of(file, info),
                 info["messages"],
                 ago(info["active_at"]),
