@@ -14,6 +14,7 @@ from perdure.errors import InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import LONGEST, Instructions, replacing
+from perdure.memory.model_call import InvalidAnswer
 from perdure.memory.profile import ProfileState
 from perdure.memory.profile_patch import Document
 from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
@@ -118,13 +119,13 @@ def answer_form(parts: Iterable[str]) -> type[BaseModel]:
 
 
 def answer_of(parsed: BaseModel) -> Answer:
-    """The answer in such a form; an `InvalidPatch` if a part is too long."""
+    """The answer in such a form; an `InvalidAnswer` if it has no part, or one is too long."""
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
-        raise InvalidPatch(f"the answer has none of {', '.join(parts)}")
+        raise InvalidAnswer(f"the answer has none of {', '.join(parts)}")
     for name, entries in parts.items():
         if len(entries) > _MOST:
-            raise InvalidPatch(f"{name} has {len(entries)} entries; at most {_MOST} are allowed")
+            raise InvalidAnswer(f"{name} has {len(entries)} entries; at most {_MOST} are allowed")
     return Answer(**parts)
 
 

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
 from perdure.memory.effects import Effect, Effects
@@ -27,6 +27,7 @@ from perdure.storage.threads import Threads, awaited_for, waited_for
 
 T = TypeVar("T")
 Request = Sequence[BaseMessage]
+_FAULTS: Final = 5  # of an answer that are named
 _LEAST: Final = 1_000  # characters of a conversation that is halved because it was too long
 _QUOTED: Final = 4_000  # characters of an answer that the model is shown again
 _REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
@@ -143,6 +144,10 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
     )
+
+
+class InvalidAnswer(InvalidPatch):
+    """An answer has another form than was asked for; the message has no word of the model's."""
 
 
 class Refused(NamedTuple):
@@ -324,6 +329,14 @@ def parsed(answer: Any) -> Any:
     return answer["parsed"]
 
 
+def faults_of(exc: ValidationError) -> str:
+    """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
+    found = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
+    places = (".".join(str(part)[:60] for part in each["loc"]) for each in found)
+    faults = (each["msg"][:200] for each in found)
+    return "; ".join(f"{place}: {fault}" for place, fault in zip(places, faults, strict=True))
+
+
 def quoted_answer(answer: Any) -> str:
     """The text of an answer, to be shown to the model again."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
@@ -340,6 +353,13 @@ def _outline(answer: Any, fault: InvalidPatch) -> str:
         return fault_of(answer) or str(fault)
     if early := _early_end(answer.get("raw")):
         return early
-    if answer.get("parsing_error") is not None or answer.get("parsed") is None:
-        return "the answer is not as the schema asks for (this error's cause says where)"
+    if isinstance(error := answer.get("parsing_error"), ValidationError):
+        return f"the answer is not as the schema asks for: {faults_of(error)}"
+    if error is not None:
+        return "the answer calls a tool that there is not"
+    if answer.get("parsed") is None:
+        broken = getattr(answer.get("raw"), "invalid_tool_calls", ())
+        return f"the answer {'is no JSON' if broken else 'calls no tool, which it was asked for'}"
+    if isinstance(fault, InvalidAnswer):
+        return str(fault)
     return "the answer asks for what cannot be done (this error's cause says what)"

@@ -25,13 +25,14 @@ from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate, parts_of
+from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import text, whole
 from perdure.memory.plan import own_fields
 from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.writer import TEXT, MemoryWriter, Replacement, faults_of, unknown
+from perdure.memory.writer import TEXT, MemoryWriter, Replacement, unknown
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 from perdure.stores.text import STOP_WORDS, tokens

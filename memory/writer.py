@@ -23,6 +23,7 @@ from perdure.errors import (
 )
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
+from perdure.memory.model_call import faults_of
 from perdure.memory.plan import OWN, SAME, Change, change_note, judged, one_by_one, own_fields
 from perdure.memory.proposals import Addition, Revision, Scope
 from perdure.memory.records import Candidate, Memory, Outcome, Role
@@ -39,7 +40,6 @@ TEXT: Final = "text"
 NO_TOMBSTONE: Final = "there is no room to note that it is not to be extracted again"
 _KEY: Final = 9  # characters of a key, which a model has to copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
-_FAULTS: Final = 5
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 P = ParamSpec("P")
 
@@ -187,14 +187,6 @@ def check_schema(schema: Any) -> None:
             f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
             f"'text: str', which is searched, and no field {', '.join(OWN)}, which perdure sets"
         )
-
-
-def faults_of(exc: ValidationError) -> str:
-    """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
-    found = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
-    places = (".".join(str(part)[:60] for part in each["loc"]) for each in found)
-    faults = (each["msg"][:200] for each in found)
-    return "; ".join(f"{place}: {fault}" for place, fault in zip(places, faults, strict=True))
 
 
 def _fields(given: Given) -> dict[str, Any]:

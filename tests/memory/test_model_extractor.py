@@ -47,6 +47,12 @@ def answer(finish_reason: str = "tool_calls", **parts: Any) -> Answer:
     return Answer({"content": None, "tool_calls": [call]}, finish_reason)
 
 
+def called(arguments: str, text: str = "", tool: str = "Memories") -> Answer:
+    function = {"name": tool, "arguments": arguments}
+    call = {"id": "c", "type": "function", "function": function}
+    return Answer({"content": text, "tool_calls": [call]}, "tool_calls")
+
+
 def facts(*changes: dict[str, Any]) -> Answer:
     return answer(facts=list(changes))
 
@@ -357,20 +363,35 @@ def test_a_model_that_never_answers_loses_nothing(
     assert (report.messages, report.added) == (1, 2)
 
 
+HIDDEN = {"action": "insert", "text": "hunter2xyzzy9", "messages": [1]}
+
+
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "fault"),
     [
-        facts({"action": "hunter2xyzzy9", "text": "x", "messages": [1]}),
-        Answer({"content": "hunter2xyzzy9"}),
+        (facts({**HIDDEN, "action": "hunter2"}), "facts.0.action: Input should be 'insert', 'upd"),
+        (facts(HIDDEN, {**HIDDEN, "messages": "1, hunter2"}), "facts.1.messages: Input should be"),
+        (facts(*[HIDDEN] * 201), "facts has 201 entries; at most 200 are allowed"),
+        (answer("length", facts=[HIDDEN]), "cut off at the model's limit for output tokens"),
+        (called("{}", "hunter2"), "the answer has none of facts"),
+        (called('{"facts": "hunter2'), "the answer is no JSON"),
+        (called("{}", "hunter2", "Hunter2"), "the answer calls a tool that there is not"),
+        (Answer({"content": "hunter2xyzzy9"}), "the answer calls no tool, which it was asked for"),
     ],
 )
-def test_an_error_says_nothing_in_the_words_of_the_model(reply: Reply, scripted: Scripted) -> None:
-    """They may be a secret, and the error goes into logs and lists of jobs; the model is told."""
+def test_an_error_says_nothing_in_the_words_of_the_model(
+    reply: Reply, fault: str, scripted: Scripted
+) -> None:
+    """They may be a secret, and the error goes into logs and lists of jobs; the model is told.
+
+    What is wrong with the answer is said without them.
+    """
     at = scripted(reply, reply)
     at.say(said("I like green tea."))
     with pytest.raises(ModelFailed) as caught:
         at.extraction(retries=1).extract("t", user())
 
+    assert fault in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" in json.dumps(at.server.requests[-1]["messages"])
 
