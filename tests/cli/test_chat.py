@@ -404,6 +404,7 @@ def test_a_question_of_another_graph_is_shown(
 
 
 def test_a_cut_off_run_of_another_graph_is_named(db: Path) -> None:
+    """Before a node, and between its end and the next superstep."""
     with SQLiteCheckpointer.open(db) as saver:
         builder: Any = StateGraph(dict)
         builder.add_node("fails", lambda state: 1 / 0)
@@ -414,3 +415,9 @@ def test_a_cut_off_run_of_another_graph_is_named(db: Path) -> None:
 
     assert "is of another graph, and was cut off, or stopped, before 'fails'" in refused()
     assert left(db) == before
+    with SQLiteCheckpointer.open(db) as saver:
+        head = saver.get_tuple({"configurable": {"thread_id": "t"}})
+        assert head is not None
+        [task] = saver.status("t").tasks
+        saver.put_writes(head.config, [("ended", None)], str(task.id), "~__pregel_pull, fails")
+    assert "was cut off, or stopped, at the end of a step" in refused()

@@ -134,7 +134,7 @@ def _check(head: ThreadHead, talk: _Talk) -> None:
             "chat cannot answer: resume the thread in the program that runs that graph, with "
             "Command(resume=...), or by a client of the server that serves it"
         )
-    if {*status.next} - {*talk.graph.nodes, *_NODES}:
+    if {task.node for task in status.tasks} - {*talk.graph.nodes, *_NODES}:
         raise ConfigurationError(
             f"the thread {head.thread_id!r} is of {graph}, and {stands(status)}. Finish its run in "
             "the program that runs that graph, with None as the input, before you chat here"

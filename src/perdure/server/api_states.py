@@ -108,7 +108,7 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
         config = await _carrying(call, thread, config)
         with _refusing():
             new = await graph.aupdate_state(config, body.values, as_node=body.as_node)
-        is_open = (await call.saver.astatus(thread_id)).next
+        is_open = (await call.saver.ahead(thread_id)).status.next
         await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
     made = checkpoint_of(new)
     return {
