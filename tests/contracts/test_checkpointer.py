@@ -73,7 +73,7 @@ def test_delete_thread_leaves_nothing(saver: SQLiteCheckpointer) -> None:
 
 def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     """A value of a run's context that was named is in its checkpoints and in what follows them."""
-    context = Runtime(context={"user_id": "ann", "secret": "x"})
+    context: Any = Runtime(context={"user_id": "ann", "secret": "x"})
     run: Any = {"configurable": {**at()["configurable"], "runtime": context}}
     before = put(saver, {"n": 1}, run)
     saver.label("t", ["user_id", "team"])
@@ -82,7 +82,7 @@ def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     )
     after = put(saver, {"n": 3}, during)
     put(saver, {"n": 4}, after, metadata={"user_id": "bob"})
-    found = [each.metadata.get("user_id") for each in saver.list(at())]  # type: ignore[union-attr]
+    found = [each.metadata.get("user_id") for each in saver.list(at())]
 
     assert found == ["bob", "ann", "ann", None]
     assert not any("secret" in each.metadata for each in saver.list(at()))
