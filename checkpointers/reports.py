@@ -89,7 +89,7 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """`"waiting"` for an answer, `"unfinished"` (under way, cut off or stopped), or `"idle"`."""
+        """`"waiting"` for an answer, `"unfinished"` (under way, cut off, stopped), or `"idle"`."""
         if self.interrupts:
             return "waiting"
         return "unfinished" if self.tasks else "idle"
