@@ -8,6 +8,8 @@ from datetime import datetime
 from operator import add
 from typing import Any, Literal
 
+ThreadState = Literal["waiting", "unfinished", "idle"]
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
@@ -86,8 +88,8 @@ class ThreadStatus:
     tasks: tuple[ThreadTask, ...] = ()
 
     @property
-    def state(self) -> Literal["waiting", "unfinished", "idle"]:
-        """`"waiting"`: for an answer; `"unfinished"`: a run was cut off, or stopped at a node."""
+    def state(self) -> ThreadState:
+        """`"waiting"` for an answer, `"unfinished"` (under way, cut off, stopped), or `"idle"`."""
         if self.interrupts:
             return "waiting"
         return "unfinished" if self.tasks else "idle"
