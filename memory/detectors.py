@@ -52,22 +52,23 @@ _NAMED: Final = re.compile(  # in a lookahead: a value may be the name of the ne
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
     r"|(?<![^\W_])pw(?= [^:=]))\d?(?! (?:manager|generator|polic|rule|field|hint)))"
-    r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?code)?|cvv2?|cvc2?|otp"
+    r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?(?:code|number))?|cvv2?|cvc2?|otp"
     r"|(?:recovery|backup|security|verification|access|login|door|gate|alarm) code)"
     r"|(?:api|access|secret|private|auth|refresh)[ _-]?(?:key|token)|secret|token"
     r"|(?<![^\W_])(?:pass|pw)(?=[\"'*]{0,3} ?[:=]))"
     r"(?:(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192|是:?))"
-    r"|(?P<words>(?:\s[\w.@'()\[\]/&-]{1,30}){0,6}?)"
+    r"|(?(password)(?=\s{1,3}[\"'`*_]{0,4}(?=\S{0,40}\d)(?=\S{0,40}[a-z])[^\s\"'`]{4})|(?!))"
+    r"|\s-(?=\s)"
+    r"|(?P<of>(?=\s(?:for|of|to|on|at|in|fürs?|vo[nm]|de[rsl]?|voor|van|para|da|do|du|pour|от|для"
+    r"|[(\[])))?(?P<words>(?:\s[\w.@'()\[\]/&-]{1,30}){0,6}?)"
     r"(?P<told>(?:(?P<is>'s|\s(?:is|equals|ist|lautet|es|est|è|é))"
     r"|\s(?:(?:(?:was|has been) )?(?:set|changed|reset) to|was|are|will be))"
-    r"(?:\s(?:now|still))?(?P<colon>\s?[:=])?|(?P<mark>\s{0,3}(?:[:=]|[-=]>|\u2192))|\s-)(?=\s)"
+    r"(?:\s(?:now|still))?(?P<colon>\s?[:=])?"
+    r"|(?(of)(?:(?P<mark>\s{0,3}(?:[:=]|[-=]>|\u2192))|\s-)|(?!)))(?=\s)"
     r"|(?=\s))"
     r"[\"'`*_\\]{0,4}\s{0,10}[*\\\"'`]{0,4}"
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
-)
-_OF: Final = re.compile(  # what a password is for: "password for wifi: ..."
-    r"(?i)\s(?:for|of|to|on|at|in|fürs?|vo[nm]|de[rsl]?|voor|van|para|da|do|du|pour|от|для|[(\[])"
 )
 _NAMES_OF: Final = re.compile(  # most texts have none, and `_NAMED` takes ten times as long
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
@@ -111,17 +112,14 @@ def _is_secret(named: re.Match[str], value: str) -> bool:
         return value.replace("-", "").isdecimal() and 3 <= len(value) <= 9
     if named["password"] and named["sign"]:
         return len(value) >= 3
-    is_owned = not named["words"] or _OF.match(named["words"]) is not None
-    if named["mark"] and not is_owned:  # "password reset on: 2024-05-01"
-        return False
     has_digit = any(map(str.isdigit, value))
     if named["password"] and named["told"] and (value.isdecimal() or not has_digit):
-        return len(value) >= 4 and _is_password(named, value, is_owned)
+        return len(value) >= 4 and _is_password(named, value)
     least = 4 if named["password"] else 6 if named["sign"] else 12
     return len(value) >= least and has_digit and not value.isdecimal()
 
 
-def _is_password(named: re.Match[str], value: str, is_owned: bool) -> bool:
+def _is_password(named: re.Match[str], value: str) -> bool:
     """Whether a word, or a number, is a password by what is said of it."""
     start = named.start("value")
     is_quoted = named.string[start - 1] in "\"'`"
@@ -132,7 +130,7 @@ def _is_password(named: re.Match[str], value: str, is_owned: bool) -> bool:
         return is_signed
     if value.isalpha() and not is_quoted:  # "the password for wifi is unknown"
         return not named["words"]
-    return is_owned and (is_quoted or value.isdecimal())
+    return (not named["words"] or named["of"] is not None) and (is_quoted or value.isdecimal())
 
 
 def cards(text: str) -> Iterator[Finding]:

@@ -85,6 +85,7 @@ def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
         *("The password for gmail is super safe", "password: ********", "Password: 8 characters"),
         *("password: ${DB_PASSWORD}", "access token is valid until 2026-12-31", "the pin is on it"),
         *("the password for wifi is on the fridge", "the password for wifi is: see the fridge"),
+        *("lost the password for gmail - again", "password for wifi - on the fridge"),
         *(
             "password for the wifi: ask Bob",
             "The password for wifi is unknown.",
@@ -162,6 +163,9 @@ def test_dates_ids_prices_and_versions_are_left_alone(text: str) -> None:
         ("Ann changed her wifi password to hunter2.", "Ann changed her wifi password to [secret]."),
         ("wifi password - hunter2", "wifi password - [secret]"),
         ("the password for the mail at my work is hunter2", f"{MAIL} is [secret]"),
+        ("password hunter2 was leaked", "password [secret] was leaked"),
+        ("more password hunter22: yes", "more password [secret]: yes"),
+        ("password hunter2 - for wifi", "password [secret] - for wifi"),
         ("pw for wifi: hunter2", "pw for wifi: [secret]"),
         ("the pw is hunter2", "the pw is [secret]"),
         ("passcode for the door: 8842", "passcode for the door: [secret]"),
