@@ -91,7 +91,7 @@ def test_a_run_that_was_cut_off_is_on_the_pages(client: httpx.Client, settings: 
 
     for path in ("/ui/thread?id=t", "/ui/threads"):
         assert (
-            '<span class="tag">unfinished: next <bdi>fails</bdi></span>'
+            '<span class="tag">unfinished</span> <span class="quiet">next: <bdi>fails</bdi>'
             in client.get(path, headers=HTML).text
         )
 
