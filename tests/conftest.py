@@ -73,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("browser")
     if config.option.all or any("::" in arg for arg in config.args):
         return
-    skipped = set(config.cache.get(SKIPPED, [])) if config.cache else set()
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    skipped = set(cache.get(SKIPPED, [])) if cache else set()
     chosen = [item for item in items if _is_chosen(item, skipped, rest=config.option.rest)]
     config.hook.pytest_deselected(items=[*({*items} - {*chosen})])
     items[:] = chosen
@@ -110,10 +111,10 @@ def pytest_terminal_summary(
     skipped = programs.missing(stats.get("skipped", []))
     for line in programs.summary(skipped):
         terminalreporter.write_line(line, yellow=True)
-    if config.cache:
+    if cache := getattr(config, "cache", None):
         ran = {getattr(report, "nodeid", "") for reports in stats.values() for report in reports}
-        before = {*config.cache.get(SKIPPED, [])}
-        config.cache.set(SKIPPED, sorted((before - ran) | {*skipped}))
+        before = {*cache.get(SKIPPED, [])}
+        cache.set(SKIPPED, sorted((before - ran) | {*skipped}))
 
 
 @pytest.fixture(autouse=True)
