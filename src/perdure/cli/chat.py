@@ -118,8 +118,8 @@ def _head(file: Database, thread: str) -> ThreadHead | None:
         return None
     if head.owner and head.owner != file.user:
         raise ConfigurationError(
-            f"the thread {thread!r} is {head.owner!r}'s and you are {file.user!r}; go on with "
-            f"--user {head.owner}, or take another id for a thread of your own"
+            f"the thread {thread!r} belongs to {head.owner!r}, and you are {file.user!r}; go on "
+            f"with --user {quote(head.owner)}, or take another id for a thread of your own"
         )
     return head
 
