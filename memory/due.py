@@ -181,9 +181,12 @@ class DueThreads:
 def labels_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Whose a thread is: the values for the names of a namespace in its head's metadata.
 
-    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`.
+    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`. A whole
+    number, as a service may have for its users, is taken as its text.
     """
-    return {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
+    values = {name: metadata.get(name) for name in names}
+    texts = {n: str(value) if type(value) is int else value for n, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def standing(

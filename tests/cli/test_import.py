@@ -570,7 +570,7 @@ def langgraphs_database(path: Path, users: dict[str, Any]) -> str:
 
 def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) -> None:
     """As with a worker; those of nobody are the settings' user's, and the report says how many."""
-    users = {"a": "ann", "b": "ann", "c": "bob", "d": None, "e": ""}
+    users = {"a": "ann", "b": "ann", "c": 7, "d": None, "e": ""}
     old = langgraphs_database(tmp_path / "old.sqlite", users)
     report = run("import", old, "--user", "zoe")
     again = read("import", old, "--user", "zoe")
@@ -581,10 +581,10 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
             for user in found
         }
 
-    assert threads == {"ann": {"a", "b"}, "bob": {"c"}, "zoe": {"d", "e"}}
-    assert report.startswith("5 conversations (2 of ann, 2 of zoe, 1 of bob): ")
-    assert report.endswith("checkpoints, 2 memories of ann, 2 of zoe, 1 of bob\n")
-    assert again["users"] == {"ann": 2, "zoe": 2, "bob": 1}
+    assert threads == {"ann": {"a", "b"}, "7": {"c"}, "zoe": {"d", "e"}}
+    assert report.startswith("5 conversations (2 of ann, 2 of zoe, 1 of 7): ")
+    assert report.endswith("checkpoints, 2 memories of ann, 2 of zoe, 1 of 7\n")
+    assert again["users"] == {"ann": 2, "zoe": 2, "7": 1}
     assert (again["memories"], again["unchanged"], again["by_user"]) == (0, 5, {})
 
 
