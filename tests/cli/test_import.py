@@ -601,6 +601,25 @@ def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
     assert "no user is named: 1 thread" in attempt("memories", "jobs").stderr
 
 
+def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
+    """As one that is a conversation; a whole number is a user's name."""
+    rows = [
+        {"thread_id": "a", "user_id": "ann", **USER},
+        {"thread_id": "a", "role": "user", "content": "and bye"},
+        {"thread_id": "b", "user_id": 7, "messages": [USER]},
+    ]
+    lines_file = tmp_path / "talks.jsonl"
+    lines_file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    report = run("import", str(lines_file))
+
+    assert report.startswith("2 conversations (1 of 7, 1 of ann): 3 new messages, ")
+    assert (memories("ann"), memories("7"), memories()) == (
+        ["user: and bye", "user: hello"],
+        ["user: hello"],
+        [],
+    )
+
+
 def test_lines_name_their_users(tmp_path: Path) -> None:
     """What `perdure export` writes goes back to the users that it is of."""
     rows = [
