@@ -67,11 +67,11 @@ def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, An
     config is one that langgraph gives a node, a tool or a checkpointer; any other has no context.
     """
     runtime: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
-    for value in config.get("configurable", {}).values() if runtime else ():
-        if isinstance(value, runtime.Runtime):
-            context = value.context
+    for part in config.get("configurable", {}).values() if runtime else ():
+        if isinstance(part, runtime.Runtime):
+            context = part.context
             read = context.get if isinstance(context, Mapping) else partial(getattr, context)
-            return {name: each for name in names if (each := read(name, None)) is not None}
+            return {name: value for name in names if (value := read(name, None)) is not None}
     return {}
 
 

@@ -89,6 +89,7 @@ Plan = Callable[[Planner], PlannedPut | PlannedWrites]
 _List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
+_LONGEST_LABEL: Final = 4096  # characters of a value that a run's context has; a namespace's limit
 _REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
 
@@ -280,7 +281,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
             values = context_values(config, names).items()
-            labels = {n: v.replace("\0", "") for n, v in values if isinstance(v, str)}
+            texts = ((n, v) for n, v in values if isinstance(v, str) and len(v) <= _LONGEST_LABEL)
+            labels = {name: text.replace("\0", "") for name, text in texts}
             known |= {**labels, LABELS: sorted(labels)} if labels else {}
         parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
         return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
@@ -290,13 +292,15 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
         hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
-        root graph on, texts of these names are in its metadata, in place of what `configurable`
-        says. Checkpoints that follow it have them as well, unless their own run names others.
+        root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
+        its metadata, in place of what `configurable` says. Checkpoints that follow it have them as
+        well, unless their own run names others.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
         """
-        before = self._labels.get(check_thread_id(thread_id), set())
+        thread_id = check_thread_id(thread_id)
+        before = self._labels.get(thread_id, set())
         if not before.issuperset(names):
             _remember(self._labels, thread_id, before | {*names})
 

@@ -184,11 +184,11 @@ class Reader:
 
     def status_at(self, at: Address) -> Flow[ThreadStatus | None]:
         """The status of a thread at a checkpoint; see `find`."""
-        found = yield from self.find(at)
-        if found is None:
+        checkpoint = yield from self.find(at)
+        if checkpoint is None:
             return None
-        rows = self._own((yield self._writes_of(found)))
-        return (yield from self.status(*at[:2], found.snapshot, [*rows]))
+        rows = self._own((yield self._writes_of(checkpoint)))
+        return (yield from self.status(*at[:2], checkpoint.snapshot, [*rows]))
 
     def status(
         self, thread_id: str, ns: str, snapshot: Snapshot, rows: Sequence[Row]

@@ -104,6 +104,12 @@ class ThreadStatus:
         """The questions that wait for an answer: langgraph's `Interrupt`s."""
         return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
 
+    @property
+    def questions(self) -> tuple[tuple[str, Any], ...]:
+        """What `interrupts` ask, each with the node that asks."""
+        open_tasks = [task for task in self.tasks if not task.done]
+        return tuple((task.node, _question(one)) for task in open_tasks for one in task.interrupts)
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadHead:
@@ -275,3 +281,9 @@ class ImportReport:
     checkpoints: int = 0
     writes: int = 0
     skipped: int = 0
+
+
+def _question(interrupt: Any) -> Any:
+    if isinstance(interrupt, Mapping):  # as another program may have stored it
+        return interrupt.get("value", interrupt)
+    return getattr(interrupt, "value", interrupt)

@@ -60,7 +60,7 @@ def thread_status(
         writes: The pending writes, whoever wrote them, in order.
     """
     by_task = _by_task(writes)
-    tasks = {each[0].path: task for task, each in by_task.items() if _has_path(each)}
+    tasks = {own[0].path: task for task, own in by_task.items() if _has_path(own)}
     due = dict(_due(values, versions, seen))
     for path in tasks:  # a graph may be triggered by channels of any name
         if path.startswith(_PULL):
@@ -70,11 +70,11 @@ def thread_status(
     if not due and not by_task:
         return IDLE
     lacking = [path for path in due if path not in tasks]
-    for task, each in by_task.items():  # other savers' files may have no paths
-        if not _has_path(each):
+    for task, own in by_task.items():  # other savers' files may have no paths
+        if not _has_path(own):
             if len(lacking) == 1:
                 tasks[lacking.pop()] = task
-            elif any(write.channel == INTERRUPT for write in each):
+            elif any(write.channel == INTERRUPT for write in own):
                 tasks[_PULL + task] = task
                 due[_PULL + task] = ""
     return ThreadStatus(

@@ -174,8 +174,8 @@ class Threads:
         head, writes = None, list[Row]()
         for key in [place(namespace, at) for namespace, ns, at in namespaces if ns == ""]:
             rows, writes = yield [self.sql("checkpoint_at", key), self.sql("writes_at", key)]
-            for found in rows:
-                head = self.reader.open_row(row[1], "", found)
+            for checkpoint in rows:
+                head = self.reader.open_row(row[1], "", checkpoint)
         return tuple(ns for _, ns, _ in namespaces), head, writes
 
     def status(self, at: Address) -> Flow[ThreadStatus]:

@@ -162,12 +162,12 @@ class DueThreads:
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """The namespace of a thread's memories, and its values; None: there is no such place."""
         names = self._extraction.namespace.names
-        if not all(name in head.metadata for name in names):
+        labels = labels_of(head.metadata, names)
+        if len(labels) < len(names):
             self._unassigned[head.thread_id] = head.updated_at
             return None
-        given = labels_of(head.metadata, names)
         try:
-            namespace = namespace_of(self._extraction.namespace, {"configurable": given})
+            namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
             check_namespace(notes_of(WATERMARKS, namespace))
             check_key(head.thread_id)
         except ConfigurationError:
@@ -175,15 +175,18 @@ class DueThreads:
         except InvalidNamespace as exc:  # of one thread, which must not hold up the others
             _LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
             return None
-        return namespace, given
+        return namespace, labels
 
 
 def labels_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Whose a thread is: the values for the names of a namespace in its head's metadata.
 
-    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`.
+    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`. A whole
+    number, as a service may have for its users, is taken as its text.
     """
-    return {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
+    values = {name: metadata.get(name) for name in names}
+    texts = {n: str(value) if type(value) is int else value for n, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def standing(

@@ -54,8 +54,8 @@ class Node(Runnable[Any, Any]):
                 expected.bind(*args, **options)
             except TypeError as exc:
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-                given = [f"{value!r:.30}" for value in args]
-                given += [f"{key}={value!r:.30}" for key, value in options.items()]
+                arguments = [f"{value!r:.30}" for value in args]
+                arguments += [f"{key}={value!r:.30}" for key, value in options.items()]
                 takes = [
                     f"{parameter.name}={parameter.default!r:.30}"
                     if parameter.default is not parameter.empty
@@ -63,7 +63,7 @@ class Node(Runnable[Any, Any]):
                     for parameter in expected.parameters.values()
                 ]
                 raise ConfigurationError(
-                    f"{name}({', '.join(given)}): {exc}; it takes {', '.join(takes)}"
+                    f"{name}({', '.join(arguments)}): {exc}; it takes {', '.join(takes)}"
                 ) from None
         return super().__new__(cls)
 

@@ -44,8 +44,8 @@ def labels_of_run(names: Sequence[str], config: RunnableConfig | None) -> dict[s
 
     Its checkpointer is told which are the context's, of which langgraph stores nothing.
     """
-    given = ensure_config(config)
-    configurable, values = given["configurable"], context_values(given, names)
+    config = ensure_config(config)
+    configurable, values = config["configurable"], context_values(config, names)
     if values and configurable.get("thread_id") is not None:
         from perdure.checkpointers.checkpointer import Checkpointer  # a run has it imported
 

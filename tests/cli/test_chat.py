@@ -349,7 +349,7 @@ def test_a_thread_of_another_user_is_refused(options: tuple[str, ...], db: Path)
     before = left(db)
     why = refused("--user", "zoe", *options)
 
-    assert "the thread 't' is 'ann''s and you are 'zoe'; go on with --user ann" in why
+    assert "the thread 't' belongs to 'ann', and you are 'zoe'; go on with --user ann" in why
     assert left(db) == before
 
 
@@ -368,7 +368,7 @@ def test_a_thread_keeps_its_owner(db: Path) -> None:
         after = saver.head("t")
 
     assert (unnoted.owner, unnoted.metadata["user_id"]) == ("ann", "")
-    assert "is 'ann''s" in why
+    assert "belongs to 'ann'" in why
     assert (after.owner, after.metadata["user_id"]) == ("ann", "ann")
 
 

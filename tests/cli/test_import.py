@@ -570,7 +570,7 @@ def langgraphs_database(path: Path, users: dict[str, Any]) -> str:
 
 def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) -> None:
     """As with a worker; those of nobody are the settings' user's, and the report says how many."""
-    users = {"a": "ann", "b": "ann", "c": "bob", "d": None, "e": ""}
+    users = {"a": "ann", "b": "ann", "c": 7, "d": None, "e": ""}
     old = langgraphs_database(tmp_path / "old.sqlite", users)
     report = run("import", old, "--user", "zoe")
     again = read("import", old, "--user", "zoe")
@@ -581,10 +581,10 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
             for user in found
         }
 
-    assert threads == {"ann": {"a", "b"}, "bob": {"c"}, "zoe": {"d", "e"}}
-    assert report.startswith("5 conversations (2 of ann, 2 of zoe, 1 of bob): ")
-    assert report.endswith("checkpoints, 2 memories of ann, 2 of zoe, 1 of bob\n")
-    assert again["users"] == {"ann": 2, "zoe": 2, "bob": 1}
+    assert threads == {"ann": {"a", "b"}, "7": {"c"}, "zoe": {"d", "e"}}
+    assert report.startswith("5 conversations (2 of ann, 2 of zoe, 1 of 7): ")
+    assert report.endswith("checkpoints, 2 memories of ann, 2 of zoe, 1 of 7\n")
+    assert again["users"] == {"ann": 2, "zoe": 2, "7": 1}
     assert (again["memories"], again["unchanged"], again["by_user"]) == (0, 5, {})
 
 
@@ -599,6 +599,25 @@ def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
     assert "threads that name no user_id are not extracted: 1;" in work.stderr
     assert (len(memories("ann")), memories()) == (1, [])
     assert "no user is named: 1 thread" in attempt("memories", "jobs").stderr
+
+
+def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
+    """As one that is a conversation; a whole number is a user's name."""
+    rows = [
+        {"thread_id": "a", "user_id": "ann", **USER},
+        {"thread_id": "a", "role": "user", "content": "and bye"},
+        {"thread_id": "b", "user_id": 7, "messages": [USER]},
+    ]
+    lines_file = tmp_path / "talks.jsonl"
+    lines_file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    report = run("import", str(lines_file))
+
+    assert report.startswith("2 conversations (1 of 7, 1 of ann): 3 new messages, ")
+    assert (memories("ann"), memories("7"), memories()) == (
+        ["user: and bye", "user: hello"],
+        ["user: hello"],
+        [],
+    )
 
 
 def test_lines_name_their_users(tmp_path: Path) -> None:

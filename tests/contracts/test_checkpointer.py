@@ -88,6 +88,9 @@ def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     assert not any("secret" in each.metadata for each in saver.list(at()))
     assert [head.thread_id for head in saver.heads(filter={"user_id": "bob"})] == ["t"]
     assert len(listed(saver, at(), filter={"user_id": "ann"})) == 2
+    context.context["user_id"] = "x" * 4_097  # longer than a label of a namespace
+    put(saver, {"n": 5}, run)
+    assert "user_id" not in saver.head("t").metadata
 
 
 def test_delete_for_runs(saver: SQLiteCheckpointer) -> None:

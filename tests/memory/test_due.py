@@ -88,11 +88,17 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
 
 
 def test_threads_that_name_no_user(runs: Runs) -> None:
-    """They are nobody's, and are listed once nothing was said in them for a while."""
-    runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, {"configurable": {"thread_id": "t"}})
+    """They are nobody's, and are listed once nothing was said in them for a while.
+
+    A whole number is a user's name, and a value of another kind is none.
+    """
+    for thread, user in (("t", {}), ("truth", {"user_id": True}), ("number", {"user_id": 7})):
+        config: Any = {"configurable": {"thread_id": thread, **user}}
+        runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
     threads = DueThreads(runs.extraction, Pace(0))
 
-    assert (threads.jobs(), threads.unassigned(), threads.unassigned(60)) == ([], ["t"], [])
+    assert {job.thread_id: job.namespace for job in threads.jobs()} == {"number": ("memories", "7")}
+    assert (sorted(threads.unassigned()), threads.unassigned(60)) == (["t", "truth"], [])
 
 
 def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:

@@ -80,6 +80,7 @@ def test_a_line_has_the_route_and_no_id(
         ("/wp-admin/9f1c44aa-3a54-4d6c-8f0b-7d1f0c2e5a11", "/wp-admin/…"),
         ("/hooks/123456/x", "/hooks/…/x"),
         ("/" + "long/" * 1_000, "/" + "long/" * 39 + "long"),
+        ("/" + "long/" * 37 + "k7" * 20, "/" + "long/" * 37 + "…"),
     ],
 )
 def test_a_404_names_its_path(

@@ -116,10 +116,11 @@ def _head(file: Database, thread: str) -> ThreadHead | None:
         head = file.saver.head(thread)
     except UnknownThread:
         return None
-    if head.owner and head.owner != file.user:
+    owner = str(head.owner or "")
+    if owner not in ("", file.user):
         raise ConfigurationError(
-            f"the thread {thread!r} is {head.owner!r}'s and you are {file.user!r}; go on with "
-            f"--user {head.owner}, or take another id for a thread of your own"
+            f"the thread {thread!r} belongs to {owner!r}, and you are {file.user!r}; go on "
+            f"with --user {quote(owner)}, or take another id for a thread of your own"
         )
     return head
 
@@ -210,7 +211,7 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
 def _carried(head: ThreadHead, user: str) -> dict[str, Any]:
     """What each new checkpoint is to say of the thread, as the head does: also whose it is."""
     carried = {name: head.metadata[name] for name in _CARRIED if name in head.metadata}
-    if head.owner and head.owner != user:
+    if head.owner and str(head.owner) != user:
         carried["owner"] = head.owner
     return carried
 

@@ -87,11 +87,14 @@ class Lines:
 
     def add_message(self, found: Mapping[str, Any]) -> None:
         """Add an object that is a message, after the last one."""
-        given = {key: value for key, value in found.items() if key != "thread_id"}
-        _add(*self._thread(found.get("thread_id") or self._name, {}), given)
+        whose = {name: found[name] for name in WHOSE if name in found}
+        message = {k: v for k, v in found.items() if k != "thread_id" and k not in whose}
+        _add(*self._thread(found.get("thread_id") or self._name, whose), message)
 
     def _thread(self, name: object, found: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        made = described(str(name), found, {each: each for each in (*ABOUT, *WHOSE)})
+        numbers = {key: str(found[key]) for key in WHOSE if type(found.get(key)) is int}
+        names = {key: key for key in (*ABOUT, *WHOSE)}
+        made = described(str(name), {**found, **numbers}, names)
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path

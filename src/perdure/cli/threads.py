@@ -81,7 +81,7 @@ def _described(file: Database, text: str, limit: int) -> Iterator[dict[str, Any]
                 "title": title,
                 "status": head.status.state,
                 "next": head.status.next,
-                "waits_for_answers_to": [asked(one) for one in head.status.interrupts],
+                "waits_for_answers_to": [question for _, question in head.status.questions],
             }
             limit -= 1
         if not limit:
@@ -96,18 +96,12 @@ def in_utc(seconds: Any) -> datetime | None:
         return None
 
 
-def asked(interrupt: Any) -> Any:
-    """What a graph asked, without the id of the question."""
-    return getattr(interrupt, "value", interrupt)
-
-
 def stands(status: ThreadStatus) -> str:
     """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
     if status.state == "waiting":
         questions = (
-            f"at {line(task.node)!r}: {line(_text(asked(one)), _LONGEST_QUESTION)}"
-            for task in status.tasks
-            for one in (() if task.done else task.interrupts)
+            f"at {line(node)!r}: {line(_text(question), _LONGEST_QUESTION)}"
+            for node, question in status.questions
         )
         return f"waits for an answer ({'; '.join(questions)})"
     nodes = ", ".join(repr(line(node)) for node in dict.fromkeys(status.next))

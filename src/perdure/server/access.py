@@ -165,14 +165,30 @@ def _containing(wanted: Any) -> Callable[[Any], bool]:
             and all(name in value and holds(value[name]) for name, holds in fields.items())
         )
     if isinstance(wanted, list):
-        plain = {value for value in wanted if isinstance(value, _PLAIN)}
+        plain = _plain_keys(wanted)
         parts = [_containing(value) for value in wanted if not isinstance(value, _PLAIN)]
         return lambda value: (
             isinstance(value, list)
-            and plain <= {one for one in value if isinstance(one, _PLAIN)}
+            and plain <= _plain_keys(value)
             and all(any(map(holds, value)) for holds in parts)
         )
     return lambda value: bool(value == wanted)
+
+
+def _plain_keys(values: list[Any]) -> set[Any]:
+    """The texts, numbers and nulls of a list, as keys that are equal where they are.
+
+    Hashes of numbers are no secret: of some with the same hash a set takes quadratic time.
+    """
+    return {_plain_key(value) for value in values if isinstance(value, _PLAIN)}
+
+
+def _plain_key(value: str | float | None) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) or value.is_integer():
+        return (hex(int(value)),)  # of any size in linear time
+    return (repr(value),)
 
 
 def _within_lists(value: Any, inside: bool = False) -> int:

@@ -129,8 +129,9 @@ class Guard:
 
 def _shown(scope: Scope) -> str:
     """The path of a request as it was sent, without what may be a key or an id, and the query."""
-    sent = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")[:_PATH]
-    return "/".join("…" if _SECRET.search(part) else part for part in sent.split("/"))
+    sent = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
+    parts = ("…" if _SECRET.search(part) else part for part in sent.split("/"))
+    return "/".join(parts)[:_PATH]  # a key is left out before it can be cut to less than one
 
 
 async def _record(scope: Scope, status: int) -> None:

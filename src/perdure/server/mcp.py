@@ -151,9 +151,9 @@ async def read_thread(
     status = await call.saver.astatus(thread_id)
     if status.next:
         more["next"] = [*dict.fromkeys(status.next)]
-    if status.interrupts:
-        asked = (getattr(one, "value", one) for one in status.interrupts)
-        more["waits_for_answers_to"] = [cut(as_text(value), _LONGEST)[0] for value in asked]
+    if status.questions:
+        texts = [cut(as_text(question), _LONGEST)[0] for _, question in status.questions]
+        more["waits_for_answers_to"] = texts
     return _quoted(thread_id=thread_id, messages=shown, **more)
 
 

@@ -89,12 +89,11 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
 
 def _open(status: ThreadStatus) -> Values:
     """Whether a run is unfinished, what waits for an answer, and the nodes that are to run."""
-    asked = [
-        {"node": task.node, "text": cut(as_text(getattr(one, "value", one)), _QUESTION)[0]}
-        for task in status.tasks
-        for one in (() if task.done else task.interrupts)
+    waits = [
+        {"node": node, "text": cut(as_text(question), _QUESTION)[0]}
+        for node, question in status.questions
     ]
-    return {"state": status.state, "waits": asked, "next": [*dict.fromkeys(status.next)]}
+    return {"state": status.state, "waits": waits, "next": [*dict.fromkeys(status.next)]}
 
 
 async def titles(saver: Checkpointer, ids: Iterable[str]) -> dict[str, str]:

@@ -367,7 +367,7 @@ class Threads:
         for name, value in wanted.items():
             if isinstance(value, str) and name.isidentifier():
                 names = (name, "user_id") if name == "owner" else (name,)
-                tagged = [{"filter": {each: value}} for each in names]
+                tagged = [{"filter": {label: value}} for label in names]
                 asked.append(({"metadata": {name: value}}, tagged))
         for filter, conditions in asked:
             items = await self._store.asearch(RECORDS, filter=filter, limit=_FEW, refresh_ttl=False)
