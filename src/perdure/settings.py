@@ -149,9 +149,10 @@ NAMES: Final = {
 }
 
 
-_KEYWORDS: Final = re.compile(  # of libpq's conninfo strings
-    r"\s*(host|hostaddr|port|dbname|user|password|passfile|service|options|application_name|"
-    r"connect_timeout|target_session_attrs|ssl\w+)\s*="
+_KEYWORDS: Final = re.compile(  # of libpq's conninfo strings; a password is in no file's name
+    r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
+    r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
+    re.IGNORECASE | re.DOTALL,
 )
 
 

@@ -588,6 +588,16 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
     assert (again["memories"], again["unchanged"], again["by_user"]) == (0, 5, {})
 
 
+def test_a_user_of_whom_there_can_be_no_memories_ends_no_import(tmp_path: Path) -> None:
+    """Its thread is taken over and named; the threads after it are read."""
+    old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "blank": "  ", "c": "bob"})
+    report = read("import", old)
+
+    assert (report["conversations"], report["by_user"]) == (3, {"ann": 1, "bob": 1})
+    assert [each["conversation"] for each in report["skipped"]] == ["blank"]
+    assert "expected text that is not blank" in report["skipped"][0]["reason"]
+
+
 def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
     """It gives each user theirs, and says of how many threads there is no user."""
     old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "d": None})

@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from perdure import PostgresCheckpointer, PostgresStore, SQLiteStore, settings
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.foreign_postgres import ForeignPostgres
 from tests import postgres_server
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -61,13 +62,30 @@ def test_a_dsn_is_no_file() -> None:
         SQLiteStore("postgresql://localhost/x")
 
 
-@pytest.mark.parametrize("db", ["host=x password=s3", " dbname=x", "sslmode=require host=x"])
+@pytest.mark.parametrize(
+    "db",
+    [
+        "host=x password=s3",
+        " dbname=x",
+        "sslmode=require host=x",
+        "PASSWORD=s3 host=x",
+        "keepalives=1 password = s3",
+    ],
+)
 def test_a_dsn_of_keywords_is_no_file(db: str) -> None:
     """It is a DSN for the settings, and refused by the classes for files without its password."""
     with pytest.raises(ConfigurationError, match="PostgresStore") as refused:
         SQLiteStore(db)
 
     assert settings.is_dsn(db)
+    assert "s3" not in str(refused.value)
+
+
+def test_an_option_of_a_dsn_that_is_wrong() -> None:
+    """It is refused before a connection is tried, and the error shows no password."""
+    with pytest.raises(ConfigurationError, match="connect_timeout") as refused:
+        ForeignPostgres("postgresql://u:s3@127.0.0.1:1/x?connect_timeout=abc")
+
     assert "s3" not in str(refused.value)
 
 

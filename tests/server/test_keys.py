@@ -203,6 +203,23 @@ def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
     assert httpx.get(f"{url}/threads/night", headers=of_bob).status_code == 404
 
 
+@pytest.mark.parametrize("of_ann", [{}, {"user_id": "ann"}])
+def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
+    url: str, folder: Path, of_ann: dict[str, str]
+) -> None:
+    """Programs of langgraph's platform have assistant_id in their metadata, as this server has."""
+    bob, root = ({"x-api-key": key} for key in (BOB, ROOT))
+    thread = f"assistant-{len(of_ann)}"
+    reserved = {"thread_id": thread, "metadata": {"topic": "plans"}}
+    assert httpx.post(f"{url}/threads", json=reserved, headers=bob).is_success
+    with open_checkpointer(str(folder / "memory.db")) as saver:
+        talk(saver, thread, said=["SECRET of a program", "yes"], assistant_id="agent", **of_ann)
+
+    assert httpx.get(f"{url}/threads/{thread}", headers=bob).status_code == 404
+    metadata = httpx.get(f"{url}/threads/{thread}", headers=root).json()["metadata"]
+    assert metadata.get("owner") == of_ann.get("user_id")
+
+
 def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) -> None:
     """By a run, an edit of its state or as a copy, whatever a program says on it later."""
     asks: Any = {"input": {"messages": [{"role": "user", "content": "hi"}]}}

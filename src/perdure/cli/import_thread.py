@@ -30,6 +30,7 @@ from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import (
+    InvalidConfig,
     InvalidMessages,
     InvalidNamespace,
     NotADatabase,
@@ -122,8 +123,9 @@ class Importing:
         try:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             done = self._extraction.extract(thread_id, config)
-        except (InvalidMessages, InvalidNamespace) as exc:
-            # a program's own, with something else in that channel; an id that no memory can name
+        except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
+            # a program's own, with something else in that channel, or a user or an id of which
+            # there can be no memories
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + done.added

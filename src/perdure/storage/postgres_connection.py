@@ -126,7 +126,7 @@ def connected(
     """A connection in autocommit, configured.
 
     Raises:
-        ConfigurationError: The server refuses the login or the database.
+        ConfigurationError: The server refuses the login or the database, or an option is wrong.
         StorageUnavailable: It cannot be reached.
     """
     name = shown(dsn)
@@ -136,6 +136,8 @@ def connected(
         if any(reason in str(exc) for reason in _REFUSALS):
             raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
         raise translated(exc, name) from exc
+    except psycopg.ProgrammingError as exc:
+        raise ConfigurationError(f"{name}: {exc}; mend that option of the DSN") from exc
     try:
         with mapped(name):
             configure(conn)
