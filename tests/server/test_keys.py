@@ -213,7 +213,8 @@ def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
     reserved = {"thread_id": thread, "metadata": {"topic": "plans"}}
     assert httpx.post(f"{url}/threads", json=reserved, headers=bob).is_success
     with open_checkpointer(str(folder / "memory.db")) as saver:
-        talk(saver, thread, said=["SECRET of a program", "yes"], assistant_id="agent", **of_ann)
+        names: Any = {"assistant_id": "agent", **of_ann}
+        talk(saver, thread, said=["SECRET of a program", "yes"], **names)
 
     assert httpx.get(f"{url}/threads/{thread}", headers=bob).status_code == 404
     metadata = httpx.get(f"{url}/threads/{thread}", headers=root).json()["metadata"]
