@@ -280,7 +280,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
             values = context_values(config, names).items()
-            labels = {n: v.replace("\0", "") for n, v in values if isinstance(v, str)}
+            labels = {n: v for n, v in values if isinstance(v, str) and "\0" not in v}
             known |= {**labels, LABELS: sorted(labels)} if labels else {}
         parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
         return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
