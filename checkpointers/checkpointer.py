@@ -281,8 +281,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
             values = context_values(config, names).items()
-            texts = ((n, v) for n, v in values if isinstance(v, str) and len(v) <= _LONGEST_LABEL)
-            labels = {name: text.replace("\0", "") for name, text in texts}
+            texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
+            labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
             known |= {**labels, LABELS: sorted(labels)} if labels else {}
         parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
         return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)

@@ -231,7 +231,7 @@ def test_a_chat_says_what_it_is_and_how_to_leave(
     """With the model, or that there is none; /help says more, and is no message."""
     without = terminal("chat", "-t", "t", typed="/help\n/quit\n")
     monkeypatch.setenv("PERDURE_MODEL", "scripted")
-    monkeypatch.setenv("PERDURE_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("PERDURE_BASE_URL", "http://someone:secret@127.0.0.1:9/v1")
     configured = terminal("chat", "-t", "t", typed="/quit\n")
 
     assert without.splitlines()[0].startswith("perdure chat: ")
@@ -240,6 +240,6 @@ def test_a_chat_says_what_it_is_and_how_to_leave(
     assert "/help says more, /quit or Ctrl-D leaves." in without
     assert "  /quit  leave" in without
     assert "'perdure history t'" in without
-    assert "The model is 'scripted' at http://127.0.0.1:9/v1." in configured
+    assert "The model is 'scripted' at 127.0.0.1:9." in configured
     assert "thread 't' is new" in configured
     assert max(map(cell_len, (without + configured).splitlines())) <= 80

@@ -201,6 +201,16 @@ def test_a_value_in_the_context_that_is_no_text_is_refused(file: File, user: Any
     assert file.users() == set()
 
 
+def test_a_name_with_nul_in_the_context_is_not_another_users(file: File) -> None:
+    """langgraph would take the NUL out of metadata, which makes the name of somebody else."""
+    with pytest.raises(InvalidConfig, match="NUL"):
+        file.graph(remember_turns()).invoke(
+            TEA, BOB, context={"user_id": "a\0nn"}, durability="exit"
+        )
+
+    assert file.saver.head("t").metadata.get("user_id") != "ann"
+
+
 def test_a_config_that_a_node_gives_is_no_runs(file: File) -> None:
     """A node may look into another user's memories: its config says whose."""
     profile = Profile(AsModel, file.store, key="about")

@@ -120,7 +120,12 @@ MOST = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
 
 
 @pytest.mark.parametrize(
-    ("metadata", "limit"), [(LARGE, "expected at most 64000"), (DEEP, "more than 8 levels")]
+    ("metadata", "limit"),
+    [
+        (LARGE, "expected at most 64000"),
+        (DEEP, "more than 8 levels"),
+        ({"a": [{"b": 2**64}]}, "number of 65 bits"),
+    ],
 )
 def test_metadata_is_bounded(metadata: Any, limit: str, standing: Standing) -> None:
     """Of a new thread, of a change, of a run and in a run's config: nothing is written."""

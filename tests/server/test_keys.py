@@ -205,7 +205,7 @@ def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
 
 @pytest.mark.parametrize("of_ann", [{}, {"user_id": "ann"}])
 def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
-    url: str, folder: Path, of_ann: dict[str, str]
+    url: str, folder: Path, of_ann: Any
 ) -> None:
     """Programs of langgraph's platform have assistant_id in their metadata, as this server has."""
     bob, root = ({"x-api-key": key} for key in (BOB, ROOT))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -94,7 +95,8 @@ def chat(
 def _introduce(file: Database) -> None:
     """Say what a chat is, who answers, and how it ends."""
     chosen = file.settings
-    answers = f"The model is {chosen.model!r} at {chosen.base_url or 'OpenAI'}."
+    host = urlsplit(chosen.base_url or "").netloc.rpartition("@")[2]  # without a password
+    answers = f"The model is {chosen.model!r} at {host or 'OpenAI'}."
     if chosen.model is None:
         answers = "No model is configured: answers quote what was said. PERDURE_MODEL sets one."
     note("perdure chat: a conversation that is stored, and goes on when you come back.")

@@ -67,12 +67,18 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Metadata that a client gives a thread, which every list of threads reads.
 
     Raises:
-        ConfigurationError: It has more than 64 kB as JSON, or more than 8 levels.
+        ConfigurationError: It has more than 64 kB as JSON, more than 8 levels, or a whole number
+            beyond 64 bits, which no checkpoint can hold.
     """
     level: list[Any] = [metadata]
     for _ in range(METADATA_LEVELS):
-        values = chain(*(part.values() if isinstance(part, dict) else part for part in level))
+        values = [*chain(*(part.values() if isinstance(part, dict) else part for part in level))]
         level = [value for value in values if isinstance(value, dict | list)]
+        for value in values:
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise ConfigurationError(
+                    f"the metadata has a number of {value.bit_length()} bits; expected at most 64"
+                )
     if level:
         raise ConfigurationError(
             f"the metadata {metadata!r:.80} has more than {METADATA_LEVELS} levels"
