@@ -225,7 +225,7 @@ def test_a_role_whose_idle_sessions_end(options: dict[str, Any]) -> None:
     """A lock is held as long as it is needed; a connection that was ended is replaced."""
     name = f"idle {options['schema']}"
     dsn = make_conninfo(postgres_server.dsn(), application_name=name)
-    dsn = sessions_with(dsn, {"idle_session_timeout": "100"})
+    dsn = sessions_with(dsn, {"idle_session_timeout": "500"})
     mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
     with (
         PostgresCheckpointer.open(dsn, **options) as saver,
