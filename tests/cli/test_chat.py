@@ -138,6 +138,18 @@ def test_after_an_error_of_the_model_the_chat_goes_on(
     assert said(db) == ["first", "late", "second", "next"]
 
 
+def test_an_answer_that_is_no_stream_is_an_error_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some endpoints answer with one JSON object, whatever they are asked for."""
+    with OpenAIServer([Failure(200, "one object")]) as server:
+        use(monkeypatch, server)
+        failed = attempt("chat", "--thread", "t", "-m", "first")
+
+    assert isinstance(failed.exception, ModelFailed)
+    assert "did not answer: " in str(failed.exception)
+
+
 @pytest.mark.parametrize(
     "given", [("--keep-last", "0", "-m", "x"), ("-t", "", "-m", "x"), ("-m", " ")]
 )

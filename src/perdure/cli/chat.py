@@ -177,7 +177,9 @@ class _Talk:
             if not speak(parts, COLORS["ai"]):  # the answer was stored before the turn was cut off
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 speak([last.text] if last.type == "ai" else [], COLORS["ai"])
-        except OpenAIError as exc:
+        except PerdureError:
+            raise
+        except (OpenAIError, ValueError) as exc:  # the second is langchain's, of a broken answer
             why = line(str(exc), 300).rstrip(".")
             raise ModelFailed(f"{the_model(exc)} did not answer: {why}. {otherwise}") from exc
         if self.window:  # the state keeps no more than the next answer is shown
@@ -194,11 +196,8 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
         return
     said = [item for item in file.saver.history(thread) if not item.branch]
     seen = sum(item.seen for item in said)
-    note(
-        f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}, "
-        f"{len(said) - seen} are only history",
-        "dim",
-    )
+    counts = f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}"
+    note(counts + (f", {len(said) - seen} are only history" if seen < len(said) else ""), "dim")
     for item in said[-_SHOWN:]:
         head = f"{'●' if item.seen else '○'} {item.value.type}: "
         text = item.value.text or ", ".join(

@@ -442,7 +442,10 @@ def translated(exc: BaseException, name: str) -> StorageError:
     if isinstance(exc, errors.DiskFull):
         return StorageFull(f"{name}: {exc}; free space on the server, then write again")
     if isinstance(exc, psycopg.Error) and is_lost(exc):
-        return StorageUnavailable(f"{name}: {exc}; check that the server runs and can be reached")
+        reason = " ".join(str(exc).split())  # libpq's has several lines
+        return StorageUnavailable(
+            f"{name}: {reason}; check that the server runs and can be reached"
+        )
     if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
         return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
     if isinstance(exc, errors.ProgramLimitExceeded):
