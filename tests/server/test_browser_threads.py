@@ -86,8 +86,11 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
 def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> None:
     """As on the page of threads: its title, or what was asked first; the id stands beside it."""
     first, second = ID, "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
-    put(saver, {"messages": [HumanMessage("hi", id="m")]}, thread=first, metadata={"title": "Tea"})
-    put(saver, {"messages": [HumanMessage("What grows here?", id="m")]}, thread=second)
+    ann = {"user_id": "ann"}
+    tea = {"messages": [HumanMessage("hi", id="m")]}
+    put(saver, tea, thread=first, metadata={"title": "Tea", **ann})
+    asks = {"messages": [HumanMessage("What grows here?", id="m")]}
+    put(saver, asks, thread=second, metadata=ann)
     for path in ("/ui/storage", "/ui/jobs", "/ui/threads"):
         tab.goto(path)
         for title, id in (("Tea", first), ("What grows here?", second)):

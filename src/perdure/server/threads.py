@@ -455,9 +455,10 @@ class Threads:
 
 def _counts(record: Mapping[str, Any], head: ThreadHead | None) -> bool:
     """Whether a record is of the thread with this head: no other program began the thread."""
+    if head is None or head.checkpoint_id is None or not record.get("reserved"):
+        return True
     # both are in the metadata of what this server writes; other programs may name the first
-    written_here = {"assistant_id", "user_id"}
-    return head is None or not record.get("reserved") or head.metadata.keys() >= written_here
+    return head.metadata.keys() >= {"assistant_id", "user_id"}
 
 
 def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) -> Thread:
