@@ -141,7 +141,7 @@ def test_a_flipped_bit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer of a damaged file differs from that of the whole one, and no error is untyped."""
-    chance = random.Random(1)
+    chance = random.Random("1")
     path, damaged = tmp_path / "x.db", tmp_path / "damaged.db"
     with monkeypatch.context() as patched:  # the same bytes each time
         clock = iter(range(1_700_000_000, 1_800_000_000))
