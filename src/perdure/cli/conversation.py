@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     message: str | None = None
 
 
-class Node(NamedTuple):
+class MessageNode(NamedTuple):
     """A message, and the id of the one that it follows."""
 
     parent: str | None
@@ -44,7 +44,9 @@ class Conversation:
 
     id: str  # of its thread
     about: dict[str, Any] = field(default_factory=dict)  # see `ABOUT`; times in s since 1970 (UTC)
-    nodes: dict[str, Node] = field(default_factory=dict)  # by id, parents first, main branch last
+    nodes: dict[str, MessageNode] = field(
+        default_factory=dict
+    )  # by id, parents first, main branch last
     leaf: str | None = None  # the message where the main branch ends
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Conversation:
     def add(self, message: BaseMessage, parent: str | None) -> str:
         """Add a message after another; returns its id."""
         key = str(message.id)
-        node = self.nodes.setdefault(key, Node(parent, message))
+        node = self.nodes.setdefault(key, MessageNode(parent, message))
         if node.message is not message and node.message != message:
             self.problem("the id of another message", key)
         return key
