@@ -245,6 +245,7 @@ class World:
     numbers: dict[str, int] = field(default_factory=dict)
     history: list[str] = field(default_factory=list)
     turns: int = 0
+    answered_at_exit: bool = False
 
     def __post_init__(self) -> None:
         self.graph = built(self.saver)
@@ -271,6 +272,7 @@ class World:
             return None
         given: Any = None
         if isinstance(action, Resume):
+            self.answered_at_exit |= action.durability == "exit"
             given = Command(resume=action.answer)
         elif isinstance(action, Turn):
             self.turns += 1
@@ -342,7 +344,12 @@ class World:
             case CheckpointTuple():
                 values = value.checkpoint["channel_values"]
                 parts = self.plain([value.config, value.parent_config, value.metadata, values])
-                writes = sorted(value.pending_writes or [], key=lambda write: _blank(write[1:]))
+                pending = value.pending_writes or []
+                if self.answered_at_exit:
+                    # langgraph writes the answer at the exit or not, by which of two tasks was
+                    # first: it takes the answer out of a list that another task has replaced
+                    pending = [w for w in pending if w[:2] != (NULL_TASK_ID, RESUME)]
+                writes = sorted(pending, key=lambda write: _blank(write[1:]))
                 return [parts, sorted(self.plain(writes), key=repr)]  # in the order of threads
             case list() | tuple():
                 if all(isinstance(item, Interrupt) for item in value):
@@ -354,6 +361,7 @@ class World:
         return f"#{self.numbers.setdefault(match[0], len(self.numbers))}"
 
 
+NULL_TASK_ID, RESUME = "00000000-0000-0000-0000-000000000000", "__resume__"
 _IDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b")
 
 
