@@ -7,10 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from perdure.checkpointers import SQLiteCheckpointer
@@ -27,6 +31,10 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
 # All modules of tests and what they import stay until the end: a collection of the garbage need
 # not go over them again and again.
 gc.disable()
+
+# typer makes all commands anew at each call, which took nine tenths of the time of a command
+typer.main.get_command = cache(typer.main.get_command)
+typer.testing._get_command = typer.main.get_command  # type: ignore[attr-defined]
 SKIPPED = "perdure/skipped"  # in pytest's cache: tests that waited for a program to be installed
 
 
@@ -117,14 +125,24 @@ def pytest_terminal_summary(
         cache.set(SKIPPED, sorted((before - ran) | {*skipped}))
 
 
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One certificate authority; each client of HTTP reads all that there are, which takes long."""
+    first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERT")
+    path = tmp_path_factory.mktemp("authority") / "one.pem"
+    path.write_text(f"{first}{end}IFICATE-----\n", encoding="utf-8")
+    return path
+
+
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Path) -> None:
     """Keep the developer's own settings out of the tests."""
     for name in [name for name in os.environ if name.startswith("PERDURE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
 
 
 @pytest.fixture(params=sorted(BACKENDS))
