@@ -1,8 +1,9 @@
-"""The cache of a process: items and recent checkpoints of threads, within a budget.
+"""The cache of a process: items and heads of threads, within a budget.
 
 Never the source of truth. An item at a position never changes, so what is kept of it stays right
 whoever writes; only a deletion makes it stale, and each deletion raises the thread's `generation`,
-which every operation reads from the database and compares.
+which every read compares. What is planned upon a kept head is stored only if the thread still has
+the `stamp` that it had then: each transaction that changes a thread gives it another one.
 """
 
 from __future__ import annotations
@@ -16,25 +17,15 @@ from itertools import chain, starmap
 from typing import Any, Final
 
 from perdure.checkpointers.manifest import ALIASES, Ranges
-from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
-_THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
-_RECENT: Final = 16  # checkpoints, and checkpoints whose pending writes are kept, per thread
+_THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
+_RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
 _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its full form, about
 
 UNREAD_STEP: Final = -1 << 31
 Write = list[Any]  # [index, channel, reference]
 Pending = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
-
-
-@dataclass(slots=True)
-class End:
-    """The end of a log: its key, the positions of the next item and the next alias."""
-
-    key: int
-    next: int = 0
-    next_alias: int = ALIASES
 
 
 class ChannelLog:
@@ -43,17 +34,23 @@ class ChannelLog:
     Attributes:
         items: Full forms by position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
-        end: Where it ends, as of the thread's `seq`.
+        next, next_alias: The positions of the next item and the next alias.
+        planned: How many items are planned, and not committed yet.
     """
 
-    __slots__ = ("_index", "_indexed", "end", "items", "key", "name", "origins")
+    __slots__ = (
+        *("_index", "_indexed", "items", "key", "name", "next", "next_alias", "origins"),
+        "planned",
+    )
 
-    def __init__(self, key: int, name: str) -> None:
+    def __init__(self, key: int, name: str, known: ChannelLog | None = None) -> None:
+        """A log with the items that are at hand of the same one, `known`."""
         self.key = key
         self.name = name
-        self.items: dict[int, bytes] = {}
-        self.origins: dict[int, int] = {}
-        self.end = End(key)
+        self.items: dict[int, bytes] = {} if known is None else known.items
+        self.origins: dict[int, int] = {} if known is None else known.origins
+        self.next, self.next_alias = 0, ALIASES
+        self.planned = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
 
@@ -75,12 +72,20 @@ class ChannelLog:
         return list(map(self.items.__getitem__, places))
 
     def find(self, full: bytes) -> int | None:
-        """The position of an item with this content, if one is here."""
+        """The position of an item with this content, if one is here, or is planned."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
                 self._index.setdefault(self.items[position], position)
             self._indexed = len(self.items)
         return self._index.get(full)
+
+    def plan(self, full: bytes) -> int:
+        """The position of an item to come; `find` has it from now on."""
+        position = self.next
+        self.next += 1
+        self.planned += 1
+        self._index.setdefault(full, position)
+        return position
 
     def origin(self, position: int) -> int:
         """The first position of the item at a position."""
@@ -126,36 +131,53 @@ class Snapshot:
             self.ranges[channel] = parent.ranges[channel]
 
 
+@dataclass(slots=True)
+class Head:
+    """The head of a namespace: its key, what it is pinned to (0: the newest), the checkpoint."""
+
+    namespace: int
+    pinned: int
+    snapshot: Snapshot | None
+
+
 class Thread:
     """The cached data of one thread, valid as long as `key` and `generation` are.
 
     Attributes:
-        seq: The counter of puts at which the ends of the logs were known.
+        stamp: What the thread's row has, if a write may rest on what follows; None: on nothing.
+        seq: The counter of puts; `updated_at`: when it was last written to.
         logs, named: The logs, by key and by channel.
-        recent: Checkpoints, for the puts that follow them, by namespace and id.
+        heads: By namespace; `flying`: the namespaces of which one is planned, not committed yet.
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
-        states: What the statement `state` would answer, by namespace.
         size: About how many bytes it takes.
+        lock: Held while a write is planned: what is planned changes all of the above at once.
     """
 
-    __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size", "states")
+    __slots__ = (
+        *("flying", "generation", "heads", "key", "lock", "logs", "named", "pending", "seq"),
+        *("size", "stamp", "updated_at"),
+    )
 
     def __init__(self, key: int, generation: int) -> None:
         self.key = key
         self.generation = generation
-        self.seq = -1
+        self.stamp: int | None = None
+        self.seq = 0
+        self.updated_at = 0.0
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
-        self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
+        self.heads: OrderedDict[str, Head] = OrderedDict()
+        self.flying: set[str] = set()
         self.pending: OrderedDict[tuple[str, str], dict[str, Pending]] = OrderedDict()
-        self.states: OrderedDict[str, Row] = OrderedDict()
         self.size = _THREAD_OVERHEAD
+        self.lock = threading.Lock()
 
-    def log(self, key: int, name: str) -> ChannelLog:
-        """The log with a key."""
+    def log(self, key: int, name: str, known: Thread | None = None) -> ChannelLog:
+        """The log with a key; a new one has the items that are `known` of it."""
         log = self.logs.get(key)
         if log is None:
-            log = self.logs.setdefault(key, ChannelLog(key, name))
+            before = known.logs.get(key) if known is not None else None
+            log = self.logs.setdefault(key, ChannelLog(key, name, before))
             self.named[name] = log
         return log
 
@@ -166,10 +188,16 @@ class Thread:
                 log.items[position] = full
                 self.size += len(full) + _ITEM_OVERHEAD
 
+    def snapshot(self, ns: str, uid: str) -> Snapshot | None:
+        """A checkpoint, if it is the head that is kept of a namespace."""
+        head = self.heads.get(ns)
+        found = head.snapshot if head is not None else None
+        return found if found is not None and found.uid == uid else None
 
-def log_at_hand(thread: Thread | None, channel: str) -> ChannelLog:
+
+def log_at_hand(thread: Thread, channel: str) -> ChannelLog:
     """What is kept of a channel's log, perhaps nothing."""
-    log = thread.named.get(channel) if thread is not None else None
+    log = thread.named.get(channel)
     return ChannelLog(0, channel) if log is None else log
 
 
@@ -213,12 +241,19 @@ class Cache:
                 self._shed()
             return known
 
+    def replace(self, thread_id: str, thread: Thread) -> None:
+        """Keep what a transaction left behind, in the place of what was kept before."""
+        with self._lock:
+            self._threads[thread_id] = thread
+            self._threads.move_to_end(thread_id)
+
     def _shed(self) -> None:
         total = sum(thread.size for thread in self._threads.values())
         while total > self._limit and len(self._threads) > 1:
             total -= self._threads.popitem(last=False)[1].size
 
-    def forget(self, thread_id: str) -> None:
-        """Drop what is kept of a thread."""
+    def forget(self, thread_id: str, thread: Thread | None = None) -> None:
+        """Drop what is kept of a thread, if that is still `thread`; None: whatever it is."""
         with self._lock:
-            self._threads.pop(thread_id, None)
+            if thread is None or self._threads.get(thread_id) is thread:
+                self._threads.pop(thread_id, None)

@@ -59,7 +59,7 @@ from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
-from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
+from perdure.checkpointers.put import Put, TaskWrites
 from perdure.checkpointers.reader import Reader, collector_paused
 from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.reports import (
@@ -77,15 +77,14 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.values import Allowlist
-from perdure.checkpointers.writer import Stale, Writer
+from perdure.checkpointers.writer import Commit, Writer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
-from perdure.storage.flow import Flow, NamedSQL, by_month, rows_of
+from perdure.storage.flow import Flow, NamedSQL, Stale, by_month, rows_of
 
 T = TypeVar("T")
-Plan = Callable[[Planner], PlannedPut | PlannedWrites]
 _List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
@@ -252,9 +251,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
-        at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
-        self._write(plan, at.thread_id)
-        return at.config(checkpoint["id"])
+        asked = self._put(config, checkpoint, metadata, new_versions)
+        self._write(asked)
+        return asked.at.config(checkpoint["id"])
 
     async def aput(
         self,
@@ -264,17 +263,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
-        at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
-        await self._awrite(plan, at.thread_id, _items_in(checkpoint["channel_values"].values()))
-        return at.config(checkpoint["id"])
+        asked = self._put(config, checkpoint, metadata, new_versions)
+        await self._awrite(asked, _items_in(checkpoint["channel_values"].values()))
+        return asked.at.config(checkpoint["id"])
 
-    def _put_plan(
+    def _put(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Address, Plan]:
+    ) -> Put:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         known = dict(get_checkpoint_metadata(config, metadata))
@@ -284,8 +283,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
             labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
             known |= {**labels, LABELS: sorted(labels)} if labels else {}
-        parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
-        return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
+        return Put(at, checkpoint, known, new_versions, self._read_by_id.pop(at, False))
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
         """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
@@ -320,8 +318,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 its id or path.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
-        at, plan = _writes_plan(config, writes, task_id, task_path)
-        self._write(plan, at.thread_id)
+        self._write(_task_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self,
@@ -331,8 +328,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        at, plan = _writes_plan(config, writes, task_id, task_path)
-        await self._awrite(plan, at.thread_id, _items_in(value for _, value in writes))
+        asked = _task_writes(config, writes, task_id, task_path)
+        await self._awrite(asked, _items_in(value for _, value in writes))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The next version of a channel: a whole number, or in another saver's form."""
@@ -734,35 +731,32 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self.database.read(make)
 
-    def _job(self, plan: Plan, planner: Planner) -> Any:
-        """The write for the database, and the update of the cache by its outcome."""
-        planned = plan(planner)
-        return (
-            self._writer.job(planned),
-            lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(planned.at.thread_id),
-            (planned.at.thread_id,),
-        )
-
-    def _write(self, plan: Plan, thread_id: str) -> None:
-        for planner in self._planners(thread_id):
+    def _write(self, asked: Put | TaskWrites) -> None:
+        """Store what is asked upon what is kept of the thread, or else upon what is read of it."""
+        planned, write = self._writer.at_hand(asked), self.database.write
+        if planned is not None:
             with suppress(Stale):
-                self.database.write(*self._job(plan, planner))
+                write(planned.flow, *self._outcome(asked))
                 return
+        write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
-    async def _awrite(self, plan: Plan, thread_id: str, items: int) -> None:
-        for planner in self._planners(thread_id):
-            job = partial(self._job, plan, planner)
-            planned = job() if items <= OFF_LOOP_ITEMS else await self.database.in_thread(job)
+    async def _awrite(self, asked: Put | TaskWrites, items: int) -> None:
+        """See `_write`."""
+        if items <= OFF_LOOP_ITEMS:
+            planned = self._writer.at_hand(asked)
+        else:
+            planned = await self.database.in_thread(lambda: self._writer.at_hand(asked))
+        write = self.database.awrite
+        if planned is not None:
             with suppress(Stale):
-                await self.database.awrite(*planned)
+                await write(planned.flow, *self._outcome(asked))
                 return
+        await write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
-    def _planners(self, thread_id: str) -> Iterator[Planner]:
-        """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""
-        yield Planner(self._codec, self._cache.peek(thread_id))
-        yield Planner(self._codec, None)
-        yield Planner(self._codec, None, alone=True)
+    def _outcome(self, asked: Put | TaskWrites) -> tuple[Any, Any, tuple[str]]:
+        """What is done in the writing thread after a commit, and after a failure; and what waits."""
+        thread_id = asked.at.thread_id
+        return Commit.committed, lambda: self._cache.forget(thread_id), (thread_id,)
 
 
 def serde_and_seal(
@@ -798,9 +792,9 @@ def _items_in(values: Iterable[Any]) -> int:
     return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
 
 
-def _writes_plan(
+def _task_writes(
     config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-) -> tuple[Address, Plan]:
+) -> TaskWrites:
     at = address(config)
     check_text("task_id", task_id)
     check_text("task_path", task_path)
@@ -809,4 +803,4 @@ def _writes_plan(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    return at, lambda planner: planner.writes(at, writes, task_id, task_path)
+    return TaskWrites(at, task_id, task_path, writes)

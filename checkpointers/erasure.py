@@ -19,8 +19,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
+from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.cache import Snapshot, Thread, Write
-from perdure.checkpointers.log import Appender
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -35,7 +35,6 @@ from perdure.checkpointers.manifest import (
     positions,
     references,
 )
-from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader, collector_paused
 from perdure.checkpointers.records import (
     VIEWS,
@@ -51,6 +50,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
+from perdure.checkpointers.split import New
 from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
@@ -97,7 +97,7 @@ def _erased(
         yield from eraser.run(looking=True)
         eraser.remover.channels = channels
     yield from eraser.run(looking=False)
-    yield eraser.appender.statements()
+    yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
     yield reader.sql("removed", rows[0][0])
     yield from maintenance.database.scrub_wanted()
@@ -150,12 +150,11 @@ class _Eraser:
     """
 
     def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
-        key, seq, generation = row
+        key, _, generation = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
         self.thread = Thread(key, generation)  # not the cache's
-        of = reader.sql, reader.seal, thread_id, key, seq, self.thread
-        self.appender = Appender(*of)
+        self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread)
         self.checkpoints = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
@@ -176,11 +175,11 @@ class _Eraser:
 
     def read_logs(self) -> Flow[None]:
         """Read all items of the thread."""
-        yield from self.appender.find_ends(())
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             if name == _BLOCKS:
                 continue
             log, items = self.thread.log(key, name), dict[int, bytes]()
+            log.next, log.next_alias = (stop for _, stop in log_spans(*ends))
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
@@ -188,7 +187,7 @@ class _Eraser:
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
-                self.appender.placed.setdefault((name, stored), position)
+                self.additions.placed.setdefault((name, stored), position)
 
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""
@@ -404,7 +403,7 @@ class _Eraser:
     def _append(self, log: int, parts: list[New | Range]) -> Ranges:
         if self._looking:
             return [(0, 1)]  # nobody will read it
-        return self.appender.append(self.thread.logs[log].name, parts)
+        return self.additions.append(self.thread.logs[log].name, parts)
 
     # -- items
 

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
+from perdure.checkpointers.put import Put, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
@@ -48,7 +48,7 @@ WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s
 """
 
 
-Write = Callable[[Callable[[Planner], PlannedPut | PlannedWrites], str], None]
+Write = Callable[[Put | TaskWrites], None]
 
 
 class Task(NamedTuple):
@@ -204,8 +204,7 @@ def _marked(sql: str) -> str:
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
-    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores what a
-    function plans for a thread. Once `stopped` is set, no further checkpoint is taken over.
+    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores a put. Once `stopped` is set, no further checkpoint is taken over.
     """
 
     def __init__(
@@ -262,13 +261,12 @@ class Importer:
         new = found is None
         if new:
             versions = checkpoint["channel_versions"]
-            self.write(lambda to: to.checkpoint(upon, checkpoint, metadata, versions), at.thread_id)
+            self.write(Put(upon, checkpoint, dict(metadata), versions))
         elif not self._is_same(given, found):
             raise ImportFailed(f"{where} is another one here")
         lacking = tasks if new else self._lacking(tasks, found)
         for task_id, path, writes in lacking:
-            plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=path)
-            self.write(plan, at.thread_id)
+            self.write(TaskWrites(at, task_id, path, writes))
         if new or lacking:
             found = self.read(lambda: self.reader.get(at))
         if not self._is_same(given, found) or self._lacking(tasks, found):

@@ -6,6 +6,7 @@ CREATE TABLE threads (
     thread_id text COLLATE "C" NOT NULL UNIQUE,
     seq bigint NOT NULL DEFAULT 0,
     generation bigint NOT NULL DEFAULT 0,
+    stamp bigint NOT NULL DEFAULT 0,
     created_at double precision NOT NULL,
     updated_at double precision NOT NULL
 ) WITH (fillfactor = 70);
@@ -53,6 +54,21 @@ ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_v
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+
+-- advance: see sqlite.sql; a division tells whether nobody changed the thread, as an error undoes the whole request
+WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ? RETURNING 1)
+SELECT 1 / count(*) FROM advanced;
+
+-- advance_now: the same, and when it was written to
+WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ? RETURNING 1)
+SELECT 1 / count(*) FROM advanced;
+
+-- new_writes: see sqlite.sql and `advance`
+WITH added AS (
+    INSERT INTO writes (namespace, uid, task, path, body) SELECT ?::bigint, ?::bytea, ?::bytea, ?::text, ?::bytea
+    WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?) RETURNING 1
+)
+SELECT 1 / count(*) FROM added;
 
 -- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
 SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;

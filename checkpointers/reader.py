@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread, keep
+from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -103,11 +104,10 @@ class Reader:
         if thread_key is None or at.checkpoint_id not in (None, found):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
         thread = self.cache.thread(at.thread_id, thread_key, generation)
-        known = thread.recent.get((at.checkpoint_ns, found or ""))
+        known = thread.snapshot(at.checkpoint_ns, found or "")
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
-            yield from self._resolve(at.thread_id, thread, known)
-        keep(thread.recent, (at.checkpoint_ns, known.uid), known)
+            yield from self.resolve(at.thread_id, thread, known)
         return Found(thread, namespace, known)
 
     def check_missing(self, at: Address) -> Flow[None]:
@@ -141,12 +141,11 @@ class Reader:
     def _kept_head(self, at: Address) -> Found | None:
         """The head that this process put last, if all its values are at hand."""
         thread = self.cache.peek(at.thread_id)
-        state = thread.states.get(at.checkpoint_ns) if thread is not None else None
-        if thread is None or state is None or at.checkpoint_id is not None:
+        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
+        if thread is None or head is None or at.checkpoint_id is not None:
             return None
-        _, _, _, _, namespace, _, key, _, packed, _ = state
-        snapshot = thread.recent.get((at.checkpoint_ns, unpack_id(packed) or ""))
-        if snapshot is None or snapshot.key != key:
+        snapshot = head.snapshot
+        if snapshot is None or at.checkpoint_ns in thread.flying:
             return None
         for channel, ref in snapshot.refs.items():
             if isinstance(ref, bytes):
@@ -157,7 +156,7 @@ class Reader:
             ranges = [(ref[2], ref[2] + 1)] if ref[0] == ITEM else snapshot.ranges[channel][1]
             if not all(log.has(*each) for each in ranges):
                 return None
-        return Found(thread, namespace, snapshot)
+        return Found(thread, head.namespace, snapshot)
 
     def _writes_of(self, found: Found) -> Statement:
         return self.sql("writes_of", found.namespace, pack_id(found.snapshot.uid))
@@ -222,7 +221,7 @@ class Reader:
         """Whether a run that names no checkpoint would start from the one of an address."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("state", uid, at.checkpoint_ns, at.thread_id)
-        return bool(rows) and rows[0][6] == rows[0][9]
+        return bool(rows) and rows[0][7] == rows[0][8]
 
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
@@ -236,7 +235,7 @@ class Reader:
         snapshot = self.open_row(thread_id, ns, row)
         ((key, _, generation),) = yield self.sql("find_thread", thread_id)
         thread = self.cache.thread(thread_id, key, generation)
-        yield from self._resolve(thread_id, thread, snapshot)
+        yield from self.resolve(thread_id, thread, snapshot)
         return snapshot
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
@@ -276,7 +275,7 @@ class Reader:
             snapshot.labels = labels_in(self.metadata(snapshot))
         return snapshot.labels
 
-    def _resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
+    def resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
         written, snapshot.said = snapshot.said, {}
         for channel, (key, numbers) in written.items():
@@ -404,6 +403,16 @@ class Reader:
             return [*positions(ranges)]
         log = yield from self.load(thread_id, thread, key, aliases)
         return [*map(log.origin, positions(ranges))]
+
+    def load_hashed(self, thread_id: str, thread: Thread, hashes: Sequence[int]) -> Flow[None]:
+        """Have the items of the thread at hand that have one of these hashes."""
+        if not hashes:
+            return
+        for key, body in (yield self.sql("same_hashes", json.dumps(hashes))):
+            log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
+            if log is not None and position < ALIASES:
+                _, stored = open_item(self.seal, thread_id, log.name, key, body)
+                thread.add_items(log, [(position, self.codec.expanded([stored])[0])])
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
         """The stored forms of the items of ranges."""

@@ -72,39 +72,34 @@ ALTER TABLE threads RENAME COLUMN swept TO generation;
 ALTER TABLE threads DROP COLUMN checkpoints;
 ALTER TABLE threads DROP COLUMN items;
 ALTER TABLE threads DROP COLUMN bytes;
+ALTER TABLE threads ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0;
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
 
 -- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
-SELECT s.thread, s.seq, s.generation, s.updated_at, s.namespace, s.pinned, h.id, h.began, h.uid,
-(SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace)
+SELECT s.*, (SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace)
 FROM (
-    SELECT t.thread, t.seq, t.generation, t.updated_at, n.namespace, n.pinned, CASE n.pinned
+    SELECT t.thread, t.seq, t.generation, t.stamp, t.updated_at, n.namespace, n.pinned, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
     ELSE (n.namespace << 32) + n.pinned END AS head
     FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
-) s LEFT JOIN checkpoints h ON h.id = s.head;
-
--- known: a number if a thread and its namespace are there still, and nothing of the thread was removed
-SELECT 1 / count(*) FROM threads t JOIN namespaces n ON n.thread = t.thread
-WHERE t.thread_id = ? AND t.thread = ? AND t.generation = ? AND n.namespace = ?;
-
--- unchanged: a number if all that `state` answers is as it was, and a checkpoint is not there yet
-SELECT 1 / count(*) FROM (
-    SELECT n.namespace, CASE n.pinned
-    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-    ELSE (n.namespace << 32) + n.pinned END AS head
-    FROM threads t JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3
-    AND t.thread = ?4 AND t.seq = ?5 AND t.generation = ?6 AND n.namespace = ?7 AND n.pinned = ?8 LIMIT 1
-) s LEFT JOIN checkpoints h ON h.id = s.head WHERE coalesce(h.id, 0) = ?9 AND coalesce(h.began, 0) = ?10
-AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace);
+) s;
 
 -- new_thread: a thread nobody has written to yet
-INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
+INSERT INTO threads (thread_id, stamp, created_at, updated_at) VALUES (?, ?, ?, ?) RETURNING thread;
 
--- advance: the place, in put order, of the thread's newest checkpoint
+-- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread
+UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?;
+
+-- advance_now: the same, and when it was written to; apart, so that its index is not written each time
+UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?;
+
+-- set_seq: the place of the newest checkpoint of a copy
 UPDATE threads SET seq = ? WHERE thread = ?;
+
+-- changed: tell every process that the head is another
+UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ? WHERE thread = ?;
@@ -223,12 +218,9 @@ DELETE FROM checkpoints WHERE id = ?;
 -- find_writes: what a task wrote already
 SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 
--- add_writes: what a task wrote, if it is the first of it
-INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (namespace, uid, task) DO NOTHING RETURNING 1;
-
--- new_writes: what a task wrote, which has written nothing yet
-INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?);
+-- new_writes: what a task wrote, which has written nothing yet, if nothing of the thread was removed
+INSERT INTO writes (namespace, uid, task, path, body) SELECT ?, ?, ?, ?, ?
+WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?);
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
@@ -282,7 +274,7 @@ SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint = g.checkp
 ) g LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.checkpoint >> 32 LEFT JOIN threads t ON t.thread = n.thread;
 
 -- removed: tell every process that rows of the thread are gone
-UPDATE threads SET generation = generation + 1 WHERE thread = ?;
+UPDATE threads SET generation = generation + 1, stamp = stamp + 1 WHERE thread = ?;
 
 -- drop_namespace_checkpoints: a whole namespace
 DELETE FROM checkpoints WHERE id >= ? AND id < ?;

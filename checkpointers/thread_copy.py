@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -49,8 +50,9 @@ def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) 
         last = found.snapshot.key & _LOW
     thread, _, created_at, *_ = rows[0]
     ((_, seq, _),) = yield reader.sql("find_thread", source)
-    ((new,),) = yield reader.sql("new_thread", target, created_at, time.time())
-    yield reader.sql("advance", seq, new)
+    stamp = random.getrandbits(62)
+    ((new,),) = yield reader.sql("new_thread", target, stamp, created_at, time.time())
+    yield reader.sql("set_seq", seq, new)
     copier = _Copier(reader, source, target, new)
     yield from copier.copy_logs(thread)
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):

@@ -1,17 +1,21 @@
-"""Writes of checkpoints and pending writes: flows within one transaction of the database."""
+"""Writes of checkpoints and pending writes.
+
+A put takes the kept head of its thread and a checkpoint, and makes rows and the new head of them.
+The rows are stored in one transaction, if the thread still is as it was kept: else, or if it was
+not kept, another transaction reads the thread first, and plans the same.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
+from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write, keep
-from perdure.checkpointers.log import Appender
+from perdure.checkpointers.cache import Cache, Head, Snapshot, Thread, Write, keep
 from perdure.checkpointers.manifest import (
     DICT,
     DICT_HERE,
@@ -22,21 +26,22 @@ from perdure.checkpointers.manifest import (
     joined,
 )
 from perdure.checkpointers.messages import CLASSES
-from perdure.checkpointers.planner import PlannedPut, PlannedWrites
+from perdure.checkpointers.put import Put, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     LABELS,
     labels_in,
+    log_spans,
     open_writes,
     pack_id,
     place,
     seal_checkpoint,
     seal_writes,
     tags_of,
-    unpack_id,
     written_said,
 )
-from perdure.storage.flow import Flow, Hope, Last, Row, Statement, Unexpected
+from perdure.checkpointers.split import Node, Split
+from perdure.storage.flow import Flow, Guarded, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
@@ -46,280 +51,282 @@ _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
 
 
-class Stale(Exception):
-    """A plan rests on what is not there, deleted meanwhile perhaps: plan again, from nothing."""
-
-
 @dataclass(slots=True)
-class Written:
-    """The state that a flow found and wrote; the cache takes it after the commit.
+class Commit:
+    """A transaction: what it writes, and what is kept of the thread after it.
 
     Attributes:
-        at: The thread and namespace.
-        known: What is kept of the thread, if it is true still.
-        head: Of the namespace: key, began and packed id.
-        existing: The key of the checkpoint, if it was put before.
-        branch: Whether it is a branch that nobody asked for.
-        writes: Of a task, by its checkpoint and id.
+        statements: The first finds out whether the thread is as it was kept.
+        ns: The namespace whose head this is about, if it is about one.
+        fresh: Whether `thread` was read in this transaction: it is kept after it.
+        branch: The id of the checkpoint, if it is a branch that nobody asked for.
     """
 
-    at: Address
-    now: float
-    known: Thread | None
-    key: int
-    seq: int
-    generation: int
-    updated_at: float
-    namespace: int
-    pinned: int
-    head: tuple[int | None, int | None, bytes | str | None]
-    existing: int | None
-    snapshot: Snapshot | None = None
-    branch: bool = False
-    appender: Appender | None = None
-    writes: tuple[str, str, Pending] | None = None
+    cache: Cache
+    thread_id: str
+    thread: Thread
+    statements: list[Statement]
+    additions: Additions | None = None
+    ns: str | None = None
+    fresh: bool = False
+    branch: str = ""
 
-    def take_over(self, cache: Cache) -> None:
-        """Keep what was written, and say if it is a branch nobody asked for."""
-        ns = self.at.checkpoint_ns
-        thread = cache.thread(self.at.thread_id, self.key, self.generation)
-        state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
-        if self.snapshot is not None or ns not in thread.states:
-            keep(thread.states, ns, (*state, *self.head, None))
-        if self.appender is not None:
-            self.appender.take_over(thread, self.seq)
-        if self.snapshot is not None:
-            keep(thread.recent, (ns, self.snapshot.uid), self.snapshot)
-            thread.pending.pop((ns, self.snapshot.parent or ""), None)
-        if self.writes is not None:
-            uid, task, pending = self.writes
-            keep(thread.pending, (ns, uid), {**thread.pending.get((ns, uid), {}), task: pending})
-        if self.branch and self.snapshot is not None:
+    def flow(self) -> Flow[Commit]:
+        """What the database is asked for."""
+        yield Guarded(self.statements)
+        return self
+
+    def committed(self) -> None:
+        """Have at hand what is stored now."""
+        if self.additions is not None:
+            self.additions.committed()
+        if self.ns is not None:
+            self.thread.flying.discard(self.ns)
+        if self.fresh:
+            self.cache.replace(self.thread_id, self.thread)
+        if self.branch:
             _log.info(
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
-                self.at.thread_id,
-                self.snapshot.uid,
+                *(self.thread_id, self.branch),
             )
 
 
+class _Lacking(NamedTuple):
+    """What has to be read before a put can be planned: logs, and items by their hashes."""
+
+    channels: list[str]
+    hashes: list[int]
+
+
 class Writer:
-    """The flows that write."""
+    """Plans writes, from what is kept or in a transaction that reads it."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.cache = reader, reader.cache
+        self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
-    def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
-        """Makes the flow that stores what was planned.
+    def at_hand(self, asked: Put | TaskWrites) -> Commit | None:
+        """The transaction, planned upon what is kept of the thread; None: that is not enough.
 
-        What is known of the thread is taken for what the first statement will answer, and the
-        flow is run so far here, in the caller's thread: then the thread that commits has next to
-        nothing to do in Python, and the database is asked once. If the thread is not as it was
-        known, the flow begins anew (docs/decisions/0013).
+        Raises:
+            Unstorable: A value cannot be stored.
         """
-
-        def make() -> Flow[Written]:
-            return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
-
-        state = self._state(plan.at)
-        if state is None:
-            return make
-        ahead: list[Flow[Written]] = [make()]
-        try:
-            first = ahead[0].send(None)
-            then = ahead[0].send([state])
-        except Stale:
-            return make
-        last = Last if isinstance(plan, PlannedPut) else list
-        if state[4] is None or state[-1] is not None or not isinstance(then, last):
-            return make  # it makes a namespace, or replaces a checkpoint, or has more to ask
-        hope = Hope([self._check(plan, first, then, state), *then])
-
-        def hopeful() -> Flow[Written]:
-            if not ahead:
-                return (yield from make())
-            if isinstance(plan, PlannedPut) and self._state(plan.at) != state:
-                return (yield from self.job(plan)())  # another put of the thread came between
-            flow = ahead.pop()
-            try:
-                yield hope
-            except Unexpected:
-                return (yield from make())
-            try:
-                flow.send([[(1,)]])
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
-            raise AssertionError("a flow went on after its last request")
-
-        return hopeful
-
-    def _check(
-        self, plan: PlannedPut | PlannedWrites, first: Any, then: list[Statement], state: Row
-    ) -> Statement:
-        """The statement that fails if the thread is not in a state in which `then` is right."""
-        # the last activity decides nothing, and an id goes with its key
-        key, seq, generation, _, namespace, pinned, head, began, *_ = state
-        if isinstance(plan, PlannedPut):
-            at = key, seq, generation, namespace, pinned, head or 0, began or 0
-            return self.sql("unchanged", *first.params, *at)
-        # pending writes do not mind which checkpoints come meanwhile
-        then[0] = Statement(self.sql["new_writes"], then[0].params)
-        return self.sql("known", plan.at.thread_id, key, generation, namespace)
-
-    def _state(self, at: Address) -> Row | None:
-        """What `state` would answer, as far as is known."""
-        thread = self.cache.peek(at.thread_id)
-        state = thread.states.get(at.checkpoint_ns) if thread is not None else None
-        if thread is None or state is None:
+        at, thread = asked.at, self.cache.peek(asked.at.thread_id)
+        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
+        if isinstance(asked, TaskWrites):
+            return self._writes(asked, thread, head)
+        asked.encode(self.codec)
+        if thread is None or head is None:
             return None
-        newest = max(thread.states.copy().values(), key=itemgetter(1))  # of any namespace
-        key, _, generation, _, *rest = state
-        return key, newest[1], generation, newest[3], *rest
+        with thread.lock:
+            parent = head.snapshot if at.checkpoint_id is not None else None
+            if (
+                at.checkpoint_ns in thread.flying
+                or thread.heads.get(at.checkpoint_ns) is not head
+                or (parent.uid if parent is not None else None) != at.checkpoint_id
+            ):
+                return None
+            found = self._put(asked, thread, head, parent)
+            return found if isinstance(found, Commit) else None
+
+    def anew(self, asked: Put | TaskWrites) -> Flow[Commit]:
+        """The whole transaction, which reads the thread as it is, and makes it if need be."""
+        if isinstance(asked, TaskWrites):
+            return self._writes_anew(asked)
+        return self._put_anew(asked)
 
     # -- a checkpoint
 
-    def put(self, plan: PlannedPut) -> Flow[Written]:
-        """Store a checkpoint; the head moves to it unless a run that began later has it."""
-        out = yield from self._begin(plan, plan.snapshot.uid)
-        uid = plan.at.checkpoint_id
-        parent = None if uid is None else (yield from self._parent(out, uid))
-        plan = self._labelled(plan, parent)
-        snapshot = out.snapshot = replace(plan.snapshot, refs={}, ranges={}, said={})
-        appender = out.appender = Appender(
-            self.sql, self.seal, plan.at.thread_id, out.key, out.seq, out.known
-        )
-        yield from appender.prepare(plan.nodes)
-        _fill(snapshot, plan, parent, appender)
-        statements = appender.statements()
-        if out.existing is None:
-            statements += self._added(out, plan, snapshot, parent)
+    def _put(
+        self,
+        put: Put,
+        thread: Thread,
+        head: Head,
+        parent: Snapshot | None,
+        before: Snapshot | None = None,
+        *,
+        looked: bool = False,
+    ) -> Commit | _Lacking:
+        """Plan a checkpoint, which may be there `before`; `looked`: its items were looked for."""
+        thread_id, ns, uid = put.at
+        nodes = put.nodes(self.codec, thread, parent)
+        additions = Additions(self.sql, self.seal, thread_id, thread)
+        lacking = self._lacking(nodes, additions, looked)
+        if lacking is not None:
+            return lacking
+        metadata, labels = self._labelled(put, parent)
+        snapshot = put.snapshot(self.codec, metadata)
+        snapshot.labels = labels
+        _fill(snapshot, nodes, parent, additions)
+        self._note_replaced(thread_id)
+        seq, stamp, now = thread.seq + (before is None), random.getrandbits(62), time.time()
+        statements = [self._advance(thread, seq, stamp, now), *additions.statements()]
+        if before is None:
+            snapshot.key, snapshot.began = place(head.namespace, seq), seq
+            if parent is not None and not self._begins(put, head, parent, snapshot.step):
+                snapshot.began = parent.began
+            row = self._row(put.at, snapshot, now)
+            statements.append(self.sql("add_checkpoint", row[0], head.namespace, *row[1:]))
+            moved = _moved(head, snapshot, seq)
+            if moved.pinned != head.pinned:
+                statements.append(self.sql("pin", moved.pinned, head.namespace))
         else:
-            statements += yield from self._replaced(out, snapshot)
-        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
+            snapshot.key, snapshot.began = before.key, before.began
+            key, _, packed, *_, body = self._row(put.at, snapshot, now)
+            old = tags_of(self.seal, self.reader.metadata(before))
+            statements += [self.sql("drop_tag", number, key) for number in old]
+            statements.append(self.sql("replace_checkpoint", packed, now, body, key))
+            statements.append(self.sql("removed", thread.key))
+            moved = head
+        tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if out.known is not None and uid is not None:
-            pending = out.known.pending.get((plan.at.checkpoint_ns, uid), {})
-            for task, (path, writes, body) in pending.items():
-                referring = [_referring(appender, snapshot, write) for write in writes]
-                if referring != writes:
-                    row = pack_id(uid), pack_id(task), path
-                    sealed = seal_writes(self.seal, *plan.at[:2], row, referring)
-                    statements.append(
-                        self.sql("refer_writes", sealed, out.namespace, *row[:2], body)
-                    )
-        yield Last(statements)
-        return out
+        if uid is not None:
+            pending = thread.pending.pop((ns, uid), {})
+            statements += self._referring(put.at, head.namespace, pending, snapshot, additions)
+        branch = snapshot.uid if moved.pinned and not head.pinned else ""
+        thread.seq, thread.stamp = seq, stamp
+        keep(thread.heads, ns, moved)
+        thread.flying.add(ns)
+        return Commit(self.cache, thread_id, thread, statements, additions, ns, branch=branch)
 
-    def _begin(self, plan: PlannedPut | PlannedWrites, uid: str | None) -> Flow[Written]:
-        """The thread and namespace as they are; new ones if need be."""
-        now, thread_id, ns = time.time(), plan.at.thread_id, plan.at.checkpoint_ns
-        state = self.sql("state", pack_id(uid), ns, thread_id)
-        rows = yield state
-        if not rows:
-            yield self.sql("new_thread", thread_id, now, now)
-            rows = yield state
-        key, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
-        if plan.rests_on not in (None, (key, generation)):
-            raise Stale
-        if namespace is None:
-            pinned = 0
-            ((namespace,),) = yield self.sql("new_namespace", key, ns)
-        known = self._known(thread_id, key, generation)
-        found = key, seq, generation, updated_at, namespace, pinned, tuple(head), existing
-        return Written(plan.at, now, known, *found)
+    def _advance(self, thread: Thread, seq: int, stamp: int, now: float) -> Statement:
+        """The statement that changes a row only if the thread is as it was kept."""
+        known = thread.key, thread.stamp
+        if now - thread.updated_at <= ACTIVITY_S:  # the index of activity is written seldom
+            return self.sql("advance", seq, stamp, *known)
+        thread.updated_at = now
+        return self.sql("advance_now", seq, stamp, now, *known)
 
-    def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """What is kept of a thread in this state."""
-        known = self.cache.peek(thread_id)
-        return known if known and (known.key, known.generation) == (key, generation) else None
+    def _lacking(
+        self, nodes: dict[str, Node | None], additions: Additions, looked: bool
+    ) -> _Lacking | None:
+        split = {channel: node for channel, node in nodes.items() if isinstance(node, Split)}
+        channels = [channel for channel in split if channel not in additions.thread.named]
+        hashes: list[int] = []
+        if not looked:
+            for channel in split.keys() - channels:
+                hashes += additions.unknown(channel, split[channel])
+        return _Lacking(channels, hashes) if channels or hashes else None
 
-    def _parent(self, out: Written, uid: str) -> Flow[Snapshot | None]:
-        """The parent: kept, or read."""
-        at = out.at
-        found = out.known.recent.get((at.checkpoint_ns, uid)) if out.known is not None else None
-        if found is None:
-            found = yield from self.reader.snapshot(*at[:2], out.namespace, uid)
-            if out.known is None:  # what was read now is kept; it may be of a later state already
-                out.known = self._known(at.thread_id, out.key, out.generation)
-        return found
-
-    def _labelled(self, plan: PlannedPut, parent: Snapshot | None) -> PlannedPut:
-        """The plan with the labels that its parent's metadata has and its own lacks."""
-        inherited = self.reader.labels(parent) if parent and not plan.at.checkpoint_ns else {}
-        names = sorted({*inherited, *labels_in(plan.metadata)})
+    def _labelled(self, put: Put, parent: Snapshot | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The metadata with the labels that the parent's has and its own lacks; and the labels."""
+        inherited = self.reader.labels(parent) if parent and not put.at.checkpoint_ns else {}
+        names = sorted({*inherited, *labels_in(put.metadata)})
         if not names:
-            plan.snapshot.labels = {}
-            return plan
-        metadata = {**inherited, **plan.metadata, LABELS: names}
-        fields = [plan.snapshot.fields[0], self.reader.codec.encode(metadata, lambda: "metadata")]
-        labels = {name: metadata[name] for name in names}
-        snapshot = replace(plan.snapshot, fields=fields, labels=labels)
-        return replace(plan, snapshot=snapshot, metadata=metadata)
+            return put.metadata, {}
+        metadata = {**inherited, **put.metadata, LABELS: names}
+        return metadata, {name: metadata[name] for name in names}
 
-    def _added(
-        self, out: Written, plan: PlannedPut, snapshot: Snapshot, parent: Snapshot | None
-    ) -> list[Statement]:
-        """A new checkpoint: its row, the head, and the thread's counters."""
-        out.seq += 1
-        snapshot.key = place(out.namespace, out.seq)
-        snapshot.began = out.seq
-        if parent is not None and not self._begins(out, plan, parent):
-            snapshot.began = parent.began
-        key, uid, *at, body = self._row(out, snapshot)
-        statements = [self.sql("add_checkpoint", key, out.namespace, uid, *at, body)]
-        pinned = out.pinned
-        if _takes_head(out, snapshot):
-            out.head = snapshot.key, snapshot.began, uid
-            out.pinned = 0
-        elif not pinned and out.head[0] is not None:  # else it is where it was
-            out.branch = True
-            out.pinned = out.head[0] & _LOW
-        if out.pinned != pinned:
-            statements.append(self.sql("pin", out.pinned, out.namespace))
-        statements.append(self.sql("advance", out.seq, out.key))
-        return statements + self._touched(out)
-
-    def _touched(self, out: Written) -> list[Statement]:
-        """The thread's last activity, to a tenth of a second: its index is written seldom."""
-        if out.now - out.updated_at <= ACTIVITY_S:
-            return []
-        out.updated_at = out.now
-        return [self.sql("touch", out.now, out.key)]
-
-    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot) -> bool:
+    def _begins(self, put: Put, head: Head, parent: Snapshot, step: int | None) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
 
         It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
         whole run at once), or goes on from a checkpoint read by its id that is not the head.
         """
-        if plan.metadata.get("source") in _BEGINNINGS:
+        if put.metadata.get("source") in _BEGINNINGS:
             return True
-        if plan.deliberate and out.head[0] != parent.key:
+        if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
             return True
-        step, before = plan.snapshot.step, self.reader.step(parent)
+        before = self.reader.step(parent)
         return step is not None and before is not None and step != before + 1
 
-    def _replaced(self, out: Written, snapshot: Snapshot) -> Flow[list[Statement]]:
-        """The same checkpoint, put once more, in the place it has."""
-        (row,) = yield self.sql("checkpoint_at", out.existing)
-        before = self.reader.open_row(*out.at[:2], row)
-        snapshot.key, snapshot.began = before.key, before.began
-        key, _, parent, _, _, body = self._row(out, snapshot)
-        out.generation += 1
-        old = tags_of(self.seal, self.reader.metadata(before))
-        return [
-            *(self.sql("drop_tag", number, key) for number in old),
-            self.sql("replace_checkpoint", parent, out.now, body, key),
-            self.sql("removed", out.key),
-            *self._touched(out),
-        ]
-
-    def _row(self, out: Written, snapshot: Snapshot) -> Row:
+    def _row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
         """`(id, uid, parent, began, put_at, body)`."""
-        uid, parent = pack_id(snapshot.uid), pack_id(snapshot.parent)
-        row, said = (snapshot.key, uid, parent, snapshot.began, out.now), written_said(snapshot)
-        return *row, seal_checkpoint(self.seal, *out.at[:2], row, snapshot, said)
+        row = (snapshot.key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, now)
+        return *row, seal_checkpoint(self.seal, *at[:2], row, snapshot, written_said(snapshot))
+
+    def _referring(
+        self,
+        at: Address,
+        namespace: int,
+        pending: dict[str, Any],
+        snapshot: Snapshot,
+        additions: Additions,
+    ) -> list[Statement]:
+        """What tasks wrote that led to a checkpoint, pointing into the logs that hold it now."""
+        out = []
+        for task, (path, writes, body) in pending.items():
+            referring = [_referring(additions, snapshot, write) for write in writes]
+            if referring != writes:
+                row = pack_id(at.checkpoint_id), pack_id(task), path
+                sealed = seal_writes(self.seal, *at[:2], row, referring)
+                out.append(self.sql("refer_writes", sealed, namespace, *row[:2], body))
+        return out
+
+    def _note_replaced(self, thread_id: str) -> None:
+        """Log, once for each codec, that a text is not stored as it is."""
+        codec = self.codec
+        if codec.replaced_in and not codec.replacement_noted:
+            codec.replacement_noted = True
+            _log.warning(
+                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
+                "which is no Unicode text; '?' is stored in its place. Logged once",
+                *(codec.replaced_in, thread_id),
+            )
+
+    # -- in a transaction that reads the thread
+
+    def _put_anew(self, put: Put) -> Flow[Commit]:
+        thread_id, ns, uid = put.at
+        thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
+        parent = before = None
+        if uid is not None:
+            parent = thread.snapshot(ns, uid)
+            if parent is None:
+                rows = yield self.sql("find_checkpoint", head.namespace, pack_id(uid))
+                parent = yield from self._opened(put.at, thread, rows)
+        if existing is not None:
+            rows = yield self.sql("checkpoint_at", existing)
+            before = yield from self._opened(put.at, thread, rows)
+        found = self._put(put, thread, head, parent, before)
+        while isinstance(found, _Lacking):
+            for channel in found.channels:
+                ((log,),) = yield self.sql("new_log", thread.key, channel)
+                thread.log(log, channel)
+            yield from self.reader.load_hashed(thread_id, thread, found.hashes)
+            found = self._put(put, thread, head, parent, before, looked=not found.channels)
+        found.fresh = before is None
+        yield found.statements
+        return found
+
+    def _read(self, at: Address, uid: str | None) -> Flow[tuple[Thread, Head, int | None]]:
+        """The thread and namespace as they are, new ones if need be; the key of a checkpoint."""
+        thread_id, ns, _ = at
+        state = self.sql("state", pack_id(uid), ns, thread_id)
+        rows = yield state
+        if not rows:
+            now = time.time()
+            yield self.sql("new_thread", thread_id, random.getrandbits(62), now, now)
+            rows = yield state
+        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = rows[0]
+        known = self.cache.peek(thread_id)
+        if known is not None and (known.key, known.generation) != (key, generation):
+            known = None
+        thread = Thread(key, generation)
+        thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
+        if known is not None:
+            thread.pending, thread.size = known.pending.copy(), known.size
+        rows = yield self.sql("thread_logs", key)
+        for log, name, *last in rows:
+            made = thread.log(log, name, known)
+            made.next, made.next_alias = (stop for _, stop in log_spans(*last))
+        if namespace is None:
+            ((namespace,),) = yield self.sql("new_namespace", key, ns)
+        snapshot = None
+        if newest is not None:
+            rows = yield self.sql("checkpoint_at", newest)
+            snapshot = yield from self._opened(at, thread, rows)
+        head = Head(namespace, pinned or 0, snapshot)
+        keep(thread.heads, ns, head)
+        return thread, head, existing
+
+    def _opened(self, at: Address, thread: Thread, rows: list[Row]) -> Flow[Snapshot | None]:
+        if not rows:
+            return None
+        found = self.reader.open_row(*at[:2], rows[0])
+        yield from self.reader.resolve(at.thread_id, thread, found)
+        return found
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
@@ -327,44 +334,76 @@ class Writer:
         rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
         if rows:
             yield self.sql("pin", rows[0][3] & _LOW, rows[0][2])
+            yield self.sql("changed", rows[0][0])
         return bool(rows)
 
     # -- pending writes
 
-    def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
-        """Store what a task wrote, for its checkpoint, which may not be there yet."""
-        out = yield from self._begin(plan, None)
-        row = (pack_id(plan.at.checkpoint_id or ""), pack_id(plan.task), plan.path)
-        writes, body = plan.writes, seal_writes(self.seal, *plan.at[:2], row, plan.writes)
-        add = self.sql("add_writes", out.namespace, *row, body)
-        added, *_ = yield [add, *self._touched(out)]
-        if not added:
-            ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
-            before = open_writes(self.seal, *plan.at[:2], (*row[:2], path, stored))
-            merged = {write[0]: write for write in before}
-            for write in plan.writes:
+    def _writes(self, asked: TaskWrites, thread: Thread | None, head: Head | None) -> Commit | None:
+        """Plan what a task wrote, for its checkpoint, which may not be there yet."""
+        asked.encode(self.codec, thread)
+        self._note_replaced(asked.at.thread_id)
+        if thread is None or head is None:
+            return None
+        thread_id, ns, uid = asked.at
+        row = pack_id(uid), pack_id(asked.task), asked.path
+        body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
+        known, now = (thread.key, thread.generation), time.time()
+        statements = [self.sql("new_writes", head.namespace, *row, body, *known)]
+        if now - thread.updated_at > ACTIVITY_S:
+            thread.updated_at = now
+            statements.append(self.sql("touch", now, thread.key))
+        _keep_pending(thread, asked, body)
+        return Commit(self.cache, thread_id, thread, statements)
+
+    def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
+        """Also of a task that wrote before: errors, interrupts and the like are replaced."""
+        thread_id, ns, uid = asked.at
+        thread, head, _ = yield from self._read(asked.at, None)
+        if asked.rests_on not in (None, (thread.key, thread.generation)):
+            asked.encode(self.codec, None)
+        row = pack_id(uid), pack_id(asked.task), asked.path
+        found = yield self.sql("find_writes", head.namespace, *row[:2])
+        if found:
+            stored = (*row[:2], *found[0])
+            merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
+            for write in asked.encoded:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
-            writes = [merged[i] for i in sorted(merged)]
-            body = seal_writes(self.seal, *plan.at[:2], row, writes)
-            yield self.sql("put_writes", out.namespace, *row, body)
-        if not added or any(map(_may_be_in_a_log, writes)):
-            out.writes = plan.at.checkpoint_id or "", plan.task, (plan.path, writes, body)
-        return out
+            asked.encoded = [merged[index] for index in sorted(merged)]
+        body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
+        now = time.time()
+        yield [
+            self.sql("put_writes", head.namespace, *row, body),
+            self.sql("touch", now, thread.key),
+        ]
+        _keep_pending(thread, asked, body)
+        return Commit(self.cache, thread_id, thread, [], fresh=True)
+
+
+def _keep_pending(thread: Thread, asked: TaskWrites, body: bytes) -> None:
+    """Keep what may be in a log once the next checkpoint is put."""
+    if any(map(_may_be_in_a_log, asked.encoded)):
+        at = asked.at.checkpoint_ns, asked.at.checkpoint_id or ""
+        known = thread.pending.get(at, {})
+        keep(thread.pending, at, {**known, asked.task: (asked.path, asked.encoded, body)})
 
 
 def _fill(
-    snapshot: Snapshot, plan: PlannedPut, parent: Snapshot | None, appender: Appender
+    snapshot: Snapshot,
+    nodes: dict[str, Node | None],
+    parent: Snapshot | None,
+    additions: Additions,
 ) -> None:
-    """Give a checkpoint its channels: what was planned, and what is as in the parent."""
+    """Give a checkpoint its channels: what is new, and what is as in the parent."""
     if parent is not None:
         snapshot.said.update(parent.said)
-    for channel, node in plan.nodes.items():
-        if node is not None:
-            snapshot.refs[channel] = appender.resolve(channel, node, snapshot, parent)
-        elif parent is None or not parent.holds(channel, snapshot.versions[channel]):
-            raise Stale
-        else:
+    for channel, node in nodes.items():
+        if isinstance(node, Split):
+            snapshot.refs[channel] = additions.held(channel, node, snapshot, parent)
+        elif node is not None:
+            snapshot.refs[channel] = node
+        elif parent is not None:
             snapshot.take(channel, parent)
     if parent is not None:
         for channel, version in snapshot.versions.items():
@@ -373,13 +412,14 @@ def _fill(
                 snapshot.take(channel, parent)
 
 
-def _takes_head(out: Written, snapshot: Snapshot) -> bool:
-    """Whether a new checkpoint becomes the head: the later beginning has it (0005)."""
-    key, began, packed = out.head
-    uid = unpack_id(packed)
-    if key is None or snapshot.parent == uid or snapshot.began == out.seq:
-        return True
-    return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
+def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
+    """The head after a put: the later beginning has it (docs/decisions/0005)."""
+    now = head.snapshot
+    if now is None or snapshot.parent == now.uid or snapshot.began == seq:
+        return Head(head.namespace, 0, snapshot)
+    if (snapshot.began, snapshot.uid) > (now.began, now.uid):
+        return Head(head.namespace, 0, snapshot)
+    return Head(head.namespace, head.pinned or now.key & _LOW, now)
 
 
 def _may_be_in_a_log(write: Write) -> bool:
@@ -388,21 +428,21 @@ def _may_be_in_a_log(write: Write) -> bool:
     return ref[:1] in _MESSAGES if isinstance(ref, bytes) else ref[0] in _HERE
 
 
-def _referring(appender: Appender, snapshot: Snapshot, write: Write) -> Write:
+def _referring(additions: Additions, snapshot: Snapshot, write: Write) -> Write:
     """A write that led to a checkpoint, pointing into the log where that holds all of it."""
     index, channel, ref = write
     held = snapshot.ranges.get(channel)
     if held is None:
         return write
     if isinstance(ref, bytes):
-        position = appender.placed.get((channel, ref))
+        position = additions.placed.get((channel, ref))
         return write if position is None else [index, channel, [ITEM, held[0], position]]
     ranges = []
     for element in ref[1] if ref[0] in _HERE else [b""]:
         if not isinstance(element, bytes):
             ranges.append((element[1], element[1] + element[2]))
             continue
-        position = appender.placed.get((channel, element))
+        position = additions.placed.get((channel, element))
         if position is None:
             return write
         ranges.append((position, position + 1))

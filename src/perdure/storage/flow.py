@@ -51,17 +51,15 @@ class Last(list[Statement]):
     """The last request of a flow; one that goes on is in another transaction, or snapshot."""
 
 
-class Hope(list[Statement]):
-    """A whole transaction, if it can be made: the first statement has to answer a number, not NULL.
+class Guarded(list[Statement]):
+    """A whole transaction, if the first statement changes a row; it rests on what is no more, else.
 
-    No rows are sent. If it cannot be made, because of that answer or a key that is there already,
-    nothing of it is, and `Unexpected` is raised in the flow; or the flow is made anew, where a
-    transaction that failed cannot go on.
+    No rows are sent. In Postgres that statement raises an error itself: the request is sent whole.
     """
 
 
-class Unexpected(Exception):
-    """See `Hope`."""
+class Stale(Exception):
+    """The first statement of a `Guarded` request changed no row, or a key was there already."""
 
 
 Request = Statement | list[Statement]

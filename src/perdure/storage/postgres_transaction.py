@@ -11,7 +11,7 @@ import psycopg
 from psycopg import errors
 
 from perdure.errors import StorageUnavailable
-from perdure.storage.flow import Hope, Last, Request, Row, Statement, Unexpected
+from perdure.storage.flow import Guarded, Last, Request, Row, Stale, Statement
 from perdure.storage.postgres_connection import RUN, Server, is_lost
 from perdure.storage.postgres_pipeline import Pipelined
 
@@ -47,13 +47,13 @@ class Transaction:
     def execute(self, request: Request) -> Any:
         """Answer a request; the last one goes with the COMMIT."""
         asked = request if isinstance(request, list) else [request]
-        if isinstance(request, Hope):
+        if isinstance(request, Guarded):
             try:
                 return self._alone(asked)
             except (errors.DivisionByZero, errors.UniqueViolation) as exc:
                 if self._conn.brackets:
                     self._asked([_ROLLBACK])
-                raise Unexpected from exc
+                raise Stale from exc
         if self._number is not None:
             rows = self._commit(asked) if isinstance(request, Last) else self._asked(asked)
         elif isinstance(request, Last):

@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.settings import is_dsn
 from perdure.storage.database import Migration, statements
-from perdure.storage.flow import Flow, Hope, Request, T, Unexpected, run
+from perdure.storage.flow import Flow, Guarded, Request, Stale, T, run
 
 Synchronous = Literal["full", "normal"]
 DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
@@ -203,8 +203,8 @@ class Connector:
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:
     """Run what a flow yielded on a connection; see `flow.Request`."""
-    if isinstance(request, Hope):
-        return _hoped(conn, request)
+    if isinstance(request, Guarded):
+        return _guarded(conn, request)
     if isinstance(request, list):
         return [execute(conn, statement) for statement in request]
     sql, params, many = request
@@ -214,18 +214,14 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
     return conn.execute(sql, params).fetchall()
 
 
-def _hoped(conn: sqlite3.Connection, request: Hope) -> None:
-    conn.execute("SAVEPOINT hope")
+def _guarded(conn: sqlite3.Connection, statements: Guarded) -> None:
     try:
-        if execute(conn, request[0])[0][0] is None:
-            raise Unexpected
-        for statement in request[1:]:
-            execute(conn, statement)
-    except (Unexpected, sqlite3.IntegrityError) as exc:
-        conn.execute("ROLLBACK TO hope")
-        raise Unexpected from exc
-    finally:
-        conn.execute("RELEASE hope")
+        if conn.execute(statements[0].sql, statements[0].params).rowcount != 1:
+            raise Stale
+        for sql, params, many in statements[1:]:
+            (conn.executemany if many else conn.execute)(sql, params)
+    except sqlite3.IntegrityError as exc:
+        raise Stale from exc
 
 
 def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:

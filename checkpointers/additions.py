@@ -1,0 +1,153 @@
+"""What a put adds to the logs of its thread: each item once; manifests refer to its position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    ITEM,
+    Range,
+    Ranges,
+    count,
+    covered,
+    flat,
+    joined,
+    limit,
+    missing,
+    once,
+    positions,
+    regrouped,
+)
+from perdure.checkpointers.records import content_hash, item_place, place
+from perdure.checkpointers.split import New, Split
+from perdure.checkpointers.values import pack
+from perdure.storage.encryption import Seal
+from perdure.storage.flow import NamedSQL, Row, Statement
+
+
+@dataclass(slots=True)
+class Additions:
+    """The items and aliases that one transaction appends to the logs of a thread.
+
+    Args:
+        sql: The statements, by name.
+        seal: Encrypts what is written.
+        thread_id: Whose logs they are.
+        thread: What is kept of it, with a log for each channel of which something is added.
+
+    Attributes:
+        placed: Where the items stand that were new to the plan, by channel and stored form.
+        items, aliases: What is appended: log, position, and full form or origin.
+    """
+
+    sql: NamedSQL
+    seal: Seal
+    thread_id: str
+    thread: Thread
+    placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    items: list[tuple[ChannelLog, int, bytes]] = field(default_factory=list)
+    aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
+    _rows: list[Row] = field(default_factory=list)
+
+    def unknown(self, channel: str, node: Split) -> list[int]:
+        """The hashes of items that the database may have, where not all of the log is at hand."""
+        log = self.thread.named[channel]
+        if len(log.items) + log.planned == log.next:
+            return []
+        new = (part.stored for part in node.parts if isinstance(part, New))
+        return [content_hash(self.seal, log.key, stored) for stored in new]
+
+    def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
+        """The reference of a channel's value; what is new in it is added to the log."""
+        log = self.thread.named[channel]
+        first = log.next
+        kept = self._placed(log, node.parts[: node.kept])
+        rest = self._placed(log, node.parts[node.kept :])
+        ranges = joined([*kept, *rest])
+        if node.kind == ITEM:
+            return [ITEM, log.key, ranges[0][0]]
+        before = parent.said.get(channel) if parent is not None else None
+        if before is None or before[0] != log.key:
+            said = once(ranges)
+        else:
+            said = _said(log, before[1], rest, first)
+        few = self._few(log, ranges)
+        snapshot.ranges[channel] = (log.key, few)
+        snapshot.said[channel] = (log.key, few if said == ranges else self._few(log, said))
+        return [node.kind, log.key, flat(few)]
+
+    def append(self, channel: str, parts: list[New | Range]) -> Ranges:
+        """The positions of parts after the new ones are appended, in few ranges."""
+        log = self.thread.named[channel]
+        return self._few(log, self._placed(log, parts))
+
+    def _placed(self, log: ChannelLog, parts: Iterable[New | Range]) -> Ranges:
+        """The positions of parts after the new ones are appended, in order."""
+        return joined(self._place(log, part) if isinstance(part, New) else part for part in parts)
+
+    def _place(self, log: ChannelLog, part: New) -> Range:
+        at = log.name, part.stored
+        position = self.placed.get(at)
+        if position is None:
+            position = self.placed[at] = log.plan(part.full)
+            self._add(log, position, content_hash(self.seal, log.key, part.stored), part.stored)
+            self.items.append((log, position, part.full))
+        return position, position + 1
+
+    def _add(self, log: ChannelLog, position: int, hashed: int, stored: bytes) -> None:
+        body = self.seal.seal(stored, item_place(self.thread_id, log.name, position))
+        self._rows.append((place(log.key, position), hashed, body))
+
+    def _few(self, log: ChannelLog, ranges: Ranges) -> Ranges:
+        """The same items in no more ranges than `limit` allows, scattered ones as aliases."""
+        if len(ranges) <= limit(count(ranges)):
+            return ranges
+        out: Ranges = []
+        for group in regrouped(ranges):
+            if len(group) == 1:
+                out += group
+                continue
+            start = log.next_alias
+            for origin in positions(_origins(log, group)):
+                self._add(log, log.next_alias, 0, pack(origin))
+                self.aliases.append((log, log.next_alias, origin))
+                log.next_alias += 1
+            out.append((start, log.next_alias))
+        return joined(out)
+
+    def statements(self) -> list[Statement]:
+        """The statements that write all of it."""
+        return [Statement(self.sql["add_item"], self._rows, many=True)] if self._rows else []
+
+    def committed(self) -> None:
+        """Have at hand what is written now."""
+        for log, position, full in self.items:
+            self.thread.add_items(log, [(position, full)])
+            log.planned -= 1
+        for log, position, origin in self.aliases:
+            log.origins[position] = origin
+
+
+def _said(log: ChannelLog, before: Ranges, rest: Ranges, first: int) -> Ranges:
+    """What was said before, then what is new in the rest of a value, in order.
+
+    Positions from `first` on are those of items appended just now.
+    """
+    if any(start < first or start >= ALIASES for start, _ in rest):
+        rest = missing(_origins(log, rest), covered(_origins(log, before)))
+    return joined([*before, *once(rest)])
+
+
+def _origins(log: ChannelLog, ranges: Ranges) -> Ranges:
+    """The first positions of the items of ranges."""
+    out: Ranges = []
+    for start, stop in ranges:
+        if start < ALIASES:
+            out.append((start, stop))
+        else:
+            out += ((o, o + 1) for o in map(log.origin, range(start, stop)))
+    return joined(out)
