@@ -10,6 +10,7 @@ from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread
 from perdure.checkpointers.manifest import (
     ALIASES,
     ITEM,
+    LIMIT,
     Range,
     Ranges,
     count,
@@ -104,7 +105,7 @@ class Additions:
 
     def _few(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """The same items in no more ranges than `limit` allows, scattered ones as aliases."""
-        if len(ranges) <= limit(count(ranges)):
+        if len(ranges) <= LIMIT or len(ranges) <= limit(count(ranges)):
             return ranges
         out: Ranges = []
         for group in regrouped(ranges):

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidConfig
+
+_TEXT: Final = frozenset({str})
 
 
 class Address(NamedTuple):
@@ -53,6 +55,9 @@ def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Ad
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
     """
+    texts = thread_id, checkpoint_ns, "" if checkpoint_id is None else checkpoint_id
+    if thread_id and _TEXT.issuperset(map(type, texts)) and all(map(str.isascii, texts)):  # type: ignore[arg-type]
+        return Address(texts[0], texts[1], texts[2] or None)  # type: ignore[arg-type]
     return Address(
         check_thread_id(thread_id),
         check_text("checkpoint_ns", checkpoint_ns),

@@ -1,7 +1,7 @@
 """The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
 
-This file is its whole surface. The work is done by parts that know no driver: `planner` decides
-what to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance`
+This file is its whole surface. The work is done by parts that know no driver: `writer` plans what
+to store, `reader` reads it, `listing` and `threads` find and show, `maintenance`
 and `erasure` delete. Reads run in the calling thread, writes in the database's writer; an `a` form
 does the same in another thread.
 """
@@ -754,7 +754,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         await write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
     def _outcome(self, asked: Put | TaskWrites) -> tuple[Any, Any, tuple[str]]:
-        """What is done in the writing thread after a commit, and after a failure; and what waits."""
+        """What follows a commit, what follows a failure, and whose other writes wait."""
         thread_id = asked.at.thread_id
         return Commit.committed, lambda: self._cache.forget(thread_id), (thread_id,)
 

@@ -31,6 +31,7 @@ from perdure.checkpointers.messages import (
     CLASSES,
     full_from_stored,
     full_messages,
+    in_order,
     messages_from_full,
     pack_message,
 )
@@ -177,16 +178,25 @@ class Codec:
             value = bytes(value)
         return self._checked(value, lambda: path(i))
 
-    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> Iterator[bytes]:
+    def stored(
+        self, value: Any, full: bytes, path: Callable[[], str]
+    ) -> Iterator[tuple[bytes, bytes]]:
         """The form in which a value is stored, given its full form: the last of these.
 
-        If the first is stored already, it is that form, and the second need not be made.
+        Each with the full form of what it comes back as. If the first is stored already, it is
+        that form, and the second need not be made.
         """
+        stored = full
         if full[:1] == _FULL_MESSAGE:
-            full = pack_message(value) or self._checked(value, path)
-        yield full
-        if self.compact and full[:1] == _PLAIN and isinstance(value, BaseMessage):
-            yield self._as_read(full)
+            packed = pack_message(value)
+            if packed is not None and in_order(value):
+                yield packed, full
+                return
+            stored = packed or self._checked(value, path)
+        yield stored, self.expanded([stored])[0]
+        if self.compact and stored[:1] == _PLAIN and isinstance(value, BaseMessage):
+            stored = self._as_read(stored)
+            yield stored, self.expanded([stored])[0]
 
     def expanded(self, stored: Sequence[bytes]) -> list[bytes]:
         """The full forms of stored values."""

@@ -204,7 +204,8 @@ def _marked(sql: str) -> str:
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
-    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores a put. Once `stopped` is set, no further checkpoint is taken over.
+    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores a put.
+    Once `stopped` is set, no further checkpoint is taken over.
     """
 
     def __init__(

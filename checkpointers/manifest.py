@@ -27,6 +27,7 @@ Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE = 1, 2, 3, 4, 5, 6
 ALIASES: Final = 1 << 31
+LIMIT: Final = 8  # ranges that any value may have
 
 
 def limit(n: int) -> int:
@@ -35,7 +36,7 @@ def limit(n: int) -> int:
     >>> limit(1), limit(40), limit(1000)
     (8, 18, 27)
     """
-    return 8 + int(2 * log2(n)) if n > 1 else 8
+    return LIMIT + int(2 * log2(n)) if n > 1 else LIMIT
 
 
 def regrouped(ranges: Ranges) -> list[Ranges]:
@@ -136,7 +137,7 @@ def once(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
     >>> once([(0, 3), (7, 9)], lambda position: position % 7)
     [(0, 3)]
     """
-    if origin is None and count(covered(ranges)) == count(ranges):
+    if origin is None and (len(ranges) < 2 or count(covered(ranges)) == count(ranges)):
         return ranges
     seen: set[int] = set()
     out: Ranges = []

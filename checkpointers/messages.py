@@ -98,6 +98,11 @@ def _plain_default(field: FieldInfo) -> Any:
 
 
 _FORMS: Final = {cls: form_of(cls, cls.model_fields) for cls in _CODES}
+_ORDERS: Final[dict[type[BaseMessage], list[str]]] = {cls: [*cls.model_fields] for cls in _CODES}
+_PLACES: Final = {
+    cls: [(place, name, defaults[name]) for place, name in enumerate(_FIELDS[cls])]
+    for cls, defaults in _DEFAULTS.items()
+}
 
 
 # -- the compact form
@@ -116,16 +121,20 @@ def pack_message(message: BaseMessage) -> bytes | None:
         return None
     if not all(_is_default(fields[name], value) for name, value in form.added.items()):
         return None
-    defaults = _DEFAULTS[cls]
-    kept = {
-        place: fields[name]
-        for place, name in enumerate(_FIELDS[cls])
-        if name in fields and (name in _REQUIRED or not _is_default(fields[name], defaults[name]))
-    }
+    kept = {}
+    for place, name, default in _PLACES[cls]:
+        value = fields.get(name, default)
+        if name in _REQUIRED or type(value) is not type(default) or value != default:
+            kept[place] = value
     try:
         return bytes((_CODES[cls],)) + pack(kept)
     except TypeError:
         return None
+
+
+def in_order(message: BaseMessage) -> bool:
+    """Whether the fields of a message stand in the order of its class, as those read back do."""
+    return [*message.__dict__] == _ORDERS[type(message)]
 
 
 def _is_default(value: Any, default: Any) -> bool:

@@ -61,11 +61,10 @@ class Put:
         versions, changed = self.checkpoint["channel_versions"], self.new_versions
         out: dict[str, Node | None] = {}
         for channel, value in self.checkpoint["channel_values"].items():
-            if parent is not None and channel not in changed and channel in versions:
-                if parent.holds(channel, versions[channel]):
-                    out[channel] = None
-                    continue
-            if channel.startswith("__"):  # tasks and inputs on their way are no history
+            kept = channel not in changed and channel in versions
+            if kept and parent is not None and parent.holds(channel, versions[channel]):
+                out[channel] = None
+            elif channel.startswith("__"):  # tasks and inputs on their way are no history
                 out[channel] = here(codec, thread, channel, value, f"channel_values[{channel!r}]")
             else:
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []

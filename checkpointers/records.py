@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
@@ -107,10 +107,10 @@ def _tag_number(hash_key: bytes, text: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
+def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Every tag of a checkpoint."""
-    tags = (tag(seal, key, value) for key, value in metadata.items())
-    return (number for number in tags if number is not None)
+    tags = [tag(seal, key, value) for key, value in metadata.items() if key not in UNTAGGED]
+    return [number for number in tags if number is not None]
 
 
 def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:

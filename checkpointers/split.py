@@ -7,7 +7,7 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import starmap, takewhile
 from operator import eq
 from types import NoneType
 from typing import Any, Final, NamedTuple
@@ -134,7 +134,7 @@ def here(
             found = _match(codec, kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
     pairs = zip(elements, full, strict=True)
-    stored = [[*codec.stored(element, each, lambda: path)][-1] for element, each in pairs]
+    stored = [[*codec.stored(element, each, lambda: path)][-1][0] for element, each in pairs]
     if sum(map(len, stored)) > INLINE_BYTES or any(isinstance(e, BaseMessage) for e in elements):
         return [kind, stored]
     return codec.encode(value, lambda: path)
@@ -206,12 +206,12 @@ def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
 
 def _item(codec: Codec, log: ChannelLog, value: Any, full: bytes, path: str) -> New | int:
     """An item, or the position of one that comes back as the value does."""
-    for stored in codec.stored(value, full, lambda: path):
-        (full,) = codec.expanded([stored])
-        position = log.find(full)
+    item = New(b"", b"")
+    for item in starmap(New, codec.stored(value, full, lambda: path)):
+        position = log.find(item.full)
         if position is not None:
             return position
-    return New(stored, full)
+    return item
 
 
 def _element(log: ChannelLog, part: New | Range) -> Any:
@@ -245,4 +245,4 @@ def _splittable(value: Any) -> bool:
     """Whether a value has parts worth their own place; numbers (an embedding) have not."""
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _packs([*value])
-    return type(value) is list and any(type(part) not in _NUMBERS for part in value)
+    return type(value) is list and not _NUMBERS.issuperset(map(type, value))

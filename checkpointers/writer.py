@@ -193,7 +193,7 @@ class Writer:
     def _advance(self, thread: Thread, seq: int, stamp: int, now: float) -> Statement:
         """The statement that changes a row only if the thread is as it was kept."""
         known = thread.key, thread.stamp
-        if now - thread.updated_at <= ACTIVITY_S:  # the index of activity is written seldom
+        if now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
             return self.sql("advance", seq, stamp, *known)
         thread.updated_at = now
         return self.sql("advance_now", seq, stamp, now, *known)
@@ -348,13 +348,19 @@ class Writer:
         thread_id, ns, uid = asked.at
         row = pack_id(uid), pack_id(asked.task), asked.path
         body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
-        known, now = (thread.key, thread.generation), time.time()
-        statements = [self.sql("new_writes", head.namespace, *row, body, *known)]
-        if now - thread.updated_at > ACTIVITY_S:
-            thread.updated_at = now
-            statements.append(self.sql("touch", now, thread.key))
+        known = thread.key, thread.generation
+        added = self.sql("new_writes", head.namespace, *row, body, *known)
+        statements = [added, *self._touched(thread)]
         _keep_pending(thread, asked, body)
         return Commit(self.cache, thread_id, thread, statements)
+
+    def _touched(self, thread: Thread) -> list[Statement]:
+        """The thread's last activity, to a tenth of a second: its index is written seldom."""
+        now = time.time()
+        if now - thread.updated_at <= ACTIVITY_S:
+            return []
+        thread.updated_at = now
+        return [self.sql("touch", now, thread.key)]
 
     def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
@@ -372,11 +378,7 @@ class Writer:
                     merged[write[0]] = write
             asked.encoded = [merged[index] for index in sorted(merged)]
         body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
-        now = time.time()
-        yield [
-            self.sql("put_writes", head.namespace, *row, body),
-            self.sql("touch", now, thread.key),
-        ]
+        yield [self.sql("put_writes", head.namespace, *row, body), *self._touched(thread)]
         _keep_pending(thread, asked, body)
         return Commit(self.cache, thread_id, thread, [], fresh=True)
 

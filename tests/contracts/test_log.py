@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 
@@ -138,16 +136,3 @@ def test_two_encryptions_are_one_too_many(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="both a key and an EncryptedSerializer"):
         SQLiteCheckpointer.open(tmp_path / "x.db", key=KEY, serde=serde)
-
-
-def test_what_is_kept_of_another_state_is_not_used(tmp_path: Path) -> None:
-    """A put that found a thread in one state takes nothing of it from another."""
-    at: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        saver.put(at, empty_checkpoint(), {"source": "loop", "step": 0}, {})
-        kept = saver._cache.peek("t")
-        assert kept is not None
-        known = partial(saver._writer._known, "t", kept.key)
-
-        assert known(kept.generation) is kept
-        assert known(kept.generation - 1) is known(kept.generation + 1) is None

@@ -71,7 +71,8 @@ class SQLiteFile:
     @property
     def writer(self) -> Writer:
         """The writer, unless the database is closed or was opened read-only."""
-        self.check()
+        if self.refused:
+            self.check()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
@@ -85,7 +86,8 @@ class SQLiteFile:
         """Hand a job to the writer. Returns the future of its outcome."""
         writer = self.writer  # before the gate, which a forked process may have inherited closed
         with self._gate:
-            self.check()
+            if self.refused:
+                self.check()
             writer.put(job)
         return job.future
 
