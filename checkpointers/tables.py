@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ class ThreadTables(Tables):
             out[at] = pack_id(out[at])
         return tuple(out[2:])
 
-    def _tags(self, data: bytes) -> Iterator[int]:
+    def _tags(self, data: bytes) -> list[int]:
         return tags_of(self.seal, self.codec.decode(unpack(data)[0][1]))
 
     def shown(self, owner: Any) -> str:
