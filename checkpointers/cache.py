@@ -17,6 +17,7 @@ from itertools import chain, starmap
 from typing import Any, Final
 
 from perdure.checkpointers.manifest import ALIASES, Ranges
+from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
@@ -133,11 +134,20 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Head:
-    """The head of a namespace: its key, what it is pinned to (0: the newest), the checkpoint."""
+    """The head of a namespace.
+
+    Attributes:
+        namespace: The key of its row; `pinned`: the place of the head, 0: the newest.
+        snapshot: The checkpoint; None: there is none.
+        writes: The rows `(uid, task, path, body)` of pending writes, by task, if they are known.
+        epoch: As long as the database has this one, nobody else has changed any of it.
+    """
 
     namespace: int
     pinned: int
     snapshot: Snapshot | None
+    writes: dict[str, Row] | None = None
+    epoch: object = None
 
 
 class Thread:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -80,7 +81,7 @@ from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import Commit, Writer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.settings import LIST_LIMIT
-from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
+from perdure.storage.database import Database, DatabaseOwner, Lock, Watch, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
 from perdure.storage.flow import Flow, NamedSQL, Stale, by_month, rows_of
 
@@ -123,7 +124,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._codec = Codec(self.serde)
         self._cache = Cache(self._cache_bytes)
         self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
-        self._writer = Writer(self._reader)
+        self._watch = Watch()
+        self._writer = Writer(self._reader, self._watch)
         self._threads = Threads(self._reader)
         self._differences = Differences(self._reader)
         self._listing = Listing(self._reader, self.database)
@@ -163,12 +165,22 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             CorruptRecord: A stored row is damaged or was tampered with.
         """
         at = address(config)
-        return self._read(lambda: self._get(at))
+        return self._at_hand(at) or self._read(lambda: self._get(at))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
+        found = self._at_hand(at, OFF_LOOP_ITEMS)
+        if found is not None:
+            return found
         return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
+
+    def _at_hand(self, at: Address, most: int = sys.maxsize) -> CheckpointTuple | None:
+        """The head as this process keeps it, if it has at most so many items."""
+        if at.checkpoint_id is not None or self._reader.items_kept(at) > most:
+            return None
+        with collector_paused():
+            return self._reader.at_hand(at, self.database.epoch(self._watch))
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
@@ -753,10 +765,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 return
         await write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
-    def _outcome(self, asked: Put | TaskWrites) -> tuple[Any, Any, tuple[str]]:
+    def _outcome(self, asked: Put | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
         """What follows a commit, what follows a failure, and whose other writes wait."""
         thread_id = asked.at.thread_id
-        return Commit.committed, lambda: self._cache.forget(thread_id), (thread_id,)
+        forget = partial(self._cache.forget, thread_id)
+        return Commit.committed, forget, (thread_id,), self._watch
 
 
 def serde_and_seal(

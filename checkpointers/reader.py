@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
+    count,
     covered,
     joined,
     missing,
@@ -137,6 +139,32 @@ class Reader:
         if found is None:
             return None
         return (yield from self._tuple(at, found, (yield self._writes_of(found))))
+
+    def at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+        """The head, if this process put it last, nobody has written since, and all is at hand."""
+        kept = self._kept_head(at)
+        if kept is None or epoch is None:
+            return None
+        head = kept.thread.heads.get(at.checkpoint_ns)
+        if head is None or head.snapshot is not kept.snapshot or head.epoch != epoch:
+            return None
+        if head.writes is None:
+            return None
+        flow = self._tuple(at, kept, [(None, None, *row) for row in head.writes.copy().values()])
+        try:
+            flow.send(None)
+        except StopIteration as done:
+            return cast(CheckpointTuple, done.value)
+        flow.close()  # a write rests on what is not at hand
+        return None
+
+    def items_kept(self, at: Address) -> int:
+        """How many items the head has that is kept; more than can be, if none is."""
+        thread = self.cache.peek(at.thread_id)
+        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
+        if head is None or head.snapshot is None:
+            return sys.maxsize
+        return sum(count(ranges) for _, ranges in head.snapshot.ranges.values())
 
     def _kept_head(self, at: Address) -> Found | None:
         """The head that this process put last, if all its values are at hand."""

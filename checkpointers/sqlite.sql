@@ -222,6 +222,9 @@ SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 INSERT INTO writes (namespace, uid, task, path, body) SELECT ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?);
 
+-- early_writes: whether tasks wrote at a checkpoint before it was put
+SELECT 1 FROM writes WHERE namespace = ? AND uid = ? LIMIT 1;
+
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (namespace, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;

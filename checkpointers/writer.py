@@ -41,6 +41,7 @@ from perdure.checkpointers.records import (
     written_said,
 )
 from perdure.checkpointers.split import Node, Split
+from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
@@ -59,6 +60,8 @@ class Commit:
         statements: The first finds out whether the thread is as it was kept.
         ns: The namespace whose head this is about, if it is about one.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
+        head: What becomes the head, if something does.
+        written: What a task wrote: namespace and id of the checkpoint, task, row.
         branch: The id of the checkpoint, if it is a branch that nobody asked for.
     """
 
@@ -70,11 +73,19 @@ class Commit:
     ns: str | None = None
     fresh: bool = False
     branch: str = ""
+    watch: Watch | None = None
+    head: Head | None = None
+    written: tuple[str, str, str, Row] | None = None
 
     def flow(self) -> Flow[Commit]:
         """What the database is asked for."""
-        yield Guarded(self.statements)
+        self.learn((yield Guarded(self.statements)))
         return self
+
+    def learn(self, early: list[Row]) -> None:
+        """See whether tasks wrote at the checkpoint before it was put."""
+        if self.head is not None:
+            self.head.writes = None if early else {}
 
     def committed(self) -> None:
         """Have at hand what is stored now."""
@@ -82,6 +93,10 @@ class Commit:
             self.additions.committed()
         if self.ns is not None:
             self.thread.flying.discard(self.ns)
+        if self.head is not None and self.watch is not None:
+            self.head.epoch = self.watch.epoch
+        if self.written is not None:
+            self._add_written(*self.written)
         if self.fresh:
             self.cache.replace(self.thread_id, self.thread)
         if self.branch:
@@ -89,6 +104,15 @@ class Commit:
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
                 *(self.thread_id, self.branch),
             )
+
+    def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
+        """Have a pending write at hand, if it is one of what is the head by now."""
+        thread = self.cache.peek(self.thread_id)
+        head = thread.heads.get(ns) if thread is not None else None
+        if head is None or head.snapshot is None or head.snapshot.uid != uid:
+            return
+        if head.writes is not None:
+            head.writes[task] = row
 
 
 class _Lacking(NamedTuple):
@@ -101,7 +125,8 @@ class _Lacking(NamedTuple):
 class Writer:
     """Plans writes, from what is kept or in a transaction that reads it."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, watch: Watch) -> None:
+        self.watch = watch
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
@@ -188,7 +213,11 @@ class Writer:
         thread.seq, thread.stamp = seq, stamp
         keep(thread.heads, ns, moved)
         thread.flying.add(ns)
-        return Commit(self.cache, thread_id, thread, statements, additions, ns, branch=branch)
+        statements.append(self.sql("early_writes", head.namespace, pack_id(snapshot.uid)))
+        made = Commit(self.cache, thread_id, thread, statements, additions, ns, branch=branch)
+        if moved.snapshot is snapshot:
+            made.watch, made.head = self.watch, moved
+        return made
 
     def _advance(self, thread: Thread, seq: int, stamp: int, now: float) -> Statement:
         """The statement that changes a row only if the thread is as it was kept."""
@@ -287,7 +316,7 @@ class Writer:
             yield from self.reader.load_hashed(thread_id, thread, found.hashes)
             found = self._put(put, thread, head, parent, before, looked=not found.channels)
         found.fresh = before is None
-        yield found.statements
+        found.learn((yield found.statements)[-1])
         return found
 
     def _read(self, at: Address, uid: str | None) -> Flow[tuple[Thread, Head, int | None]]:
@@ -352,7 +381,8 @@ class Writer:
         added = self.sql("new_writes", head.namespace, *row, body, *known)
         statements = [added, *self._touched(thread)]
         _keep_pending(thread, asked, body)
-        return Commit(self.cache, thread_id, thread, statements)
+        written = ns, uid or "", asked.task, (*row, body)
+        return Commit(self.cache, thread_id, thread, statements, written=written)
 
     def _touched(self, thread: Thread) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""

@@ -12,6 +12,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
@@ -50,6 +51,18 @@ class Migration(NamedTuple):
         for number, script in enumerate(self.steps[version:], version + 1):
             yield statements(script)
             yield Statement(sql, (self.component, number))
+
+
+@dataclass(slots=True)
+class Watch:
+    """Tells one who keeps rows in memory whether anybody else has written since.
+
+    Attributes:
+        own: How many transactions it made itself; `epoch`: as of the last of them.
+    """
+
+    own: int = 0
+    epoch: object = None
 
 
 def statements(script: str) -> list[Statement]:
@@ -117,6 +130,7 @@ class Database(Protocol):
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
 
@@ -126,6 +140,7 @@ class Database(Protocol):
             undone: Called there instead, once, when the flow or the commit failed.
             exclusive: Names of what is written, such as a thread: a flow that is about one of
                 them waits until this one is committed. None: all writers of the component wait.
+            watch: Of who keeps in memory what this transaction leaves behind.
 
         Raises:
             StorageError: The database was opened read-only, or refuses. Nothing was written.
@@ -137,11 +152,18 @@ class Database(Protocol):
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """Write what nobody waits for; if it fails, nobody is told."""
+
+    def epoch(self, watch: Watch) -> object | None:
+        """Changes when another than who has the `watch` has written rows of the component.
+
+        None: it cannot be told at once. It does no I/O, and may be called in an event loop.
+        """
 
     def scrub_wanted(self) -> Flow[None]:
         """Record, in the transaction that deletes, that its bytes are to be overwritten.

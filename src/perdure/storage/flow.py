@@ -54,7 +54,8 @@ class Last(list[Statement]):
 class Guarded(list[Statement]):
     """A whole transaction, if the first statement changes a row; it rests on what is no more, else.
 
-    No rows are sent. In Postgres that statement raises an error itself: the request is sent whole.
+    The rows of the last statement are sent. In Postgres the first raises an error itself, as the
+    request is sent whole.
     """
 
 

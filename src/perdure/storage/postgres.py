@@ -27,7 +27,7 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.database import Migration
+from perdure.storage.database import Migration, Watch
 from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.threads import Turn, Turns
@@ -231,6 +231,7 @@ class PostgresDatabase:
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> T:
         """See `Database.write`."""
         server, turn = self._writable(), self._turns.ask(exclusive or ())
@@ -267,6 +268,7 @@ class PostgresDatabase:
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._server is None:
@@ -281,6 +283,10 @@ class PostgresDatabase:
             except BaseException:
                 turn.leave()
                 raise
+
+    def epoch(self, watch: Watch) -> object | None:
+        """See `Database.epoch`: a server is asked by I/O only."""
+        return None
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""

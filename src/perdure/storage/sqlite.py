@@ -18,7 +18,7 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.database import Migration
+from perdure.storage.database import Migration, Watch
 from perdure.storage.flow import Flow, Statement, T, rows_of
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.sqlite_connection import (
@@ -181,6 +181,7 @@ class SQLiteDatabase:
         text = check_name(path, read_only)
         self._connector = Connector(text, synchronous, read_only, timeout_s, factory)
         self._migration = migration
+        self._component = "" if migration is None else migration.component
         self._begin = begin
         self._file: SQLiteFile | None = None
         self._closed = False
@@ -277,9 +278,10 @@ class SQLiteDatabase:
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> T:
         """See `Database.write`. SQLite has one writer at a time."""
-        job = Job(make, committed, undone, awaited=False)
+        job = Job(make, committed, undone, self._component, watch, awaited=False)
         return self._connected().submit(job).result()  # type: ignore[no-any-return]
 
     def awrite(
@@ -288,9 +290,10 @@ class SQLiteDatabase:
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
+        watch: Watch | None = None,
     ) -> Awaitable[T]:
         """See `Database.write`."""
-        job = Job(make, committed, undone, awaited=True)
+        job = Job(make, committed, undone, self._component, watch, awaited=True)
         if self._file is None:
             return self._later(lambda file: file.submit(job))
         return self._file.submit(job)  # type: ignore[no-any-return]
@@ -306,7 +309,7 @@ class SQLiteDatabase:
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`."""
         with suppress(StorageUnavailable):
-            self._connected().submit(Job(make, awaited=False))
+            self._connected().submit(Job(make, component=self._component, awaited=False))
 
     def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
@@ -322,6 +325,11 @@ class SQLiteDatabase:
         if self._file is None:
             return self._later(lambda file: file.in_thread(work))
         return self._file.in_thread(work)
+
+    def epoch(self, watch: Watch) -> object | None:
+        """See `Database.epoch`."""
+        file = self._file
+        return None if file is None else file.writer.epoch(self._component, watch)
 
     # -- maintenance
 

@@ -214,14 +214,16 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
     return conn.execute(sql, params).fetchall()
 
 
-def _guarded(conn: sqlite3.Connection, statements: Guarded) -> None:
+def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
+    rows: list[Any] = []
     try:
         if conn.execute(statements[0].sql, statements[0].params).rowcount != 1:
             raise Stale
         for sql, params, many in statements[1:]:
-            (conn.executemany if many else conn.execute)(sql, params)
+            rows = (conn.executemany if many else conn.execute)(sql, params).fetchall()
     except sqlite3.IntegrityError as exc:
         raise Stale from exc
+    return rows
 
 
 def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:

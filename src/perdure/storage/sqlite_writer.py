@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from filelock import Timeout
 
-from perdure.storage.database import Migration
+from perdure.storage.database import Migration, Watch
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
 from perdure.storage.threads import Promise, settle
@@ -37,18 +38,21 @@ _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never hel
 class Job(Promise[T]):
     """A transaction to be made: see `Database.write`."""
 
-    __slots__ = ("committed", "make", "undone")
+    __slots__ = ("committed", "component", "make", "undone", "watch")
 
     def __init__(
         self,
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
+        component: str = "",
+        watch: Watch | None = None,
         *,
         awaited: bool,
     ) -> None:
         super().__init__(awaited=awaited)
         self.make, self.committed, self.undone = make, committed, undone
+        self.component, self.watch = component, watch
 
     def succeed(self) -> None:
         """Its transaction is committed."""
@@ -83,6 +87,9 @@ class Writer:
         self._connector = connector
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
+        self._version = -1  # what SQLite says changes when another connection commits
+        self._foreign = 0  # how often it was another
+        self._commits: Counter[str] = Counter()  # by component
         self._vacuuming = False
         self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
@@ -112,6 +119,7 @@ class Writer:
         try:
             conn = self._sound()
             conn.execute("BEGIN IMMEDIATE")
+            self._look()
             by = partial(execute, conn)
             for running in jobs:
                 running.keep(run(running.make(), by))
@@ -128,8 +136,37 @@ class Writer:
                 job.fail(error)
         else:
             for job in jobs:
+                self._commits[job.component] += 1
+                if job.watch is not None:
+                    job.watch.own += 1
+                    job.watch.epoch = self._epoch(job.component, job.watch)
                 job.succeed()
         settle(jobs)
+
+    def _look(self) -> None:
+        """Notice what other processes have committed since the last look.
+
+        https://www.sqlite.org/pragma.html#pragma_data_version: of a connection, own commits apart.
+        """
+        (version,) = self._conn.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._version = version
+            self._foreign += 1
+
+    def _epoch(self, component: str, watch: Watch) -> object:
+        return self._foreign, self._commits[component] - watch.own
+
+    def epoch(self, component: str, watch: Watch) -> object | None:
+        """See `Database.epoch`; while the connection is in use, it cannot be told."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            self._look()
+            return self._epoch(component, watch)
+        except Exception:  # a broken connection; or a tool that forbids SQL in an event loop
+            return None
+        finally:
+            self.lock.release()
 
     def _undo(self) -> None:
         """Roll back; a connection that cannot is given up, lest it commits half a job later."""
@@ -143,7 +180,7 @@ class Writer:
     def _sound(self) -> sqlite3.Connection:
         if self._broken:
             self._conn = self._connector.another_writer()
-            self._broken = False
+            self._broken, self._version = False, -1
         return self._conn
 
     @contextmanager
