@@ -22,7 +22,7 @@ from typing import Any
 import aiosqlite
 from benchmarks.common import ratio, table
 
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.sqlite import SQLiteDatabase
 
@@ -82,7 +82,7 @@ async def through_a_thread(path: Path) -> Road:
 
 
 async def through_the_writer(path: Path) -> Road:
-    database = SQLiteDatabase(path, Migration("bench", (TABLE,)))
+    database = SQLiteDatabase(path, Schema("bench", TABLE))
     await database.aconnect()
 
     def flow() -> Flow[None]:

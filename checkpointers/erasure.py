@@ -34,6 +34,7 @@ from perdure.checkpointers.manifest import (
     once,
     positions,
     references,
+    unflat,
 )
 from perdure.checkpointers.reader import PAGE, Reader, collector_paused
 from perdure.checkpointers.records import (
@@ -56,7 +57,6 @@ from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import Flow, Row
 
-_BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
 _CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
 _TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
 _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
@@ -124,7 +124,7 @@ def _erased_thread(
         for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
             with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
                 _, stored = open_item(reader.seal, thread_id, name, *row)
-                value = None if name == _BLOCKS else reader.codec.decode(stored)
+                value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
                     hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
@@ -176,8 +176,6 @@ class _Eraser:
     def read_logs(self) -> Flow[None]:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
-            if name == _BLOCKS:
-                continue
             log, items = self.thread.log(key, name), dict[int, bytes]()
             log.next, log.next_alias = (stop for _, stop in log_spans(*ends))
             for first, stop in log_spans(*ends):
@@ -244,7 +242,7 @@ class _Eraser:
                 refs[channel] = yield from self._ref(channel, ref, channel.startswith("__"))
         for channel, before in snapshot.said.items():
             held = None if refs.get(channel) is GONE else snapshot.refs.get(channel)
-            said[channel] = yield from self._said(held, *before)
+            said[channel] = self._said(held, *before)
         for channel in refs if self._awaited else ():
             if channel.startswith(_NEXT):
                 refs[channel] = GONE
@@ -266,7 +264,7 @@ class _Eraser:
 
     def _tasks(self, uid: str, ref: Any) -> Flow[Any]:
         """The tasks sent to run next, without those that quote."""
-        value = (yield from self._value(ref)) if (yield from self._may_change(ref)) else None
+        value = (yield from self._value(ref)) if self._may_change(ref) else None
         tasks = dict(enumerate(value)) if isinstance(value, list) else {}
         where = Where(tasks=True)
         gone = {at: t for at, t in tasks.items() if self.remover.without(t, where) is GONE}
@@ -325,20 +323,18 @@ class _Eraser:
         where, new = Where(inputs, texts, tasks or self._in_sent), ref
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new = yield from self._split(ref, where)
-        elif (yield from self._may_change(ref)):
+        elif self._may_change(ref):
             new = self._left((yield from self._value(ref)), where, ref)
         if new is not ref and self._looking and not channel.startswith("__"):
             self.remover.channels.add(channel)
         return new
 
-    def _may_change(self, ref: Any) -> Flow[bool]:
-        if self._may_name(ref if isinstance(ref, bytes) else pack(ref)):
-            return True
-        for log, numbers in references(ref):
-            ranges = yield from self.reader.ranges(numbers)
-            if any(_between(self._suspects, log, *each) for each in ranges):
-                return True
-        return False
+    def _may_change(self, ref: Any) -> bool:
+        return self._may_name(ref if isinstance(ref, bytes) else pack(ref)) or any(
+            _between(self._suspects, log, *each)
+            for log, numbers in references(ref)
+            for each in unflat(numbers)
+        )
 
     def _value(self, ref: Any) -> Flow[Any]:
         return (yield from self.reader.value(self.thread_id, self.thread, ref))
@@ -357,7 +353,7 @@ class _Eraser:
 
     def _split(self, ref: Any, where: Where) -> Flow[Any]:
         kind, log, numbers = ref
-        ranges = yield from self.reader.ranges([numbers, 1] if kind == ITEM else numbers)
+        ranges = unflat([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
             if (yield from self._is_message(log, ranges, where)):
@@ -379,9 +375,9 @@ class _Eraser:
             return False
         return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
 
-    def _said(self, held: Any, log: int, numbers: Any) -> Flow[Any]:
+    def _said(self, held: Any, log: int, numbers: Any) -> Any:
         """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
-        ranges = yield from self.reader.ranges(numbers)
+        ranges = unflat(numbers)
         split = isinstance(held, list) and held[0] in (LIST, DICT)
         pairs = held[0] == DICT if split else log in self.dicts
         parts = self._parts(log, ranges, Where(tasks=self._in_sent), pairs=pairs)
@@ -389,7 +385,7 @@ class _Eraser:
             (log, position) for position in positions(ranges)
         )
         if gone and split:  # what is part of another value too
-            gone -= {(log, p) for p in positions((yield from self.reader.ranges(held[2])))}
+            gone -= {(log, p) for p in positions(unflat(held[2]))}
         if parts is None and not gone:
             return [log, numbers]
         kept: list[New | Range] = []

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
+from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references, unflat
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     log_spans,
@@ -259,16 +259,16 @@ class Maintenance:
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 if row[0] in gone:
                     continue
-                yield from self._mark_refs(snapshot.refs.values(), live)
+                _mark_refs(snapshot.refs.values(), live)
                 if history:
-                    yield from self._mark(snapshot.said.values(), live)  # as written
+                    _mark(snapshot.said.values(), live)  # as written
                 elif snapshot.said and not dry_run:
                     body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, {})
                     yield self.sql("rewrite_checkpoint", body, row[0])
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in gone:
                     writes = open_writes(self.seal, thread_id, ns, row)
-                    yield from self._mark_refs((ref for _, _, ref in writes), live)
+                    _mark_refs((ref for _, _, ref in writes), live)
         return (yield from self._drop_others(thread_id, thread, live, dry_run))
 
     def _drop_others(
@@ -287,19 +287,6 @@ class Maintenance:
                     yield self.sql("drop_items", *keys)
         return items, freed
 
-    def _mark_refs(self, refs: Iterable[Any], live: dict[int, Ranges]) -> Flow[None]:
-        yield from self._mark(chain.from_iterable(map(references, refs)), live)
-
-    def _mark(self, refs: Iterable[tuple[int, Any]], live: dict[int, Ranges]) -> Flow[None]:
-        """Mark what `(log, written ranges)` refer to."""
-        for log, numbers in refs:
-            if numbers and not isinstance(numbers[0], int):  # see `Reader.ranges`
-                (blocks, *places), *_ = numbers
-                live[blocks] += [(position, position + 1) for position in places]
-            live[log] += yield from self.reader.ranges(numbers)
-            if len(live[log]) > 4096:
-                live[log] = covered(live[log])
-
     def _mark_origins(self, thread_id: str, name: str, log: int, live: Ranges) -> Flow[None]:
         """Keep what the aliases of a log repeat."""
         found: Ranges = []
@@ -309,6 +296,18 @@ class Maintenance:
                 origins = [unpack(body) for _, body in (yield from aliases)]
                 found += [(origin, origin + 1) for origin in origins]
         live += found
+
+
+def _mark_refs(refs: Iterable[Any], live: dict[int, Ranges]) -> None:
+    _mark(chain.from_iterable(map(references, refs)), live)
+
+
+def _mark(refs: Iterable[tuple[int, Any]], live: dict[int, Ranges]) -> None:
+    """Mark what `(log, written ranges)` refer to."""
+    for log, numbers in refs:
+        live[log] += unflat(numbers)
+        if len(live[log]) > 4096:
+            live[log] = covered(live[log])
 
 
 def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Final
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
@@ -16,7 +16,7 @@ from perdure.storage.postgres import PostgresDatabase
 _SQL: Final = NamedSQL(
     load("perdure.checkpointers", "sqlite.sql") | load("perdure.checkpointers", "postgres.sql")
 )
-_SCHEMA: Final = Migration("checkpointers", (_SQL["postgres_1"],))
+_SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 
 class PostgresCheckpointer(Checkpointer):

@@ -49,7 +49,6 @@ from perdure.checkpointers.records import (
     open_item,
     open_writes,
     pack_id,
-    place,
     span,
     unpack_id,
 )
@@ -305,12 +304,13 @@ class Reader:
 
     def resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
-        written, snapshot.said = snapshot.said, {}
+        written: Any = snapshot.said
+        snapshot.said = {}
         for channel, (key, numbers) in written.items():
-            snapshot.said[channel] = (key, (yield from self.ranges(numbers)))
+            snapshot.said[channel] = (key, unflat(numbers))
         for channel, ref in snapshot.refs.items():
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
-                held = snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
+                held = snapshot.ranges[channel] = (ref[1], unflat(ref[2]))
                 if not channel.startswith("__"):
                     snapshot.said.setdefault(channel, held)
         for channel, (key, ranges) in snapshot.said.items():
@@ -320,24 +320,6 @@ class Reader:
                 origin = (yield from self.load(thread_id, thread, key, aliases)).origin
             if channel not in written:
                 snapshot.said[channel] = (key, once(ranges, origin))
-
-    def ranges(self, numbers: list[Any]) -> Flow[Ranges]:
-        """Ranges from the form in which they are written.
-
-        The first version of the schema wrote more than 64 of them as blocks, each an item of a log
-        of its own: `[[that log, position, ...], start, length, ...]`.
-        """
-        if not numbers or isinstance(numbers[0], int):
-            return unflat(numbers)
-        (key, *blocks), *rest = numbers
-        out: Ranges = []
-        for position in blocks:
-            rows = yield self.sql("block_at", place(key, position))
-            if not rows:
-                raise CorruptRecord(f"block {position} of log {key} is missing")
-            thread_id, name, body = rows[0]
-            out += unflat(unpack(open_item(self.seal, thread_id, name, position, body)[1]))
-        return out + unflat(rest)
 
     # -- values
 
@@ -386,7 +368,7 @@ class Reader:
             if isinstance(element, bytes):
                 full += self.codec.expanded([element])
             else:
-                ranges = yield from self.ranges(element[1:])
+                ranges = unflat(element[1:])
                 log = yield from self.load(thread_id, thread, element[0], ranges)
                 full += log.full(ranges)
         parts = self.codec.values(full)

@@ -134,10 +134,10 @@ def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
 
 
 def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
-    """Rows of the first version of the schema have no `began`, and are not bound to `put_at`."""
+    """The data that binds a checkpoint to its row, all of it."""
     key, uid, parent, began, put_at = row[:5]
-    bound = ("checkpoint", thread_id, ns, unpack_id(uid) or "", unpack_id(parent), key)
-    return (*bound, began, repr(put_at)) if began else bound
+    ids = unpack_id(uid) or "", unpack_id(parent)
+    return ("checkpoint", thread_id, ns, *ids, key, began, repr(put_at))
 
 
 def seal_checkpoint(

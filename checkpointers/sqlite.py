@@ -10,14 +10,14 @@ from typing import Final
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 
 _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
-_SCHEMA: Final = Migration("checkpointers", (_SQL["schema_1"], _SQL["schema_2"]))
+_SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 
 class SQLiteCheckpointer(Checkpointer):

@@ -1,78 +1,59 @@
--- The schema comes in numbered steps; one that has shipped is never edited.
 -- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
 -- so a thread's rows lie together, and a range of them is a range of keys.
 
--- schema_1: version 1 of the tables
+-- schema: the tables
 CREATE TABLE threads (
     thread INTEGER PRIMARY KEY AUTOINCREMENT,
     thread_id TEXT NOT NULL UNIQUE,
     seq INTEGER NOT NULL DEFAULT 0,
-    swept INTEGER NOT NULL DEFAULT 0,
-    checkpoints INTEGER NOT NULL DEFAULT 0,
-    items INTEGER NOT NULL DEFAULT 0,
-    bytes INTEGER NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL DEFAULT 0,
+    stamp INTEGER NOT NULL DEFAULT 0,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
-CREATE TABLE lines (
-    line INTEGER PRIMARY KEY AUTOINCREMENT,
+CREATE TABLE namespaces (
+    namespace INTEGER PRIMARY KEY AUTOINCREMENT,
     thread INTEGER NOT NULL,
     ns TEXT NOT NULL,
     pinned INTEGER NOT NULL DEFAULT 0,
     UNIQUE (thread, ns)
 ) STRICT;
-CREATE TABLE lanes (
-    lane INTEGER PRIMARY KEY AUTOINCREMENT,
+CREATE TABLE logs (
+    log INTEGER PRIMARY KEY AUTOINCREMENT,
     thread INTEGER NOT NULL,
     name TEXT NOT NULL,
-    next INTEGER NOT NULL DEFAULT 0,
     UNIQUE (thread, name)
 ) STRICT;
-CREATE TABLE log (
+CREATE TABLE items (
     id INTEGER PRIMARY KEY,
     h INTEGER NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
-CREATE INDEX log_h ON log (h);
+CREATE INDEX items_h ON items (h);
 CREATE TABLE checkpoints (
     id INTEGER PRIMARY KEY,
-    line INTEGER NOT NULL,
+    namespace INTEGER NOT NULL,
     uid ANY NOT NULL,
     parent ANY,
+    began INTEGER NOT NULL,
     put_at REAL NOT NULL,
     body BLOB NOT NULL,
-    UNIQUE (line, uid)
+    UNIQUE (namespace, uid)
 ) STRICT;
 CREATE TABLE writes (
-    line INTEGER NOT NULL,
+    namespace INTEGER NOT NULL,
     uid ANY NOT NULL,
     task ANY NOT NULL,
     path TEXT NOT NULL,
     body BLOB NOT NULL,
-    PRIMARY KEY (line, uid, task)
+    PRIMARY KEY (namespace, uid, task)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE tags (
     tag INTEGER NOT NULL,
     checkpoint INTEGER NOT NULL,
     PRIMARY KEY (tag, checkpoint)
 ) STRICT, WITHOUT ROWID;
-
--- schema_2: version 2 of the tables
-ALTER TABLE lines RENAME TO namespaces;
-ALTER TABLE namespaces RENAME COLUMN line TO namespace;
-ALTER TABLE lanes RENAME TO logs;
-ALTER TABLE logs RENAME COLUMN lane TO log;
-ALTER TABLE logs DROP COLUMN next;
-ALTER TABLE log RENAME TO items;
-ALTER TABLE checkpoints RENAME COLUMN line TO namespace;
-ALTER TABLE checkpoints ADD COLUMN began INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE writes RENAME COLUMN line TO namespace;
-ALTER TABLE threads RENAME COLUMN swept TO generation;
-ALTER TABLE threads DROP COLUMN checkpoints;
-ALTER TABLE threads DROP COLUMN items;
-ALTER TABLE threads DROP COLUMN bytes;
-ALTER TABLE threads ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0;
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -138,10 +119,6 @@ INSERT INTO items (id, h, body) VALUES (?, ?, ?);
 
 -- items_between: a range of a log
 SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;
-
--- block_at: ranges as the first version of the schema wrote long lists of them
-SELECT t.thread_id, l.name, i.body
-FROM items i JOIN logs l ON l.log = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
 
 -- count_items: how many there are in a range of a log, and their bytes
 SELECT count(*), coalesce(sum(length(body)), 0) FROM items WHERE id >= ? AND id < ?;

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import ALIASES, DICT_HERE, ITEM, LIST, LIST_HERE, MAP
+from perdure.checkpointers.manifest import ALIASES, DICT_HERE, LIST, LIST_HERE, MAP
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
     content_hash,
@@ -125,7 +125,4 @@ class _Copier:
             parts = [e if isinstance(e, bytes) else [self.logs[e[0]], *e[1:]] for e in rest[0]]
             return [kind, parts]
         log, numbers = rest
-        if kind != ITEM and numbers and not isinstance(numbers[0], int):  # see `Reader.ranges`
-            (blocks, *places), *others = numbers
-            numbers = [[self.logs[blocks], *places], *others]
         return [kind, self.logs[log], numbers]

@@ -30,7 +30,6 @@ from perdure.stores.base import Provenance, PutItem, Receipt
 Change = Callable[[Document], Document]
 _KIND: Final = "profile"
 _DOCUMENT: Final = "document"
-_SECTIONS: Final = "sections"  # the first version could keep each field as an item of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class ProfileState(Generic[M]):
 
     owner: Profile[M]
     name: str  # the key of its item
-    items: tuple[Memory, ...]  # its item; sections of the first version follow
+    item: Memory | None
     document: Document  # the stored one, else the defaults
     profile: M | None  # None: the schema does not accept it
     fault: str = ""  # why not
@@ -111,9 +110,9 @@ class Profile(Generic[M]):
         place = self.place(config)
         versions = []
         for head in (yield from place.adapter.versions(place.namespace, place.key)):
-            document = _document((yield from _items(place, head, head.valid_from)))
             change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
-            versions.append(ProfileVersion(document, head.version, change, *times, head.provenance))
+            made = head.version, change, *times, head.provenance
+            versions.append(ProfileVersion(_document(head), *made))
         return versions
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
@@ -137,18 +136,13 @@ class Profile(Generic[M]):
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         place = self.place(config)
-        adapter, inner = place.adapter, (*place.namespace, place.key)
-        heads = yield from adapter.versions(place.namespace, place.key)
-        if not adapter.versioned:
-            for head in heads:
-                items = yield from _items(place, head, None)
-                yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
-            return None
-        split = [head for head in heads if _is_split(head)]
-        # before the head, which names them
-        sections = (yield adapter.call("forget", inner)) if split else None
-        receipt: Receipt = yield adapter.call("forget", place.namespace, key=place.key)
-        return receipt if sections is None else sections + receipt
+        for head in (yield from place.adapter.versions(place.namespace, place.key)):
+            _document(head)  # another item is not erased
+        if place.adapter.versioned:
+            receipt: Receipt = yield place.adapter.call("forget", place.namespace, key=place.key)
+            return receipt
+        yield from place.adapter.written([removal_of(place.namespace, place.key)])
+        return None
 
     get, aget = blocking(_get), awaiting(_get)
     history, ahistory = blocking(_history), awaiting(_history)
@@ -165,14 +159,13 @@ class Profile(Generic[M]):
     def reading(self, place: Place, as_of: datetime | None = None) -> Effects[ProfileState[M]]:
         """Read the profile; what is stored may not fit the schema."""
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
-        items = () if head is None else (yield from _items(place, head, as_of))
-        document = _document(items) if items else dumped(self.schema.model_construct())
+        document = _document(head) if head else dumped(self.schema.model_construct())
         try:
-            profile = validated(self.schema, document) if items else self.schema()
+            profile = validated(self.schema, document) if head else self.schema()
         except (InvalidPatch, ValidationError) as exc:
-            fault = str(exc) if items else f"{self.schema.__name__} has fields that must be given"
-            return ProfileState(self, place.key, items, document, None, fault)
-        return ProfileState(self, place.key, items, dumped(profile), profile)
+            fault = str(exc) if head else f"{self.schema.__name__} has fields that must be given"
+            return ProfileState(self, place.key, head, document, None, fault)
+        return ProfileState(self, place.key, head, dumped(profile), profile)
 
     def planning(
         self, place: Place, operations: Sequence[Document], seen: Document
@@ -209,46 +202,30 @@ class Profile(Generic[M]):
         values = yield from _screened(self.gate, leaves, place)
         profile = validated(self.schema, profile_patch.replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
-        if profile_patch.same(document, state.document) and (state.items or name != "set"):
+        if profile_patch.same(document, state.document) and (state.item or name != "set"):
             return [], profile
-        head = state.items[0] if state.items else None
         value = {"text": profile_patch.text_of(document), "kind": _KIND, _DOCUMENT: document}
+        version = (state.item and state.item.version) or 0
         put = PutItem(
             place.namespace,
             place.key,
             {**value, "change": name},
             ["text"],
             ttl=None,  # it does not expire, whatever the store's default
-            if_version=((head and head.version) or 0) if place.adapter.versioned else None,
+            if_version=version if place.adapter.versioned else None,
             provenance=place.provenance,
         )
-        sections = [removal_of(each.namespace, each.key, each.version) for each in state.items[1:]]
-        return [put, *sections], profile
+        return [put], profile
 
 
-def _is_split(head: Memory) -> bool:
-    split = _SECTIONS in head.value
-    if head.kind != _KIND or not (split or _DOCUMENT in head.value):
+def _document(item: Memory) -> Document:
+    if item.kind != _KIND or _DOCUMENT not in item.value:
         raise ConfigurationError(
-            f"the item {head.key!r} in {head.namespace!r} is no profile: it has {list(head.value)};"
+            f"the item {item.key!r} in {item.namespace!r} is no profile: it has {list(item.value)};"
             " name another key or namespace for the profile"
         )
-    return split
-
-
-def _items(place: Place, head: Memory, as_of: datetime | None) -> Effects[tuple[Memory, ...]]:
-    if not _is_split(head):
-        return (head,)
-    inner, moment = (*place.namespace, place.key), as_of if place.adapter.versioned else None
-    found = yield from place.adapter.every(inner, as_of=moment)
-    sections = {each.key: each for each in found if each.namespace == inner}
-    return (head, *(sections[name] for name in head.value[_SECTIONS] if name in sections))
-
-
-def _document(items: Sequence[Memory]) -> Document:
-    head, *sections = items
-    stored = head.value.get(_DOCUMENT) or {each.key: each.value[_DOCUMENT] for each in sections}
-    return deepcopy(stored)  # langgraph's in-memory store returns the stored object itself
+    # langgraph's in-memory store returns the stored object itself
+    return deepcopy(item.value[_DOCUMENT])
 
 
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:

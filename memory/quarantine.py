@@ -11,7 +11,6 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory import store_adapter
-from perdure.memory.detectors import DETECTORS, redacted, spans_of
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
@@ -117,11 +116,9 @@ def _entry(found: Memory) -> Entry:
     value = found.value
     return Entry(
         key=found.key,
-        # the first version stored none
-        shown=value.get("shown", redacted(found.text, spans_of(found.text, DETECTORS))),
         at=datetime.fromisoformat(value["at"]),
         memory_key=value["key"],
         provenance=found.provenance,
         text=found.text,
-        **{name: value[name] for name in ("reason", "check", "kind", "role", "fields")},
+        **{name: value[name] for name in ("shown", "reason", "check", "kind", "role", "fields")},
     )

@@ -31,9 +31,8 @@ QUARANTINE: Final = "quarantine"
 TOMBSTONES: Final = "buried"
 CHANGED: Final = "changed"
 WATERMARKS: Final = "formed"
-NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS, "waiting")
-"""The second labels: quarantine, tombstones, the counter of changes, watermarks, and the first
-version's notes on threads that wait to be extracted."""
+NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
+"""The second labels: quarantine, tombstones, the counter of changes, watermarks."""
 INSTRUCTIONS: Final = "instructions"
 """The field of a value with the text of instructions, as in LangGraph's own examples."""
 PREVIOUS: Final = "formerly"  # the field of a value with the memory's earlier texts

@@ -5,7 +5,7 @@ They name the newest messages by id, so they hold for trimmed, edited and forked
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
@@ -19,7 +19,7 @@ from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
 
 TURNS: Final = "turns"
-"""The name of the extractor whose watermarks are at the place of the first version's."""
+"""The extractor whose watermarks have the id of their thread as key; see `_key`."""
 _KNOWN: Final = 50  # messages that a watermark names
 _PLACE: Final = ("known", "count", "next", "checkpoint_id")
 _FAILURE: Final = ("attempts", "failed_head", "error", "final")
@@ -48,7 +48,6 @@ class Watermark:
     failed_head: str | None = None  # the head of the thread then
     error: str = ""
     final: bool = False  # whether trying again cannot help
-    first: Mapping[str, Any] | None = None  # of perdure's first version: holds for all extractors
 
     @property
     def ids(self) -> frozenset[str]:
@@ -96,7 +95,7 @@ class Watermark:
         count = self.count + len(fresh.keys() - known.keys())
         following = max([self.next, *(each.position + 1 for each in fresh.values())])
         place = (tuple(newest), count, following, checkpoint_id)
-        return Watermark(self.extractor, *place, self.version, first=self.first)
+        return Watermark(self.extractor, *place, self.version)
 
     def with_failure(
         self, error: str, at: datetime, head: str | None, *, final: bool = False
@@ -116,7 +115,7 @@ class Watermark:
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
         """The operation that writes it, if the note is as it was read."""
-        names = [*_PLACE, *(_FAILURE if self.attempts else ()), *(["first"] if self.first else ())]
+        names = [*_PLACE, *(_FAILURE if self.attempts else ())]
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id}
         value |= {name: getattr(self, name) for name in names}
         value["known"] = [list(each) for each in self.known]
@@ -142,15 +141,9 @@ def watermarks(
     """Read the watermarks of threads, given with the namespaces of their memories."""
     if not places:
         return []
-    keys = [(space, key) for space, thread in places for key in (thread, _key(extractor, thread))]
-    ops = [GetOp(notes_of(WATERMARKS, space), key) for space, key in dict.fromkeys(keys)]
-    notes = yield adapter.call("batch", ops)
-    there = dict(zip(dict.fromkeys(keys), notes, strict=True))
+    ops = [GetOp(notes_of(WATERMARKS, space), _key(extractor, thread)) for space, thread in places]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
-    return [
-        _read(empty, there[space, _key(extractor, thread)], there[space, thread])
-        for space, thread in places
-    ]
+    return [_read(empty, note) for note in (yield adapter.call("batch", ops))]
 
 
 def settled(note: Item) -> PutItem:
@@ -165,22 +158,15 @@ def settled(note: Item) -> PutItem:
     return note_of(namespace, note.key, value, if_version=version)
 
 
-def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
-    first: dict[str, Any] | None = None
-    if turns is not None:
-        place = {name: turns.value[name] for name in _PLACE}
-        first = turns.value.get("first") if "extractor" in turns.value else place
-    value = first if own is None else own.value
-    if value is None:
+def _read(empty: Watermark, note: Item | None) -> Watermark:
+    if note is None:
         return empty
-    names = [*_PLACE, *_FAILURE]
+    value, names = note.value, [*_PLACE, *_FAILURE]
     fields: dict[str, Any] = {name: value[name] for name in names if name in value}
     fields["known"] = tuple(Known(*each) for each in value["known"])
     if value.get("failed_at"):
         fields["failed_at"] = datetime.fromisoformat(value["failed_at"])
-    if own is not None:
-        fields["version"] = getattr(own, "version", None)
-    return replace(empty, **fields, first=first if own is turns else None)
+    return replace(empty, **fields, version=getattr(note, "version", None))
 
 
 def _key(extractor: str, thread_id: str) -> str:

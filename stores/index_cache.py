@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perdure.storage.flow import Flow, NamedSQL, Row
+from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
 from perdure.stores.index import FOREVER, Covered, Entry, Index
 from perdure.stores.index_form import opened, sealed
 from perdure.stores.index_view import Scope, Sought, View, scope_of
@@ -392,11 +392,7 @@ class Indexes:
         bound = (covered.newest, state.closed, body)
         which = (namespace.ns, namespace.path, state.erasures)
 
-        def write() -> Flow[None]:
-            yield self.sql("keep_index", *bound, *which)
-            yield self.sql("drop_words", namespace.ns)
-
-        self.post(write)
+        self.post(lambda: rows_of(self.sql["keep_index"], *bound, *which))
 
 
 def _is_worth_keeping(fresh: int, items: int) -> bool:

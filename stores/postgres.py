@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.postgres import PostgresDatabase
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
@@ -24,7 +24,7 @@ from perdure.stores.whole_store import WholeStore
 _SQL: Final = NamedSQL(
     load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
 )
-SCHEMA: Final = Migration("stores", (_SQL["postgres_1"], _SQL["postgres_2"]))
+SCHEMA: Final = Schema("stores", _SQL["schema"])
 _FEW: Final = 4  # values that are compared one by one
 _READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
 _READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL

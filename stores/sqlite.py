@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.flow import NamedSQL, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
@@ -25,7 +25,7 @@ from perdure.stores.whole_store import WholeStore
 # read here, as no event loop may wait for a file
 _SCHEMA: Final = load("perdure.stores", "sqlite_schema.sql")
 _SQL: Final = NamedSQL(load("perdure.stores", "sqlite.sql") | _SCHEMA)
-SCHEMA: Final = Migration("stores", (_SCHEMA["step_1"], _SCHEMA["step_2"], _SCHEMA["step_3"]))
+SCHEMA: Final = Schema("stores", _SCHEMA["schema"])
 
 
 class SQLiteStore(WholeStore):

@@ -74,11 +74,6 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 
--- drop_words: words that the first version kept with each item, once an index of its namespace is kept
-UPDATE store_index SET tokens = NULL WHERE id IN (
-    SELECT i.id FROM store_settings s CROSS JOIN store_items i
-    WHERE s.name = 'words of items' AND i.ns = ?);
-
 -- set_vectors: the vectors of a present version; it may have gone while they were made
 INSERT INTO store_index (id, vectors, model) SELECT id, ?2, ?3 FROM store_items WHERE id = ?1
 ON CONFLICT (id) DO UPDATE SET vectors = excluded.vectors, model = excluded.model;
@@ -121,11 +116,11 @@ WHERE p.id > ? AND n.path >= ? AND n.path < ? AND p.attempts <= ? ORDER BY p.id 
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        x.fields
 FROM store_items i JOIN store_namespaces n ON n.ns = i.ns LEFT JOIN store_index x ON x.id = i.id
-WHERE i.id > ? AND (i.searched OR x.id IS NOT NULL) AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
+WHERE i.id > ? AND i.searched AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
 
 -- to_embed_count: how many those are
 SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id
-WHERE (i.searched OR x.id IS NOT NULL) AND x.model IS NOT ?;
+WHERE i.searched AND x.model IS NOT ?;
 
 -- old_versions: closed versions under a prefix that a rule does not keep
 SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
@@ -186,12 +181,12 @@ ORDER BY 1 LIMIT ?3;
 
 -- history: every version of a key with how it lives and is searched, oldest first
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
-       i.ttl, i.searched OR x.id IS NOT NULL, x.fields
+       i.ttl, i.searched, x.fields
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
 WHERE n.path = ?1 AND i.key = ?2
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
-       NULL, v.searched OR x.id IS NOT NULL, x.fields
+       NULL, v.searched, x.fields
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns LEFT JOIN store_index x ON x.id = v.id
 WHERE n.path = ?1 AND v.key = ?2
 ORDER BY 4;
@@ -308,7 +303,7 @@ DELETE FROM store_indexes WHERE ns NOT IN (SELECT ns FROM store_namespaces);
 
 -- index_since: what search needs of the present items of a namespace that are newer than one
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
-       CASE WHEN i.searched OR x.id IS NOT NULL THEN i.value END, i.provenance,
+       CASE WHEN i.searched THEN i.value END, i.provenance,
        CASE x.model WHEN ?1 THEN x.vectors END, x.fields
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
 WHERE n.ns = ?2 AND i.id > ?3 ORDER BY i.id LIMIT ?4;
@@ -316,7 +311,7 @@ WHERE n.ns = ?2 AND i.id > ?3 ORDER BY i.id LIMIT ?4;
 -- index_of: what search needs of the versions of a list of ids, but for their values
 SELECT asked.value, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
 FROM json_each(?2) AS asked LEFT JOIN store_index x ON x.id = asked.value
-WHERE x.id IS NOT NULL OR (SELECT i.searched FROM store_items i WHERE i.id = asked.value)
+WHERE (SELECT i.searched FROM store_items i WHERE i.id = asked.value)
 OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 
 -- expiries: when items of a list of ids expire

@@ -1,24 +1,23 @@
--- The tables of the stores, as numbered steps; a step that has shipped is never edited.
+-- The tables of the stores.
 --
 -- `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 -- keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
 -- range of each. `store_index` holds what search needs of a version, whether present or closed, and
--- cannot make from it; `store_indexes` the compact form of a namespace's index (`index_format.py`): it
+-- cannot make from it; `store_indexes` the compact form of a namespace's index (`index_form.py`): it
 -- covers items up to the id `newest`, less those closed up to the `seq` `closed`.
 -- `store_namespaces.changes` is raised by whatever changes what search finds. Whether search finds a
--- version at all is said by `searched`, and of what the first version wrote, where that is NULL, by
--- there being a row in `store_index`. `store_index.tokens` is of the first version, and empty since.
--- `made` is the id that an item had first, where that is another: items are listed in the order of
--- these. Times are microseconds since 1970 (UTC).
+-- version at all is said by `searched`. `made` is the id that an item had first, where that is another;
+-- items are listed in the order of these. Times are microseconds since 1970 (UTC).
 
--- step_1: the tables
+-- schema: the tables
 CREATE TABLE store_settings (name TEXT PRIMARY KEY, value ANY NOT NULL)
     STRICT, WITHOUT ROWID;
 CREATE TABLE store_namespaces (
     ns INTEGER PRIMARY KEY,
     path BLOB NOT NULL UNIQUE,
     items INTEGER NOT NULL DEFAULT 0,
-    bytes INTEGER NOT NULL DEFAULT 0
+    bytes INTEGER NOT NULL DEFAULT 0,
+    changes INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE store_items (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -28,13 +27,16 @@ CREATE TABLE store_items (
     created_at INTEGER NOT NULL,
     valid_from INTEGER NOT NULL,
     expires_at INTEGER,
+    made INTEGER,
     ttl INTEGER,
     size INTEGER NOT NULL,
+    searched INTEGER NOT NULL,
     value ANY NOT NULL,
     provenance ANY,
     UNIQUE (ns, key)
 ) STRICT;
 CREATE INDEX store_items_ns ON store_items (ns);
+CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL;
 CREATE INDEX store_items_expiry ON store_items (expires_at) WHERE expires_at IS NOT NULL;
 CREATE TABLE store_versions (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -45,14 +47,15 @@ CREATE TABLE store_versions (
     created_at INTEGER NOT NULL,
     valid_from INTEGER NOT NULL,
     valid_to INTEGER NOT NULL,
+    made INTEGER,
+    searched INTEGER NOT NULL,
     value ANY NOT NULL,
     provenance ANY
 ) STRICT;
 CREATE INDEX store_versions_key ON store_versions (ns, key, version);
-CREATE INDEX store_versions_end ON store_versions (valid_to);
+CREATE INDEX store_versions_span ON store_versions (ns, valid_to, valid_from);
 CREATE TABLE store_index (
     id INTEGER PRIMARY KEY,
-    tokens ANY,
     vectors BLOB,
     model INTEGER,
     fields TEXT
@@ -62,26 +65,12 @@ CREATE TABLE store_pending (
     attempts INTEGER NOT NULL,
     error ANY NOT NULL
 ) STRICT;
-
--- step_2: what search finds is counted by namespace, and its compact index is kept
-ALTER TABLE store_items ADD COLUMN searched INTEGER;
-ALTER TABLE store_versions ADD COLUMN searched INTEGER;
-ALTER TABLE store_namespaces ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE store_indexes (
     ns INTEGER PRIMARY KEY,
     newest INTEGER NOT NULL,
     closed INTEGER NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
-INSERT INTO store_settings (name, value)
-    SELECT 'words of items', 1 FROM store_index LIMIT 1;
-ALTER TABLE store_items ADD COLUMN made INTEGER;
-ALTER TABLE store_versions ADD COLUMN made INTEGER;
-CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL;
-
--- step_3: what was closed after a moment is found by namespace
-CREATE INDEX store_versions_span ON store_versions (ns, valid_to, valid_from);
-DROP INDEX store_versions_end;
 
 -- create_path_index: an index on a path of the value
 CREATE INDEX IF NOT EXISTS "{name}" ON store_items (ns, {expression});

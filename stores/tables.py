@@ -87,9 +87,8 @@ class StoreTables(Tables):
         if table.name == "store_pending":
             return *columns, text(sealed, place)
         *columns, searched, value = columns
-        searched = None if searched is None else bool(searched)
         said = None if sealed is None else text(sealed, ("provenance", *place))
-        return *columns, searched, text(value, ("value", *place)), said
+        return *columns, bool(searched), text(value, ("value", *place)), said
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
@@ -123,6 +122,5 @@ class StoreTables(Tables):
             if name == "words":
                 ((kept,),) = yield self.sql("get_setting", name)
                 value = json.dumps(json.loads(kept) | {"fields": json.loads(value)["fields"]})
-            if name != "words of items":  # of the first version
-                yield self.sql("set_setting", name, str(value))
+            yield self.sql("set_setting", name, str(value))
         yield statements(self.sql["copied"])

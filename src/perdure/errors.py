@@ -11,7 +11,7 @@
     │  ├─ StorageUnavailable               locked, busy or closed: may be retried
     │  ├─ StorageFull                      no disk space left; nothing was half written
     │  ├─ NotADatabase                     the path is a directory, or a file that is not perdure's
-    │  ├─ SchemaMismatch                   written by a newer perdure
+    │  ├─ SchemaMismatch                   written by a newer perdure, or before its first release
     │  └─ CorruptRecord                    a stored row cannot be read back, or was tampered with
     ├─ SerializationError (TypeError)      a value cannot be stored or read back
     │  ├─ Unstorable                       the serializer refuses the value; the path to it is named
@@ -87,7 +87,7 @@ class NotADatabase(StorageError):
 
 
 class SchemaMismatch(StorageError):
-    """The database was written by a newer perdure than this one."""
+    """The database was written by a newer perdure, or by a build from before the first release."""
 
 
 class CorruptRecord(StorageError):

@@ -21,7 +21,6 @@ from perdure.errors import (
     InvalidConfig,
     NotADatabase,
     PerdureError,
-    SchemaMismatch,
     StorageError,
     StorageFull,
     UnknownCheckpoint,
@@ -209,18 +208,6 @@ def test_options_that_do_not_exist(tmp_path: Path) -> None:
             SQLiteCheckpointer.open(path, **options)
 
     assert not path.exists()
-
-
-def test_a_file_of_a_newer_perdure(tmp_path: Path) -> None:
-    """It is not touched; upgrading is the advice."""
-    path = tmp_path / "x.db"
-    SQLiteCheckpointer.open(path).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("INSERT INTO migrations (component, version) VALUES ('checkpointers', 99)")
-        db.commit()
-
-    with pytest.raises(SchemaMismatch, match=r"version 99.*upgrade perdure"):
-        SQLiteCheckpointer.open(path)
 
 
 @pytest.fixture

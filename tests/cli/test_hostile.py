@@ -138,6 +138,7 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             graph.update_state(config, {"messages": [("human", SPOKEN)]}, as_node="respond")
     held: dict[str, Any] = {
         "text": f"red {SPOKEN}",
+        "shown": f"red {SPOKEN}",
         "kind": NAME,
         "reason": NAME,
         "detail": NAME,

@@ -364,20 +364,3 @@ def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
         "m3": None,
         "m4": None,
     }
-
-
-def test_previous_texts_of_the_first_version(store: Any) -> None:
-    """They are read as they are, and stay when the memory changes."""
-    former = {"text": GHENT, "until": "2026-03-01T00:00:00+00:00", "change": "superseded"}
-    value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
-    store.put(("memories", "ann"), "home", value)
-    collection = Collection(store)
-    collection.update("home", "Ann lives in Brugge", config=ANN)
-    memory = collection.get("home", config=ANN)
-
-    assert memory is not None
-    assert [(each.text, each.message_ids) for each in memory.previous] == [
-        ("Ann lives in Bruges", ()),
-        (GHENT, ()),
-    ]
-    assert memory.value["formerly"][1] == former

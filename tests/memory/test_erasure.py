@@ -26,10 +26,7 @@ SECRET = "The password is swordfish99"
 
 
 def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> None:
-    """All that there can be of a user: present, past, deleted, extracted, in quarantine.
-
-    With what the first version noted of threads that wait.
-    """
+    """All that there can be of a user: present, past, deleted, extracted, in quarantine."""
     collection = Collection(store)
     key = collection.insert(f"{name} lives in Ghent", config=config).key or ""
     collection.supersede(key, f"{name} lives in Bruges", config=config)
@@ -40,8 +37,6 @@ def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> Non
     thread = config["configurable"]["thread_id"]
     chat_graph(checkpointer=saver).invoke({"messages": [("human", f"{name} rows a canoe")]}, config)
     extraction.extract(thread, config)
-    user = config["configurable"]["user_id"]
-    store.put(("perdure", "waiting", "memories", user), thread, {"thread_id": thread})
 
 
 def left(store: Any) -> set[tuple[str, ...]]:

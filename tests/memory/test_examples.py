@@ -319,8 +319,8 @@ def test_a_case_told_again_keeps_what_is_not_told(tmp_path: Path) -> None:
     assert (case.value["why"], case.value["score"]) == ("The fare allowed it", 1.0)
 
 
-def test_an_episode_of_the_first_version(store: Any, do: Any) -> None:
-    """It is selected, and the same case added again is the same example."""
+def test_a_stored_example_keeps_its_key(store: Any, do: Any) -> None:
+    """In a file too: the same case added again is the same example."""
     kept = {
         "text": REFUND,
         "kind": "episode",

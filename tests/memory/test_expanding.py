@@ -96,7 +96,7 @@ def test_of_a_changed_message_the_last_form_that_was_not_shortened(
         changed = [HumanMessage("right", id="q1"), corrected]
         graph.update_state(THREAD, {"messages": changed}, as_node="respond")
         cut = {"content": "[The result of look]", "additional_kwargs": {SHORTENED: "cleared"}}
-        cleared = corrected.model_copy(update=cut)  # as the first version's nodes did
+        cleared = corrected.model_copy(update=cut)
         graph.update_state(THREAD, {"messages": [cleared]}, as_node="respond")
         graph.invoke({"messages": []}, THREAD)
 

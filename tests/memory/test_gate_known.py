@@ -179,8 +179,8 @@ def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> No
     assert all(put.index is False and put.ttl is None for put in puts)
 
 
-def test_a_tombstone_of_the_first_version_goes_on_blocking(adapter: StoreAdapter) -> None:
-    """As it was written, under the digest of that time."""
+def test_a_stored_tombstone_goes_on_blocking(adapter: StoreAdapter) -> None:
+    """In a file too: its place and the digest of a text stay what they are."""
     value = {"change": "deleted", "at": "2026-01-02T03:04:05+00:00", "message_ids": []}
     key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
     adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)

@@ -278,63 +278,6 @@ def test_a_store_without_a_past_says_so() -> None:
     assert raw(profile, ANN) == {}
 
 
-# -- sections
-
-OLD: dict[str, Any] = {
-    "name": "Ann",
-    "age": None,
-    "born": None,
-    "home": {"city": "Ghent", "zip": None},
-}
-
-
-def write_sections(store: Any, change: Any = "set", number: Any = 1, **values: Any) -> None:
-    """A profile as the first version of perdure wrote it with `sections=True`, a field an item."""
-    for name, value in values.items():
-        item = {"text": f"{name}: …", "kind": "profile", "document": value}
-        store.put((*NAMESPACE, "profile"), name, item)
-    names = list(OLD | values)
-    head = {"text": f"sections: {', '.join(names)}", "kind": "profile", "sections": names}
-    note = {"change": change, "edits": [{"op": "replace", "path": "/name"}], "number": number}
-    store.put(NAMESPACE, "profile", {**head, **note}, index=False)
-
-
-def test_sections_of_the_first_version_become_one_item(any_store: Any) -> None:
-    """They are read as they are; the next change writes one item, and nothing of it is lost."""
-    write_sections(any_store, **OLD)
-    moment = None if isinstance(any_store, InMemoryStore) else dt.datetime.now(dt.UTC)
-    write_sections(any_store, "merge", 2, name="Ann Lee", likes=["tea"])
-    any_store.put((*NAMESPACE, "profile"), "foreign", {"text": "x"})
-    profile = Profile(Person, any_store)
-    assert profile.get(ANN) == Person(name="Ann Lee", home=Home(city="Ghent"), likes=["tea"])
-    written(profile, {"age": 40}, ANN)
-
-    assert profile.get(ANN) == Person(
-        name="Ann Lee", age=40, home=Home(city="Ghent"), likes=["tea"]
-    )
-    assert {item.key for item in any_store.search(NAMESPACE)} == {"profile", "foreign"}
-    history = [(each.document["name"], each.change) for each in profile.history(ANN)]
-    if moment is None:
-        assert history == [("Ann Lee", "patch")]
-    else:
-        assert history == [("Ann", "set"), ("Ann Lee", "merge"), ("Ann Lee", "patch")]
-        assert profile.get(ANN, as_of=moment) == Person(name="Ann", home=Home(city="Ghent"))
-
-
-def test_sections_of_the_first_version_are_forgotten(any_store: Any) -> None:
-    """With all that they ever said, as they are or after they became one item."""
-    for change in (False, True):
-        write_sections(any_store, **OLD)
-        profile = Profile(Person, any_store)
-        if change:
-            written(profile, {"age": 40}, ANN)
-        receipt = profile.forget(ANN)
-
-        assert receipt is None or receipt.items + receipt.versions >= 5
-        assert any_store.search(NAMESPACE) == []
-        assert profile.history(ANN) == []
-
-
 def test_a_large_profile_is_several_profiles(store: SQLiteStore) -> None:
     """Each section has its own schema, key and past under one namespace, and changes alone."""
     home, pets = Profile(Home, store, key="home"), Profile(Person, store, key="person")

@@ -195,26 +195,6 @@ def test_the_same_text_from_elsewhere_is_another_entry(store: BaseStore) -> None
     assert sorted(map(str, threads)) == ["None", "None", "t1", "t2"]
 
 
-def test_an_entry_of_the_first_version_is_read(store: BaseStore) -> None:
-    """With the check that it named; what is released is the memory it would have been."""
-    value = {
-        "text": ORDER,
-        "kind": "fact",
-        "fields": {},
-        "role": "tool",
-        "explicit": False,
-        "key": "k0",
-        "reason": "it reads as an order to an assistant, and comes from the role tool",
-        "check": "poisoning",
-        "at": "2026-01-02T03:04:05+00:00",
-    }
-    store.put(("perdure", "quarantine", *NAMESPACE), "e1", value, index=False)
-    [entry] = Quarantine(store).list(ANN)
-
-    assert (entry.key, entry.check, entry.at.year) == ("e1", "poisoning", 2026)
-    assert str(Quarantine(store).release("e1", ANN)) == "added k0"
-
-
 def test_within_a_graph_it_is_in_the_graphs_store() -> None:
     """With the run's config; outside one, and without a user, it says what is missing."""
     store = SQLiteStore.open(":memory:", index=None)

@@ -289,25 +289,6 @@ def test_each_extractor_has_its_own_watermark(
     assert Extraction(file_saver, store).extract("t", T).messages == 0
 
 
-@pytest.mark.parametrize("turns_first", [False, True])
-def test_the_first_version_s_watermark_counts_for_all(
-    turns_first: bool, file_saver: SQLiteCheckpointer, store: SQLiteStore
-) -> None:
-    """A note without an extractor is believed by each that has none, also once turns have one."""
-    graph = graph_of(file_saver, InMemoryStore())
-    say(graph, "one")
-    Extraction(file_saver, store).extract("t", T)
-    [note] = store.search(("perdure", "formed"))
-    old = {**note.value, "report": {}, "refusals": []}
-    del old["extractor"], old["thread_id"]
-    store.put(note.namespace, note.key, old)
-    say(graph, "two")
-    extractors = [Second(), TurnExtractor()]
-    for extractor in reversed(extractors) if turns_first else extractors:
-        for messages in (2, 0):
-            assert Extraction(file_saver, store, extractor).extract("t", T).messages == messages
-
-
 def test_failures_are_counted_until_one_succeeds(store: SQLiteStore) -> None:
     """A watermark keeps how often, when, at which head and why, and clears it when it advances."""
     adapter = StoreAdapter(store)

@@ -230,10 +230,10 @@ def test_the_summary_is_plain_json_in_a_reopened_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "count"), [(turns(4)[6:], 10), (turns(4), 16)])
-def test_a_thread_that_the_first_version_summarised_goes_on(
+def test_what_stays_in_the_state_is_summarised_again(
     left: Any, count: int, file_saver: SQLiteCheckpointer
 ) -> None:
-    """Its channels are read as they are; what its views left in the state is summarised again."""
+    """Stored channels are read as they are, also if messages of the summary are in the state."""
     with ScriptedServer(["second", "answer"]) as scribe:
         graph = chat(scribe, node(scribe, trigger=("messages", 4)), checkpointer=file_saver)
         stored = {

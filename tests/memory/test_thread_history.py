@@ -130,10 +130,7 @@ def test_nothing_is_lost_when_many_write_at_once(tmp_path: Path) -> None:
 
 
 def test_who_writes_waits_for_a_change(file_saver: SQLiteCheckpointer) -> None:
-    """What another writes while a change is made comes after it, so neither is lost.
-
-    The first version made the change again upon what the other wrote; now writers take turns.
-    """
+    """What another writes while a change is made comes after it, so neither is lost."""
     thread = ThreadMessageHistory(file_saver, "t")
     thread.add_messages([HumanMessage("one")])
     with ThreadPoolExecutor(1) as pool:

@@ -36,7 +36,6 @@ from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
-from tests.layout import ROOT
 from tests.store_backends import Clock
 
 NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
@@ -334,26 +333,6 @@ def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> No
 
     assert new.saver.threads() == []
     assert everything(old.saver) == everything(same.saver)
-
-
-@pytest.mark.postgres
-@pytest.mark.parametrize("name", ["plain.db", "memories.db"])
-def test_a_file_of_the_first_version(name: str, database: Any, tmp_path: Path) -> None:
-    """Its rows are of an older form; they read the same in the copy."""
-    (tmp_path / "old").mkdir()
-    data = ROOT / "tests" / "data" / "v1" / name
-    (tmp_path / "old" / "plain.db").write_bytes(data.read_bytes())
-    old, new = database("file", "old"), database("postgres", "new")
-
-    copy(old, new)
-
-    assert list(old.store.export()) == list(new.store.export())
-    assert everything(old.saver) == everything(new.saver)
-    threads = [info.thread_id for info in old.saver.threads()]
-    for of in ("history", "checkpoints"):
-        both = (getattr(end.saver, of) for end in (old, new))
-        one, other = ([told(thread) for thread in threads] for told in both)
-        assert repr(one) == repr(other)
 
 
 @pytest.mark.parametrize("source", ["file", "postgres"])

@@ -13,7 +13,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.encryption import AESGCM, Clear, Seal, agree_on_key
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
@@ -70,7 +70,7 @@ def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
         assert filled is (saver.get_tuple(config()) is not None)
 
 
-NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT",))
+NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT")
 
 
 def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:

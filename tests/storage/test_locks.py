@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.locks import FileLocks, Locks
 from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
@@ -35,7 +35,7 @@ def at(place: Place) -> SQLiteDatabase:
     """A database without tables at a place."""
     if not place.dsn:
         return opened(place.path)
-    nothing = Migration("notes", ("",))
+    nothing = Schema("notes", "")
     made: Any = PostgresDatabase(place.dsn, nothing, schema=postgres_server.schema(place.path))
     made.connect()
     return cast(SQLiteDatabase, made)

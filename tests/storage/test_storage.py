@@ -1,4 +1,4 @@
-"""The database under the checkpointers: group commits, migrations, the files it leaves, forks."""
+"""The database under the checkpointers: group commits, the files it leaves, forks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.errors import (
     ConfigurationError,
     NotADatabase,
-    SchemaMismatch,
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.database import Migration
+from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_writer import WAL_LIMIT_BYTES
 from perdure.storage.threads import Threads
 
-NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
+NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT")
 
 
-def opened(path: Path | str, migration: Migration = NOTES, **options: Any) -> SQLiteDatabase:
-    database = SQLiteDatabase(path, migration, **options)
+def opened(path: Path | str, **options: Any) -> SQLiteDatabase:
+    database = SQLiteDatabase(path, NOTES, **options)
     database.connect()
     return database
 
@@ -147,58 +146,6 @@ def test_a_failing_flow_alone_leaves_nothing(database: SQLiteDatabase) -> None:
     database.write(partial(add, 1))
 
     assert database.read(numbers) == [1]
-
-
-def test_migrations_are_applied_once(tmp_path: Path) -> None:
-    """Opening again changes nothing; a further step is applied to what is there."""
-    more = Migration("notes", (*NOTES.steps, "ALTER TABLE notes ADD COLUMN mood TEXT"))
-    for migration in (NOTES, NOTES, more):
-        opened(tmp_path / "x.db", migration).close()
-    database = opened(tmp_path / "x.db", more)
-    found = database.read(
-        lambda: rows_of("SELECT component, version FROM migrations ORDER BY version")
-    )
-    columns = database.read(lambda: rows_of("SELECT name FROM pragma_table_info('notes')"))
-    database.close()
-
-    assert found == [("notes", 1), ("notes", 2)]
-    assert columns == [("n",), ("text",), ("mood",)]
-
-
-def test_two_components_share_a_file(tmp_path: Path) -> None:
-    """A second component, opened while the first is, adds its tables to the same database."""
-    other = Migration("other", ("CREATE TABLE other (o INTEGER) STRICT",))
-    first, second = opened(tmp_path / "x.db"), opened(tmp_path / "x.db", other)
-    first.close()
-    found = second.read(lambda: rows_of("SELECT component FROM migrations ORDER BY component"))
-    second.close()
-
-    assert found == [("notes",), ("other",)]
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_newer_schema_is_refused(read_only: bool, tmp_path: Path) -> None:
-    """A file that a newer perdure wrote is refused, with what to do, and stays as it is."""
-    path = tmp_path / "x.db"
-    newer = Migration("notes", (*NOTES.steps, "CREATE TABLE later (x INTEGER) STRICT"))
-    opened(path, newer).close()
-    before = path.read_bytes()
-    with pytest.raises(SchemaMismatch, match="version 2 of the notes schema"):
-        opened(path, read_only=read_only)
-
-    assert before == path.read_bytes()
-
-
-def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """A step that fails half way leaves the file at the version before."""
-    broken = Migration("notes", (*NOTES.steps, "CREATE TABLE half (x INTEGER); SELECT nonsense"))
-    opened(tmp_path / "x.db").close()
-    with pytest.raises(StorageError, match="nonsense"):
-        opened(tmp_path / "x.db", broken)
-    database = opened(tmp_path / "x.db")
-    with pytest.raises(StorageError, match="no such table"):
-        database.read(lambda: rows_of("SELECT * FROM half"))
-    database.close()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -54,7 +54,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
             ("USAGE, UPDATE", "SEQUENCES"),
         ):
             conn.execute(f"GRANT {rights} ON ALL {of} IN SCHEMA {name} TO a_user")
-        conn.execute(f"REVOKE INSERT, UPDATE, DELETE ON {name}.migrations FROM a_user")
+        conn.execute(f"REVOKE INSERT, UPDATE, DELETE ON {name}.schemas FROM a_user")
     with opened(name, "acme") as (saver, store):
         talk(saver, "hello from acme")
         store.put(NAMESPACE, "k", {"text": "Ann drives a red car."})
@@ -108,7 +108,7 @@ def tables(schema: str) -> list[str]:
     """The tables of a schema that hold what users gave."""
     with psycopg.connect(postgres_server.dsn()) as conn:
         found = conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,))
-        return sorted(name for (name,) in found if name != "migrations")
+        return sorted(name for (name,) in found if name != "schemas")
 
 
 def rows(schema: str, tenant: str | None) -> dict[str, set[Any]]:
@@ -170,7 +170,7 @@ def test_every_table_is_walled(schema: str) -> None:
             (schema,),
         ).fetchall()
         keys = conn.execute(
-            "SELECT indexdef FROM pg_indexes WHERE schemaname = %s AND tablename <> 'migrations'",
+            "SELECT indexdef FROM pg_indexes WHERE schemaname = %s AND tablename <> 'schemas'",
             (schema,),
         ).fetchall()
 

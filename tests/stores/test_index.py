@@ -24,7 +24,6 @@ from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, ind
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.models import Model
 from perdure.stores.puts import Preparer
-from perdure.stores.sqlite import SCHEMA
 from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.rounds import rounds
@@ -600,34 +599,6 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert after == {}
     assert set(forms(path)) == {"a\0"}
     assert b"zorbax" not in raw(tmp_path)
-
-
-def test_a_file_of_the_first_version(tmp_path: Path) -> None:
-    """It opens at once and is searched; words beside its items go when an index is kept."""
-    path = tmp_path / "x.db"
-    with opened(tmp_path) as store:
-        fill(store, A, 300)
-        before = store.search(A, query="number7")
-    with closing(sqlite3.connect(path)) as db, db:  # as the first version left it
-        db.execute("DROP TABLE store_indexes")
-        db.execute("DROP INDEX store_items_made")
-        db.execute("DROP INDEX store_versions_span")
-        db.execute("CREATE INDEX store_versions_end ON store_versions (valid_to)")
-        db.execute("ALTER TABLE store_namespaces DROP COLUMN changes")
-        for table in ("store_items", "store_versions"):
-            for column in ("searched", "made"):
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        db.execute("UPDATE store_index SET tokens = 'tea number'")
-        db.execute("DELETE FROM migrations WHERE component = 'stores' AND version > 1")
-        assert len(SCHEMA.steps) >= 2
-    with opened(tmp_path) as store:
-        found = store.search(A, query="number7")
-    with closing(sqlite3.connect(path)) as db:
-        left = db.execute("SELECT count(tokens) FROM store_index").fetchone()
-
-    assert before == found
-    assert left == (0,)
-    assert set(forms(path)) == {"a\0"}
 
 
 # -- dropped

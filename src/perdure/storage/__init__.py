@@ -1,1 +1,1 @@
-"""Storage for checkpointers and stores: flows, databases, migrations, named queries."""
+"""Storage for checkpointers and stores: flows, databases, schemas, named queries."""

@@ -14,43 +14,44 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from perdure import settings
 from perdure.errors import SchemaMismatch
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import Flow, Row, Statement
 
+VERSION: Final = 1  # of every schema
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Migration(NamedTuple):
-    """The whole schema history of one component: `steps[i]` leads to version `i + 1`."""
+class Schema(NamedTuple):
+    """The tables of one component, in the only version there is."""
 
     component: str
-    steps: Sequence[str]
+    script: str
 
-    def version(self, path: str) -> Flow[int]:
-        """The version that a database with a table of migrations has.
+    def is_there(self, found: Sequence[Row], path: str) -> bool:
+        """Whether a database has it, told by the rows `(version,)` of its table `schemas`.
 
         Raises:
             SchemaMismatch: It is newer than this code.
         """
-        sql = "SELECT coalesce(max(version), 0) FROM migrations WHERE component = ?"
-        ((found,),) = yield Statement(sql, (self.component,))
-        if found > len(self.steps):
+        if found and found[0] != (VERSION,):
             raise SchemaMismatch(
-                f"{path!r} has version {found} of the {self.component} schema, this perdure knows "
-                f"{len(self.steps)}: upgrade perdure"
+                f"{path!r} has version {found[0][0]} of the {self.component} schema, this perdure "
+                f"knows {VERSION}: upgrade perdure"
             )
-        return int(found)
+        return bool(found)
 
-    def apply(self, version: int) -> Flow[None]:
-        """Take the steps after a version, within the caller's transaction."""
-        sql = "INSERT INTO migrations (component, version) VALUES (?, ?)"
-        for number, script in enumerate(self.steps[version:], version + 1):
-            yield statements(script)
-            yield Statement(sql, (self.component, number))
+
+def of_earlier_build(path: str) -> SchemaMismatch:
+    """The error of a database that a build from before the first release wrote."""
+    return SchemaMismatch(
+        f"{path!r} was written by a build of perdure from before the first release; to take its "
+        "threads along, run with that build: perdure export --all --db FILE > threads.jsonl, and "
+        "with this one: perdure import threads.jsonl (items: store.export(), store.import_lines())"
+    )
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Database(Protocol):
         """Where a queue of jobs belongs: a file and "", or a URL and a schema; None: in memory."""
 
     def connect(self) -> None:
-        """Open the database and bring the component's schema up to date, unless that is done.
+        """Open the database and make the component's tables, unless they are there.
 
         Raises:
             ConfigurationError: The path cannot be a database.
@@ -260,7 +261,7 @@ class DatabaseOwner:
         Raises:
             ConfigurationError: An argument is wrong, or the folder does not exist.
             NotADatabase: The path is a folder or another application's file.
-            SchemaMismatch: A newer perdure wrote the database.
+            SchemaMismatch: A newer perdure wrote the database, or one before the first release.
             WrongKey: The key does not open it, it needs one, or it was made without.
             StorageError: The database cannot be opened.
         """

@@ -27,7 +27,7 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.database import Migration, Watch
+from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.threads import Turn, Turns
@@ -53,7 +53,7 @@ try:
         uri,
     )
     from perdure.storage.postgres_pipeline import Pipelined
-    from perdure.storage.postgres_schema import NAMED, checked_tenant, led, migrate, tables_of
+    from perdure.storage.postgres_schema import NAMED, checked_tenant, led, make_tables, tables_of
     from perdure.storage.postgres_transaction import COMMIT, Transaction
 except ImportError as exc:
     raise MissingDependency(
@@ -85,7 +85,7 @@ class PostgresDatabase:
 
     Args:
         dsn: A connection string or URI of libpq.
-        migration: The component's schema.
+        tables: Those of the component.
         begin: Makes the flow that the component runs whenever it opens the database.
         schema: The schema that holds the tables, made if it is not there.
         tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
@@ -103,7 +103,7 @@ class PostgresDatabase:
     def __init__(
         self,
         dsn: str,
-        migration: Migration,
+        tables: Schema,
         *,
         begin: Callable[[], Flow[object]] | None = None,
         schema: str = "perdure",
@@ -124,7 +124,7 @@ class PostgresDatabase:
             raise ConfigurationError(f"pool_size is {pool_size!r}; expected 1 or more")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected more than 0")
-        self._migration, self._begin, self._schema = migration, begin, schema
+        self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._begun = (  # of a transaction that writes: its number, and how long it waits for locks
             "SELECT pg_current_xact_id()::text, "
@@ -134,9 +134,9 @@ class PostgresDatabase:
         self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
         self._named = [] if tenant is None else [Statement(f"SELECT {NAMED}", (tenant,))]
-        tables = tables_of(migration)
-        self._sent = Translator(schema, tables, None if tenant is None else led)
-        self._tables = sorted(tables)
+        names = tables_of(tables)
+        self._sent = Translator(schema, names, None if tenant is None else led)
+        self._tables = sorted(names)
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
         told = direct is not None
@@ -203,7 +203,7 @@ class PostgresDatabase:
             server.users += 1
         try:
             with mapped(server.name), server.connection() as conn:
-                migrate(conn, self._migration, self._schema, self._tenant, self._read_only)
+                make_tables(conn, self._component, self._schema, self._tenant, self._read_only)
             if self._begin is not None:
                 if self._read_only:
                     self._read(server, self._begin, snapshot=True)
@@ -328,7 +328,7 @@ class PostgresDatabase:
 
     def _excluding(self, names: Sequence[str] | None) -> Statement:
         """Keep others from writing what this transaction is about."""
-        of = *self._space, self._migration.component
+        of = *self._space, self._component.component
         if names is None or len(names) > _MANY_NAMES:
             return Statement(f"{self._begun}, pg_advisory_xact_lock(?)", (lock_key(*of),))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock

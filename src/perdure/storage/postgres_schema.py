@@ -1,4 +1,4 @@
-"""The tables of a schema: their versions, and tenants that share them, by row-level security.
+"""The tables of a schema, and tenants that share them, by row-level security.
 
 With tenants, each table has a column with the tenant of its rows, which leads all keys and indexes.
 A policy shows and takes the rows of the tenant that the transaction has named, and none if it has
@@ -14,17 +14,20 @@ from typing import Any, Final
 
 import psycopg
 
-from perdure.errors import ConfigurationError, SchemaMismatch
-from perdure.storage.database import Migration, statements
+from perdure.errors import ConfigurationError, StorageError
+from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
 from perdure.storage.flow import Row
 from perdure.storage.postgres_connection import lock_key, shown
 
-_MIGRATIONS: Final = """
-CREATE TABLE IF NOT EXISTS migrations (
-    component text NOT NULL, version bigint NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (component, version)
+_SCHEMAS: Final = """
+CREATE TABLE IF NOT EXISTS schemas (
+    component text PRIMARY KEY, version bigint NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
 );
+"""
+_VERSIONS: Final = """
+SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'component'),
+to_regclass(%s) IS NOT NULL
 """
 _SETTINGS: Final = (
     "CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)"
@@ -43,69 +46,66 @@ DROP POLICY IF EXISTS tenant ON {0};
 CREATE POLICY tenant ON {0} USING (tenant = {1})"""
 
 
-def tables_of(migration: Migration) -> frozenset[str]:
+def tables_of(component: Schema) -> frozenset[str]:
     """The names of the tables that a component uses."""
-    script = "".join((_MIGRATIONS, _SETTINGS, *migration.steps))
+    script = _SCHEMAS + _SETTINGS + component.script
     return frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script))
 
 
-def migrate(
+def make_tables(
     conn: psycopg.Connection[Row],
-    migration: Migration,
+    component: Schema,
     schema: str,
     tenant: str | None,
     read_only: bool,
 ) -> None:
-    """Bring a component's tables up to date: of many processes, one after another.
+    """Make a component's tables, unless they are there: of many processes, one after another.
 
     Raises:
-        SchemaMismatch: They are newer than this version knows, or older, and may not be changed.
+        SchemaMismatch: Another version of perdure wrote them.
+        StorageError: They are not there, and may not be made.
         ConfigurationError: They are not those of tenants, or are, or the role may see all.
     """
+    there = _has(conn, component, schema)
     _check(conn, schema, tenant)
-    if _version(conn, migration, schema) == len(migration.steps):
+    if there:
         return
     if read_only:
-        raise SchemaMismatch(
-            f"{shown(conn.info.dsn)} does not have version {len(migration.steps)} of the "
-            f"{migration.component} schema: open it once without read_only"
+        raise StorageError(
+            f"{shown(conn.info.dsn)} has no tables of {component.component}: open it once without "
+            "read_only"
         )
     with conn.transaction():
-        conn.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema, "migrations"),))
+        conn.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema, "schemas"),))
         # not IF NOT EXISTS, which may look at what the server kept from before the lock
-        there = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-        if not conn.execute(there, (schema,)).fetchall():
+        found = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+        if not conn.execute(found, (schema,)).fetchall():
             conn.execute(f"CREATE SCHEMA {schema}")
         conn.execute(f"SET LOCAL search_path TO {schema}")
         made = str if tenant is None else for_tenants
-        for statement in statements(_MIGRATIONS + made(_SETTINGS)):
+        for statement in statements(_SCHEMAS + made(_SETTINGS)):
             conn.execute(statement.sql)
         _check(conn, schema, tenant)
-        current = _version(conn, migration, schema)
+        if _has(conn, component, schema):
+            return
         with conn.pipeline():
-            for number, script in enumerate(migration.steps[current:], current + 1):
-                for statement in statements(made(script)):
-                    conn.execute(statement.sql)
-                conn.execute(
-                    "INSERT INTO migrations (component, version) VALUES (%s, %s)",
-                    (migration.component, number),
-                )
+            for statement in statements(made(component.script)):
+                conn.execute(statement.sql)
+            conn.execute(
+                "INSERT INTO schemas (component, version) VALUES (%s, %s)",
+                (component.component, VERSION),
+            )
 
 
-def _version(conn: psycopg.Connection[Row], migration: Migration, schema: str) -> int:
-    of = f"{schema}.migrations"
-    if conn.execute("SELECT to_regclass(%s)", (of,)).fetchall() == [(None,)]:
-        return 0
-    ((found,),) = conn.execute(
-        f"SELECT coalesce(max(version), 0) FROM {of} WHERE component = %s",
-        (migration.component,),
-    ).fetchall()
-    if found > len(migration.steps):
-        raise SchemaMismatch(
-            f"{shown(conn.info.dsn)} has version {found} of the {migration.component} schema, this "
-            f"perdure knows {len(migration.steps)}: upgrade perdure"
-        )
-    return int(found)
+def _has(conn: psycopg.Connection[Row], component: Schema, schema: str) -> bool:
+    of, path = f"{schema}.schemas", shown(conn.info.dsn)
+    ((is_earlier, there),) = conn.execute(_VERSIONS, (f"{schema}.migrations", of)).fetchall()
+    if is_earlier:
+        raise of_earlier_build(path)
+    if not there:
+        return False
+    sql = f"SELECT version FROM {of} WHERE component = %s"
+    return component.is_there(conn.execute(sql, (component.component,)).fetchall(), path)
 
 
 # -- tenants

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.database import Migration, Watch
+from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Statement, T, rows_of
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.sqlite_connection import (
@@ -43,7 +43,7 @@ _SIZES = (
 class SQLiteFile:
     """An open file, and those who use it."""
 
-    def __init__(self, connector: Connector, migration: Migration | None) -> None:
+    def __init__(self, connector: Connector, schema: Schema | None) -> None:
         self.path = path = connector.path
         self.connector = connector
         self.users = 1
@@ -56,12 +56,12 @@ class SQLiteFile:
         self._writer: Writer | None = None
         check_path(path, connector.read_only)
         with mapped(path):
-            if migration is None:
+            if schema is None:
                 connector.reader().close()
             elif connector.read_only:
-                connector.check_readable(migration)
+                connector.check_readable(schema)
             else:
-                self._writer = Writer(connector, migration)
+                self._writer = Writer(connector, schema)
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
         # held while a transaction is made
@@ -151,12 +151,12 @@ class SQLiteDatabase:
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
-        migration: The component's schema; None: the file is another application's, only read.
+        schema: The component's tables; None: the file is another application's, only read.
         begin: Makes the flow that the component runs whenever it opens the file.
         synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
             crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
-        read_only: Open for reading; nothing is migrated or written (SQLite itself keeps a `-shm`
+        read_only: Open for reading; nothing is made or written (SQLite itself keeps a `-shm`
             and an empty `-wal` file beside a database that is read).
         timeout_s: How long to wait for another process that is writing.
         factory: The connection class; tests put one here that fails on demand.
@@ -168,7 +168,7 @@ class SQLiteDatabase:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        migration: Migration | None,
+        schema: Schema | None,
         *,
         begin: Callable[[], Flow[object]] | None = None,
         synchronous: Synchronous = DURABLE,
@@ -180,8 +180,8 @@ class SQLiteDatabase:
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
         text = check_name(path, read_only)
         self._connector = Connector(text, synchronous, read_only, timeout_s, factory)
-        self._migration = migration
-        self._component = "" if migration is None else migration.component
+        self._schema = schema
+        self._component = "" if schema is None else schema.component
         self._begin = begin
         self._file: SQLiteFile | None = None
         self._closed = False
@@ -227,7 +227,7 @@ class SQLiteDatabase:
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
         file = self._shared()
         if file is None:
-            file = SQLiteFile(self._connector, self._migration)
+            file = SQLiteFile(self._connector, self._schema)
             if self._connector.on_disk and not self.read_only:
                 _registry[os.path.realpath(self.path)] = file
         try:
@@ -252,8 +252,8 @@ class SQLiteDatabase:
                 f"{self.path!r} is open in this process with synchronous={found!r}; open it with "
                 f"the same, not {wanted!r}"
             )
-        if self._migration is not None:
-            file.writer.migrate(self._migration)
+        if self._schema is not None:
+            file.writer.add(self._schema)
         file.users += 1
         return file
 

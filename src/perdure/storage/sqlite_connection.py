@@ -22,7 +22,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
-from perdure.storage.database import Migration, statements
+from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
 from perdure.storage.flow import Flow, Guarded, Request, Stale, T, run
 
 Synchronous = Literal["full", "normal"]
@@ -30,14 +30,14 @@ DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
 MEMORY: Final = ":memory:"
 _APPLICATION_ID: Final = 0x70657264  # "perd"; https://sqlite.org/pragma.html#pragma_application_id
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS migrations (
-    component TEXT NOT NULL, version INTEGER NOT NULL,
-    applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (component, version)
+CREATE TABLE IF NOT EXISTS schemas (
+    component TEXT PRIMARY KEY, version INTEGER NOT NULL,
+    applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
-STRICT, WITHOUT ROWID
+STRICT, WITHOUT ROWID;
 """
+_EARLIER: Final = "SELECT 1 FROM pragma_table_info('migrations') WHERE name = 'component'"
 _INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
 _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
@@ -99,19 +99,22 @@ class Connector:
             raise
         return conn
 
-    def first_writer(self, migration: Migration) -> sqlite3.Connection:
-        """The connection that writes, its schema up to date."""
+    def first_writer(self, schema: Schema) -> sqlite3.Connection:
+        """The connection that writes, the tables of a component in place."""
         with self.between_processes():
             conn = self._connect()
             try:
-                if not self._is_perdures(conn):
-                    # must come before the first page is written
+                is_new = not self._is_perdures(conn)
+                is_there = not is_new and self._has(conn, schema)
+                if is_new:  # must come before the first page is written
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
                         conn.execute("VACUUM")  # an empty file that another tool began
                 if self.on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                self.migrate(self._configured(conn), migration)
+                self._configured(conn)
+                if not is_there:
+                    self._make(conn, schema)
             except BaseException:
                 conn.close()
                 raise
@@ -126,41 +129,43 @@ class Connector:
         conn.execute("PRAGMA secure_delete = ON")
         return conn
 
-    def migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
-        """Bring a component's schema up to date; forty processes may do so at once."""
+    def add(self, conn: sqlite3.Connection, schema: Schema) -> None:
+        """Make the tables of one more component, unless they are there."""
         with self.between_processes():
-            found = self._version(conn, migration)
-            if found == len(migration.steps):
-                return
-            conn.execute("BEGIN IMMEDIATE")
-            try:
-                conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                execute(conn, statements(_TABLES))
-                run(migration.apply(found), partial(execute, conn))
-                conn.execute("COMMIT")
-            except BaseException:
-                conn.execute("ROLLBACK")
-                raise
+            if not self._has(conn, schema):
+                self._make(conn, schema)
 
-    def check_readable(self, migration: Migration) -> None:
-        """Raise StorageError if there is nothing of the component yet, or in an earlier form."""
+    def _make(self, conn: sqlite3.Connection, schema: Schema) -> None:
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            execute(conn, statements(_TABLES + schema.script))
+            sql = "INSERT INTO schemas (component, version) VALUES (?, ?)"
+            conn.execute(sql, (schema.component, VERSION))
+            conn.execute("COMMIT")
+        except BaseException:
+            conn.execute("ROLLBACK")
+            raise
+
+    def check_readable(self, schema: Schema) -> None:
+        """Raise StorageError if there is nothing of the component yet, or in another form."""
         with contextlib.closing(self.reader()) as conn:
-            found = self._version(conn, migration)
-        if found < len(migration.steps):
-            raise StorageError(
-                f"{self.path!r} has version {found} of the {migration.component} schema, 0: none, "
-                f"and reading takes {len(migration.steps)}; open it once for writing"
-            )
+            if self._is_perdures(conn) and self._has(conn, schema):
+                return
+        raise StorageError(
+            f"{self.path!r} has no tables of {schema.component}: open it once without read_only"
+        )
 
-    def _version(self, conn: sqlite3.Connection, migration: Migration) -> int:
-        if not self._is_perdures(conn):
-            return 0
-        return run(migration.version(self.path), partial(execute, conn))
+    def _has(self, conn: sqlite3.Connection, schema: Schema) -> bool:
+        sql = "SELECT version FROM schemas WHERE component = ?"
+        return schema.is_there(conn.execute(sql, (schema.component,)).fetchall(), self.path)
 
     def _is_perdures(self, conn: sqlite3.Connection) -> bool:
-        """False when it is empty and may become perdure's; NotADatabase when it is another's."""
+        """False when it is empty and may become perdure's; an error when it is another's."""
         (found,) = conn.execute("PRAGMA application_id").fetchone()
         if found == _APPLICATION_ID:
+            if conn.execute(_EARLIER).fetchall():
+                raise of_earlier_build(self.path)
             return True
         tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
         if not tables and found == 0:

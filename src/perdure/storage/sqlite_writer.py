@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from filelock import Timeout
 
-from perdure.storage.database import Migration, Watch
+from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
 from perdure.storage.threads import Promise, settle
@@ -79,13 +79,13 @@ class Job(Promise[T]):
 class Writer:
     """Commits jobs in the order in which they come; those that wait together share a transaction.
 
-    The schema is brought up to date first.
+    The tables of a component are made first.
     """
 
-    def __init__(self, connector: Connector, migration: Migration) -> None:
+    def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()  # held while the connection is in use
         self._connector = connector
-        self._conn = connector.first_writer(migration)
+        self._conn = connector.first_writer(schema)
         self._broken = False  # the connection had to be given up
         self._version = -1  # what SQLite says changes when another connection commits
         self._foreign = 0  # how often it was another
@@ -198,10 +198,10 @@ class Writer:
         with self._between_commits() as conn:
             return perform(conn, flow, snapshot=snapshot)
 
-    def migrate(self, migration: Migration) -> None:
-        """Bring one more component's schema up to date."""
+    def add(self, schema: Schema) -> None:
+        """Make the tables of one more component."""
         with self._between_commits() as conn:
-            self._connector.migrate(conn, migration)
+            self._connector.add(conn, schema)
 
     # -- the WAL and the size of the file
 
