@@ -265,8 +265,9 @@ class _Eraser:
     def _tasks(self, uid: str, ref: Any) -> Flow[Any]:
         """The tasks sent to run next, without those that quote."""
         value = (yield from self._value(ref)) if self._may_change(ref) else None
-        tasks = dict(enumerate(value)) if isinstance(value, list) else {}
-        where = Where(tasks=True)
+        if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
+            return (yield from self._ref(TASKS, ref, inputs=True))  # a program's own
+        tasks, where = dict(enumerate(value)), Where(tasks=True)
         gone = {at: t for at, t in tasks.items() if self.remover.without(t, where) is GONE}
         self._sent[uid] = {at: task.node for at, task in gone.items()}
         if not gone:

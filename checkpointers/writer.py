@@ -336,6 +336,8 @@ class Writer:
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         if known is not None:
             thread.pending, thread.size = known.pending.copy(), known.size
+            if known.stamp == stamp:
+                thread.heads = known.heads.copy()
         rows = yield self.sql("thread_logs", key)
         for log, name, *last in rows:
             made = thread.log(log, name, known)

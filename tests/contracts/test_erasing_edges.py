@@ -56,6 +56,17 @@ def test_nothing_to_erase(saver: Saver, erase: Erase) -> None:
 
 
 @both_doors
+@pytest.mark.parametrize("tasks", [[{"text": SECRET}, doomed], {"one": doomed}, doomed, "x"])
+def test_tasks_that_are_no_sends(saver: Saver, erase: Erase, tasks: Any) -> None:
+    """A program of one's own may keep other things where langgraph keeps its tasks."""
+    put(saver, {"messages": [doomed, human("b")], TASKS: tasks})
+    erase(saver, "t", [str(doomed.id)])
+
+    assert SECRET.encode() not in raw(saver)
+    assert values_at(saver, at())["messages"] == [human("b")]
+
+
+@both_doors
 def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
     """Without ids, the thread is deleted and its bytes with it."""
     put(saver, {"messages": [doomed, human("b")], "text": SECRET * 9})
