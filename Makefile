@@ -5,7 +5,8 @@ PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin
 PARTS := graphs memory checkpointers stores
-PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+# bytecode is written: else each process that a test starts compiles all of perdure
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := test
 .PHONY: chat notebooks test test-all test-rest setup check fix lint view types unit clean
 
