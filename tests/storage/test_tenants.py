@@ -246,7 +246,17 @@ def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
         PostgresStore.open(user(), schema=f"{plain}x", tenant="acme")
 
 
-KEYED = ["state", "advance", "advance_now", "new_writes", "head_of", "checkpoint_of", "checkpoint_by_key", "tagged", "sizes"]
+KEYED = [
+    "state",
+    "advance",
+    "advance_now",
+    "new_writes",
+    "head_of",
+    "checkpoint_of",
+    "checkpoint_by_key",
+    "tagged",
+    "sizes",
+]
 KEYED += ["same_hashes", "by_ids", "locate", "get", "index_since", "expiries"]
 OF_TYPE = {"bigint": "g", "double precision": "g", "boolean": "true", "text": "'x' || g"}
 
