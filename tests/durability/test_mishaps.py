@@ -20,6 +20,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError, StorageUnavailable
+from tests.contracts.puts import at, put
 from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
 from tests.rounds import rounds
 from tests.storage.test_storage import add, numbers, opened
@@ -202,3 +203,30 @@ def test_reading_leaves_a_file_as_it_was(tmp_path: Path) -> None:
 
     assert before == path.read_bytes()
     assert {p.name for p in tmp_path.iterdir()} <= {"x.db", "x.db-wal", "x.db-shm"}
+
+
+@pytest.mark.parametrize("mishap", ["replaced", "moved", "deleted"])
+def test_a_file_that_is_not_there_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mishap: str
+) -> None:
+    """A write would go where nobody reads it: it is refused, and says what to do."""
+    monkeypatch.setattr("perdure.storage.sqlite_writer.FILE_SEEN_S", 0.0)
+    path, other = tmp_path / "x.db", tmp_path / "other.db"
+    shutil.copy(_made(tmp_path / "made.db"), other)
+    with SQLiteCheckpointer.open(path) as saver:
+        put(saver, {"n": 1}, uid="one")
+        if mishap == "replaced":
+            os.replace(other, path)
+        elif mishap == "moved":
+            os.replace(path, tmp_path / "moved.db")
+        else:
+            path.unlink()
+        with pytest.raises(StorageUnavailable, match=r"moved, deleted or replaced.*open it again"):
+            put(saver, {"n": 2}, at(uid="one"), uid="two")
+        with pytest.raises(StorageUnavailable, match="moved, deleted or replaced"):
+            saver.put_writes(at(uid="one"), [("n", 3)], "task")
+
+
+def _made(path: Path) -> Path:
+    SQLiteCheckpointer.open(path).close()
+    return path

@@ -72,6 +72,13 @@ class Connector:
             return os.path.getsize(self.path + "-wal") if self.on_disk else 0
         return 0
 
+    def identity(self) -> tuple[int, int] | None:
+        """Which file is at the path: device and inode; None: none, or the database is in memory."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(self.path) if self.on_disk else None
+            return found and (found.st_dev, found.st_ino)
+        return None
+
     @cached_property
     def file_lock(self) -> FileLock:
         """The lock between processes under which the file is opened and its WAL emptied."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from filelock import Timeout
 
+from perdure.errors import StorageUnavailable
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
@@ -30,6 +32,7 @@ SCRUB_WANTED: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
+FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
@@ -86,6 +89,7 @@ class Writer:
         self.lock = threading.Lock()  # held while the connection is in use
         self._connector = connector
         self._conn = connector.first_writer(schema)
+        self._file, self._file_seen = connector.identity(), time.monotonic()
         self._broken = False  # the connection had to be given up
         self._version = -1  # what SQLite says changes when another connection commits
         self._foreign = 0  # how often it was another
@@ -118,6 +122,7 @@ class Writer:
         running: Job[Any] | None = None
         try:
             conn = self._sound()
+            self._check_file()
             conn.execute("BEGIN IMMEDIATE")
             self._look()
             by = partial(execute, conn)
@@ -142,6 +147,23 @@ class Writer:
                     job.watch.epoch = self._epoch(job.component, job.watch)
                 job.succeed()
         settle(jobs)
+
+    def _check_file(self) -> None:
+        """Make sure, once a second, that what is written goes where others read it.
+
+        Raises:
+            StorageUnavailable: The file at the path is another, or there is none.
+        """
+        now = time.monotonic()
+        if now - self._file_seen < FILE_SEEN_S:
+            return
+        if self._connector.identity() != self._file:
+            raise StorageUnavailable(
+                f"the file at {self._connector.path!r} was moved, deleted or replaced while the "
+                "database was open: close it and open it again; replace a file only while no "
+                "process has it open"
+            )
+        self._file_seen = now
 
     def _look(self) -> None:
         """Notice what other processes have committed since the last look.
