@@ -48,8 +48,8 @@ class ChannelLog:
         """A log with the items that are at hand of the same one, `known`."""
         self.key = key
         self.name = name
-        self.items: dict[int, bytes] = {} if known is None else known.items
-        self.origins: dict[int, int] = {} if known is None else known.origins
+        self.items: dict[int, bytes] = {} if known is None else known.items.copy()
+        self.origins: dict[int, int] = {} if known is None else known.origins.copy()
         self.next, self.next_alias = 0, ALIASES
         self.planned = 0
         self._index: dict[bytes, int] = {}

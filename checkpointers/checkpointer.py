@@ -177,7 +177,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _at_hand(self, at: Address, most: int = sys.maxsize) -> CheckpointTuple | None:
         """The head as this process keeps it, if it has at most so many items."""
-        if at.checkpoint_id is not None or self._reader.items_kept(at) > most:
+        items = None if at.checkpoint_id is not None else self._reader.items_kept(at)
+        if items is None or items > most:
             return None
         with collector_paused():
             return self._reader.at_hand(at, self.database.epoch(self._watch))

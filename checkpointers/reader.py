@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -157,12 +156,12 @@ class Reader:
         flow.close()  # a write rests on what is not at hand
         return None
 
-    def items_kept(self, at: Address) -> int:
-        """How many items the head has that is kept; more than can be, if none is."""
+    def items_kept(self, at: Address) -> int | None:
+        """How many items the head has that is kept, if one is."""
         thread = self.cache.peek(at.thread_id)
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
-            return sys.maxsize
+            return None
         return sum(count(ranges) for _, ranges in head.snapshot.ranges.values())
 
     def _kept_head(self, at: Address) -> Found | None:

@@ -60,6 +60,7 @@ class Commit:
         statements: The first finds out whether the thread is as it was kept.
         ns: The namespace whose head this is about, if it is about one.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
+        replaced: Whether a checkpoint of it has other content now: nothing is kept.
         head: What becomes the head, if something does.
         written: What a task wrote: namespace and id of the checkpoint, task, row.
         branch: The id of the checkpoint, if it is a branch that nobody asked for.
@@ -72,6 +73,7 @@ class Commit:
     additions: Additions | None = None
     ns: str | None = None
     fresh: bool = False
+    replaced: bool = False
     branch: str = ""
     watch: Watch | None = None
     head: Head | None = None
@@ -97,7 +99,9 @@ class Commit:
             self.head.epoch = self.watch.epoch
         if self.written is not None:
             self._add_written(*self.written)
-        if self.fresh:
+        if self.replaced:
+            self.cache.forget(self.thread_id)
+        elif self.fresh:
             self.cache.replace(self.thread_id, self.thread)
         if self.branch:
             _log.info(
@@ -143,7 +147,9 @@ class Writer:
         asked.encode(self.codec)
         if thread is None or head is None:
             return None
-        with thread.lock:
+        if not thread.lock.acquire(blocking=False):  # an event loop may not wait
+            return None
+        try:
             parent = head.snapshot if at.checkpoint_id is not None else None
             if (
                 at.checkpoint_ns in thread.flying
@@ -153,6 +159,12 @@ class Writer:
                 return None
             found = self._put(asked, thread, head, parent)
             return found if isinstance(found, Commit) else None
+        except BaseException:  # half planned
+            thread.heads.clear()
+            self.cache.forget(at.thread_id, thread)
+            raise
+        finally:
+            thread.lock.release()
 
     def anew(self, asked: Put | TaskWrites) -> Flow[Commit]:
         """The whole transaction, which reads the thread as it is, and makes it if need be."""
@@ -315,7 +327,7 @@ class Writer:
                 thread.log(log, channel)
             yield from self.reader.load_hashed(thread_id, thread, found.hashes)
             found = self._put(put, thread, head, parent, before, looked=not found.channels)
-        found.fresh = before is None
+        found.fresh, found.replaced = True, before is not None
         found.learn((yield found.statements)[-1])
         return found
 

@@ -218,3 +218,59 @@ def test_what_is_read_from_memory_is_nobody_elses(file_saver: SQLiteCheckpointer
     assert again.checkpoint["channel_versions"] != {}
     assert again.metadata["source"] == "loop"
     assert again.pending_writes == [("task", "messages", ["x"])]
+
+
+def test_a_checkpoint_that_was_put_again_is_read_as_it_is(file_saver: SQLiteCheckpointer) -> None:
+    """Under the same id, upon the same parent, with other values."""
+    put(file_saver, said("a"), uid="one")
+    put(file_saver, said("a", "b"), at(uid="one"), uid="two")
+    put(file_saver, said("a", "c"), at(uid="one"), uid="two")
+
+    assert values_at(file_saver, at()) == said("a", "c")
+    put(file_saver, said("a", "c", "d"), at(uid="two"), uid="three")
+    assert values_at(file_saver, at()) == said("a", "c", "d")
+
+
+def test_a_plan_that_fails_half_way_leaves_nothing_behind(
+    file_saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that it gave to items are not taken for those of stored ones."""
+    put(file_saver, said("a"), uid="one")
+    put(file_saver, said("a", "b"), at(uid="one"), uid="two")
+    with monkeypatch.context() as patched:
+        patched.setattr(file_saver._writer, "_row", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            put(file_saver, said("a", "b", "c"), at(uid="two"), uid="three")
+    put(file_saver, said("a", "b", "c", "d"), at(uid="two"), uid="three")
+    with SQLiteCheckpointer.open(file_saver.database.path) as fresh:
+        found = values_at(fresh, at())
+
+    assert found == said("a", "b", "c", "d")
+
+
+def test_a_put_that_is_cancelled(file_saver: SQLiteCheckpointer) -> None:
+    """Before its turn in the writing thread it leaves nothing, and the next goes on."""
+
+    async def course() -> None:
+        with file_saver.database._connected().writer.lock:  # type: ignore[attr-defined]
+            tasks = [asyncio.create_task(_aput(file_saver, text)) for text in ("b", "c")]
+            await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await _aput(file_saver, "d")
+
+    put(file_saver, said("a"), uid="a")
+    put(file_saver, said("a"), at(uid="a"), uid="a2")
+    asyncio.run(course())
+    found = values_at(file_saver, at())
+    with SQLiteCheckpointer.open(file_saver.database.path) as fresh:
+        assert values_at(fresh, at()) == found
+    assert found == said("a", "d")
+
+
+async def _aput(saver: SQLiteCheckpointer, text: str) -> None:
+    checkpoint = empty_checkpoint()
+    checkpoint["id"], checkpoint["channel_values"] = text, said("a", text)
+    checkpoint["channel_versions"] = {"messages": text}
+    await saver.aput(at(uid="a2"), checkpoint, {"source": "loop", "step": 1}, {"messages": text})

@@ -329,7 +329,9 @@ class SQLiteDatabase:
     def epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch`."""
         file = self._file
-        return None if file is None else file.writer.epoch(self._component, watch)
+        if file is None or self.read_only:
+            return None
+        return file.writer.epoch(self._component, watch)
 
     # -- maintenance
 
