@@ -273,7 +273,10 @@ class World:
         given: Any = None
         if isinstance(action, Resume):
             self.answered_at_exit |= action.durability == "exit"
-            given = Command(resume=action.answer)
+            asked = sorted(self.graph.get_state(config).interrupts, key=lambda i: _blank(i.value))
+            # to several, the answer is one question's: which task of them takes it is chance
+            many = {asked[0].id: action.answer} if len(asked) > 1 else None
+            given = Command(resume=many or action.answer)
         elif isinstance(action, Turn):
             self.turns += 1
             name = f"u{self.turns}" if action.named else None
