@@ -60,7 +60,7 @@ from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
-from perdure.checkpointers.put import Put, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import Reader, collector_paused
 from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.reports import (
@@ -286,7 +286,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> Put:
+    ) -> CheckpointPut:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         known = dict(get_checkpoint_metadata(config, metadata))
@@ -296,7 +296,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
             labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
             known |= {**labels, LABELS: sorted(labels)} if labels else {}
-        return Put(at, checkpoint, known, new_versions, self._read_by_id.pop(at, False))
+        return CheckpointPut(at, checkpoint, known, new_versions, self._read_by_id.pop(at, False))
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
         """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
@@ -744,7 +744,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self.database.read(make)
 
-    def _write(self, asked: Put | TaskWrites) -> None:
+    def _write(self, asked: CheckpointPut | TaskWrites) -> None:
         """Store what is asked upon what is kept of the thread, or else upon what is read of it."""
         planned, write = self._writer.at_hand(asked), self.database.write
         if planned is not None:
@@ -753,7 +753,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 return
         write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
-    async def _awrite(self, asked: Put | TaskWrites, items: int) -> None:
+    async def _awrite(self, asked: CheckpointPut | TaskWrites, items: int) -> None:
         """See `_write`."""
         if items <= OFF_LOOP_ITEMS:
             planned = self._writer.at_hand(asked)
@@ -766,7 +766,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 return
         await write(lambda: self._writer.anew(asked), *self._outcome(asked))
 
-    def _outcome(self, asked: Put | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
+    def _outcome(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
         """What follows a commit, what follows a failure, and whose other writes wait."""
         thread_id = asked.at.thread_id
         forget = partial(self._cache.forget, thread_id)

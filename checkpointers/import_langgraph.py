@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.put import Put, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
@@ -48,7 +48,7 @@ WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s
 """
 
 
-Write = Callable[[Put | TaskWrites], None]
+Write = Callable[[CheckpointPut | TaskWrites], None]
 
 
 class Task(NamedTuple):
@@ -262,7 +262,7 @@ class Importer:
         new = found is None
         if new:
             versions = checkpoint["channel_versions"]
-            self.write(Put(upon, checkpoint, dict(metadata), versions))
+            self.write(CheckpointPut(upon, checkpoint, dict(metadata), versions))
         elif not self._is_same(given, found):
             raise ImportFailed(f"{where} is another one here")
         lacking = tasks if new else self._lacking(tasks, found)

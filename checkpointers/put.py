@@ -18,7 +18,7 @@ _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen
 
 
 @dataclass(slots=True)
-class Put:
+class CheckpointPut:
     """A checkpoint to store.
 
     Attributes:

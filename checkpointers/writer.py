@@ -26,7 +26,7 @@ from perdure.checkpointers.manifest import (
     joined,
 )
 from perdure.checkpointers.messages import CLASSES
-from perdure.checkpointers.put import Put, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     LABELS,
@@ -134,7 +134,7 @@ class Writer:
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
-    def at_hand(self, asked: Put | TaskWrites) -> Commit | None:
+    def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
 
         Raises:
@@ -166,7 +166,7 @@ class Writer:
         finally:
             thread.lock.release()
 
-    def anew(self, asked: Put | TaskWrites) -> Flow[Commit]:
+    def anew(self, asked: CheckpointPut | TaskWrites) -> Flow[Commit]:
         """The whole transaction, which reads the thread as it is, and makes it if need be."""
         if isinstance(asked, TaskWrites):
             return self._writes_anew(asked)
@@ -176,7 +176,7 @@ class Writer:
 
     def _put(
         self,
-        put: Put,
+        put: CheckpointPut,
         thread: Thread,
         head: Head,
         parent: Snapshot | None,
@@ -250,7 +250,9 @@ class Writer:
                 hashes += additions.unknown(channel, split[channel])
         return _Lacking(channels, hashes) if channels or hashes else None
 
-    def _labelled(self, put: Put, parent: Snapshot | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _labelled(
+        self, put: CheckpointPut, parent: Snapshot | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The metadata with the labels that the parent's has and its own lacks; and the labels."""
         inherited = self.reader.labels(parent) if parent and not put.at.checkpoint_ns else {}
         names = sorted({*inherited, *labels_in(put.metadata)})
@@ -259,7 +261,7 @@ class Writer:
         metadata = {**inherited, **put.metadata, LABELS: names}
         return metadata, {name: metadata[name] for name in names}
 
-    def _begins(self, put: Put, head: Head, parent: Snapshot, step: int | None) -> bool:
+    def _begins(self, put: CheckpointPut, head: Head, parent: Snapshot, step: int | None) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
 
         It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
@@ -308,7 +310,7 @@ class Writer:
 
     # -- in a transaction that reads the thread
 
-    def _put_anew(self, put: Put) -> Flow[Commit]:
+    def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, ns, uid = put.at
         thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
         parent = before = None

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.put import Put, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.storage.flow import Stale, rows_of
 from tests.backends import Place
 from tests.contracts.puts import at, listed, put, uid_of, values_at
@@ -58,7 +58,9 @@ def planned(saver: SQLiteCheckpointer, uid: str, upon: str, values: dict[str, An
     checkpoint["id"], checkpoint["channel_values"] = uid, values
     checkpoint["channel_versions"] = dict.fromkeys(values, 9)
     metadata = {"source": "loop", "step": 1, "user_id": "ann"}
-    asked = Put(Address("t", "", upon), checkpoint, metadata, checkpoint["channel_versions"])
+    asked = CheckpointPut(
+        Address("t", "", upon), checkpoint, metadata, checkpoint["channel_versions"]
+    )
     found = saver._writer.at_hand(asked)
     assert found is not None
     return found
@@ -124,7 +126,7 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
     checkpoint = empty_checkpoint()
     checkpoint["id"], checkpoint["channel_values"] = "s3", {"n": 3}
     checkpoint["channel_versions"] = {"n": 3}
-    second = one._writer.at_hand(Put(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3}))
+    second = one._writer.at_hand(CheckpointPut(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3}))
     assert second is not None
     put(other, said("a", "c"), at(uid="one"), uid="x")
     for each in (first, second):
