@@ -80,6 +80,13 @@ class ChannelLog:
             self._indexed = len(self.items)
         return self._index.get(full)
 
+    def find_stored(self, full: bytes) -> int | None:
+        """See `find`; what is only planned does not count."""
+        position = self.find(full)
+        if position is None or self.items.get(position) != full:
+            return None
+        return position
+
     def plan(self, full: bytes) -> int:
         """The position of an item to come; `find` has it from now on."""
         position = self.next
@@ -262,8 +269,13 @@ class Cache:
         while total > self._limit and len(self._threads) > 1:
             total -= self._threads.popitem(last=False)[1].size
 
-    def forget(self, thread_id: str, thread: Thread | None = None) -> None:
-        """Drop what is kept of a thread, if that is still `thread`; None: whatever it is."""
+    def distrust(self, thread_id: str) -> None:
+        """Have nothing planned upon what is kept of a thread; its items are what they are."""
+        thread = self._threads.get(thread_id)
+        if thread is not None:
+            thread.heads.clear()
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is kept of a thread."""
         with self._lock:
-            if thread is None or self._threads.get(thread_id) is thread:
-                self._threads.pop(thread_id, None)
+            self._threads.pop(thread_id, None)

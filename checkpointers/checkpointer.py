@@ -769,8 +769,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _outcome(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
         """What follows a commit, what follows a failure, and whose other writes wait."""
         thread_id = asked.at.thread_id
-        forget = partial(self._cache.forget, thread_id)
-        return Commit.committed, forget, (thread_id,), self._watch
+        undone = (
+            partial(self._cache.distrust, thread_id) if isinstance(asked, CheckpointPut) else None
+        )
+        return Commit.committed, undone, (thread_id,), self._watch
 
 
 def serde_and_seal(

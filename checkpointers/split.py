@@ -7,6 +7,7 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import starmap, takewhile
 from operator import eq
 from types import NoneType
@@ -93,7 +94,7 @@ def held(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: str)
     if value.kind is None:
         return value.stored
     if value.kind != ITEM:
-        return _match(codec, value.kind, log, value.values, value.full, hint, path)
+        return _match(codec, value.kind, log, log.find, value.values, value.full, hint, path)
     (full,) = codec.expanded([value.stored])
     position = log.find(full)
     part = New(value.stored, full) if position is None else (position, position + 1)
@@ -130,8 +131,8 @@ def here(
     elements, full = _elements(codec, value, path)
     if thread is not None and len(elements) >= _LONG:
         log = log_at_hand(thread, channel)
-        if log.items and not log.planned:  # nothing may rest on what is not committed
-            found = _match(codec, kind, log, elements, full, [], path).parts
+        if log.items:  # nothing may rest on what is not committed
+            found = _match(codec, kind, log, log.find_stored, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
     pairs = zip(elements, full, strict=True)
     stored = [[*codec.stored(element, each, lambda: path)][-1][0] for element, each in pairs]
@@ -155,6 +156,7 @@ def _match(
     codec: Codec,
     kind: int,
     log: ChannelLog,
+    find: Callable[[bytes], int | None],
     values: list[Any],
     full: list[bytes],
     hint: Ranges,
@@ -177,9 +179,9 @@ def _match(
     while i < len(values):
         position = near.get(full[i])
         if position is None:
-            position = log.find(full[i])
+            position = find(full[i])
         if position is None:
-            item = _item(codec, log, values[i], full[i], f"{path}[{i}]")
+            item = _item(codec, find, values[i], full[i], f"{path}[{i}]")
             if isinstance(item, New):
                 parts.append(item)
                 i += 1
@@ -204,11 +206,13 @@ def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
     return run
 
 
-def _item(codec: Codec, log: ChannelLog, value: Any, full: bytes, path: str) -> New | int:
+def _item(
+    codec: Codec, find: Callable[[bytes], int | None], value: Any, full: bytes, path: str
+) -> New | int:
     """An item, or the position of one that comes back as the value does."""
     item = New(b"", b"")
     for item in starmap(New, codec.stored(value, full, lambda: path)):
-        position = log.find(item.full)
+        position = find(item.full)
         if position is not None:
             return position
     return item

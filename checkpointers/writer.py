@@ -161,7 +161,6 @@ class Writer:
             return found if isinstance(found, Commit) else None
         except BaseException:  # half planned
             thread.heads.clear()
-            self.cache.forget(at.thread_id, thread)
             raise
         finally:
             thread.lock.release()
@@ -333,8 +332,11 @@ class Writer:
         found.learn((yield found.statements)[-1])
         return found
 
-    def _read(self, at: Address, uid: str | None) -> Flow[tuple[Thread, Head, int | None]]:
-        """The thread and namespace as they are, new ones if need be; the key of a checkpoint."""
+    def _state(self, at: Address, uid: str | None) -> Flow[Row]:
+        """The thread and namespace as they are, made if need be, and the key of a checkpoint.
+
+        `(thread, seq, generation, stamp, updated_at, namespace, pinned, head, checkpoint)`.
+        """
         thread_id, ns, _ = at
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows = yield state
@@ -342,27 +344,35 @@ class Writer:
             now = time.time()
             yield self.sql("new_thread", thread_id, random.getrandbits(62), now, now)
             rows = yield state
-        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = rows[0]
+        if rows[0][5] is not None:
+            return rows[0]  # type: ignore[no-any-return]
+        ((namespace,),) = yield self.sql("new_namespace", rows[0][0], ns)
+        return (*rows[0][:5], namespace, 0, None, None)
+
+    def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
+        """What is kept of a thread in this state."""
         known = self.cache.peek(thread_id)
-        if known is not None and (known.key, known.generation) != (key, generation):
-            known = None
-        thread = Thread(key, generation)
+        return known if known and (known.key, known.generation) == (key, generation) else None
+
+    def _read(self, at: Address, uid: str | None) -> Flow[tuple[Thread, Head, int | None]]:
+        """The thread as it is, with the logs and a namespace; the key of a checkpoint."""
+        thread_id, ns, _ = at
+        found = yield from self._state(at, uid)
+        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = found
+        known, thread = self._known(thread_id, key, generation), Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         if known is not None:
             thread.pending, thread.size = known.pending.copy(), known.size
             if known.stamp == stamp:
                 thread.heads = known.heads.copy()
-        rows = yield self.sql("thread_logs", key)
-        for log, name, *last in rows:
+        for log, name, *last in (yield self.sql("thread_logs", key)):
             made = thread.log(log, name, known)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
-        if namespace is None:
-            ((namespace,),) = yield self.sql("new_namespace", key, ns)
         snapshot = None
         if newest is not None:
             rows = yield self.sql("checkpoint_at", newest)
             snapshot = yield from self._opened(at, thread, rows)
-        head = Head(namespace, pinned or 0, snapshot)
+        head = Head(namespace, pinned, snapshot)
         keep(thread.heads, ns, head)
         return thread, head, existing
 
@@ -411,11 +421,15 @@ class Writer:
     def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
         thread_id, ns, uid = asked.at
-        thread, head, _ = yield from self._read(asked.at, None)
-        if asked.rests_on not in (None, (thread.key, thread.generation)):
+        key, _, generation, _, updated_at, namespace, *_ = yield from self._state(asked.at, None)
+        thread = self._known(thread_id, key, generation)
+        if thread is None:
+            thread = Thread(key, generation)
+            thread.updated_at = updated_at
+        if asked.rests_on not in (None, (key, generation)):
             asked.encode(self.codec, None)
         row = pack_id(uid), pack_id(asked.task), asked.path
-        found = yield self.sql("find_writes", head.namespace, *row[:2])
+        found = yield self.sql("find_writes", namespace, *row[:2])
         if found:
             stored = (*row[:2], *found[0])
             merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
@@ -424,9 +438,10 @@ class Writer:
                     merged[write[0]] = write
             asked.encoded = [merged[index] for index in sorted(merged)]
         body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
-        yield [self.sql("put_writes", head.namespace, *row, body), *self._touched(thread)]
+        yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
         _keep_pending(thread, asked, body)
-        return Commit(self.cache, thread_id, thread, [], fresh=True)
+        written = ns, uid or "", asked.task, (*row, body)
+        return Commit(self.cache, thread_id, thread, [], written=written)
 
 
 def _keep_pending(thread: Thread, asked: TaskWrites, body: bytes) -> None:
