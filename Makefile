@@ -37,7 +37,7 @@ check: lint view
 	    wait $$types || { cat build/types.log >&2; exit 1; }; exit $$unit
 fix:   ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:  ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
-view:  ; @rm -rf build/view && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
+view:  ; @rm -rf build/view build/lib && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
 types: view ; $(BIN)/mypy -p perdure -p tests && PYTHONPATH=build/view $(BIN)/lint-imports --no-cache
 unit:  ; $(PYTEST) $(TESTS)
 clean: ; rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache
