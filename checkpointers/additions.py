@@ -55,10 +55,8 @@ class Additions:
     _rows: list[Row] = field(default_factory=list)
 
     def unknown(self, channel: str, node: Split) -> list[int]:
-        """The hashes of items that the database may have, where not all of the log is at hand."""
+        """The hashes of items that are not at hand, and that the database may have."""
         log = self.thread.named[channel]
-        if len(log.items) + log.planned == log.next:
-            return []
         new = (part.stored for part in node.parts if isinstance(part, New))
         return [content_hash(self.seal, log.key, stored) for stored in new]
 
@@ -150,5 +148,6 @@ def _origins(log: ChannelLog, ranges: Ranges) -> Ranges:
         if start < ALIASES:
             out.append((start, stop))
         else:
-            out += ((o, o + 1) for o in map(log.origin, range(start, stop)))
+            # one that is not known must not be taken for an item: see `Reader.resolve`
+            out += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return joined(out)

@@ -55,6 +55,11 @@ class ChannelLog:
         self._index: dict[bytes, int] = {}
         self._indexed = 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether every item of the log is here, or is planned."""
+        return len(self.items) + self.planned == self.next
+
     def has(self, start: int, stop: int) -> bool:
         """Whether every item of a range is here."""
         if start >= ALIASES:
@@ -206,9 +211,9 @@ class Thread:
                 self.size += len(full) + _ITEM_OVERHEAD
 
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
-        """A checkpoint, if it is the head that is kept of a namespace."""
+        """A checkpoint, if it is the head that is kept of a namespace, and is committed."""
         head = self.heads.get(ns)
-        found = head.snapshot if head is not None else None
+        found = head.snapshot if head is not None and ns not in self.flying else None
         return found if found is not None and found.uid == uid else None
 
 
@@ -252,17 +257,26 @@ class Cache:
                 known = self._threads[thread_id] = Thread(key, generation)
             elif known.generation > generation:
                 return Thread(key, generation)  # a reader on an older snapshot
-            self._threads.move_to_end(thread_id)
-            self._asked += 1
-            if self._asked % _WEIGH_EVERY == 0:
-                self._shed()
+            self._used(thread_id)
             return known
 
     def replace(self, thread_id: str, thread: Thread) -> None:
         """Keep what a transaction left behind, in the place of what was kept before."""
         with self._lock:
             self._threads[thread_id] = thread
-            self._threads.move_to_end(thread_id)
+            self._used(thread_id)
+
+    def used(self, thread_id: str) -> None:
+        """Note that a thread is in use, if it is kept."""
+        with self._lock:
+            if thread_id in self._threads:
+                self._used(thread_id)
+
+    def _used(self, thread_id: str) -> None:
+        self._threads.move_to_end(thread_id)
+        self._asked += 1
+        if self._asked % _WEIGH_EVERY == 0:
+            self._shed()
 
     def _shed(self) -> None:
         total = sum(thread.size for thread in self._threads.values())

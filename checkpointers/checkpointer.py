@@ -21,7 +21,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -83,7 +82,7 @@ from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, Watch, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
-from perdure.storage.flow import Flow, NamedSQL, Stale, by_month, rows_of
+from perdure.storage.flow import Flow, NamedSQL, by_month, rows_of
 
 T = TypeVar("T")
 _List = list  # within the class the name is a method's
@@ -745,26 +744,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, asked: CheckpointPut | TaskWrites) -> None:
-        """Store what is asked upon what is kept of the thread, or else upon what is read of it."""
-        planned, write = self._writer.at_hand(asked), self.database.write
-        if planned is not None:
-            with suppress(Stale):
-                write(planned.flow, *self._outcome(asked))
-                return
-        write(lambda: self._writer.anew(asked), *self._outcome(asked))
+        self.database.write(self._writer.job(asked), *self._outcome(asked))
 
     async def _awrite(self, asked: CheckpointPut | TaskWrites, items: int) -> None:
-        """See `_write`."""
         if items <= OFF_LOOP_ITEMS:
-            planned = self._writer.at_hand(asked)
+            job = self._writer.job(asked)
         else:
-            planned = await self.database.in_thread(lambda: self._writer.at_hand(asked))
-        write = self.database.awrite
-        if planned is not None:
-            with suppress(Stale):
-                await write(planned.flow, *self._outcome(asked))
-                return
-        await write(lambda: self._writer.anew(asked), *self._outcome(asked))
+            job = await self.database.in_thread(lambda: self._writer.job(asked))
+        await self.database.awrite(job, *self._outcome(asked))
 
     def _outcome(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
         """What follows a commit, what follows a failure, and whose other writes wait."""

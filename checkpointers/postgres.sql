@@ -56,11 +56,13 @@ ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_
 ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
 -- advance: see sqlite.sql; a division tells whether nobody changed the thread, as an error undoes the whole request
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ? RETURNING 1)
+WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?) RETURNING 1)
 SELECT 1 / count(*) FROM advanced;
 
 -- advance_now: the same, and when it was written to
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ? RETURNING 1)
+WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?) RETURNING 1)
 SELECT 1 / count(*) FROM advanced;
 
 -- new_writes: see sqlite.sql and `advance`

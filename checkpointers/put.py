@@ -25,6 +25,9 @@ class CheckpointPut:
         at: The address of its parent.
         new_versions: The channels that changed since.
         deliberate: Whether its parent was read by its id: to go on from just there.
+        fields: As they are stored: what of the checkpoint is neither channels nor its id, and the
+            metadata.
+        rests_on: Key and generation of the thread whose items it refers to, if it is known.
     """
 
     at: Address
@@ -32,57 +35,73 @@ class CheckpointPut:
     metadata: dict[str, Any]
     new_versions: ChannelVersions
     deliberate: bool = False
+    fields: list[bytes] = field(default_factory=list)
+    rests_on: tuple[int, int] | None = None
+    _values: dict[str, Any] = field(default_factory=dict)
+    _versions: dict[str, Any] = field(default_factory=dict)
+    _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     _encoded: dict[str, Encoded] = field(default_factory=dict)
+    _here: dict[str, Any] = field(default_factory=dict)
 
-    def encode(self, codec: Codec) -> None:
-        """Encode what changed.
+    def encode(self, codec: Codec, thread: Thread | None) -> None:
+        """Encode it as it is now: a graph may change its values before they are stored.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        for channel in self.checkpoint["channel_values"]:
-            if not channel.startswith("__") and (
-                channel in self.new_versions or self.at.checkpoint_id is None
-            ):
-                self.encoded(codec, channel)
+        checkpoint = self.checkpoint
+        self._values = dict(checkpoint["channel_values"])
+        self._versions = dict(checkpoint["channel_versions"])
+        self._seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
+        self.encode_tasks(codec, thread)
+        for channel in self._values:
+            changed = channel in self.new_versions or self.at.checkpoint_id is None
+            if changed and not channel.startswith("__"):
+                self._held(codec, channel)
+        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        self.fields = [
+            codec.encode(other, lambda: "checkpoint"),
+            codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
+        ]
 
-    def encoded(self, codec: Codec, channel: str) -> Encoded:
-        """A channel's value."""
+    def encode_tasks(self, codec: Codec, thread: Thread | None) -> None:
+        """Encode tasks and inputs on their way, which are no history."""
+        for channel, value in self._values.items():
+            if channel.startswith("__"):
+                path = f"channel_values[{channel!r}]"
+                self._here[channel] = here(codec, thread, channel, value, path)
+        self.rests_on = (thread.key, thread.generation) if thread is not None else None
+
+    def _held(self, codec: Codec, channel: str) -> Encoded:
+        """A channel's value. If it did not change it is needed only if the parent is gone."""
         found = self._encoded.get(channel)
         if found is None:
-            value = self.checkpoint["channel_values"][channel]
-            found = self._encoded[channel] = encoded(codec, value, f"channel_values[{channel!r}]")
+            path = f"channel_values[{channel!r}]"
+            found = self._encoded[channel] = encoded(codec, self._values[channel], path)
         return found
 
     def nodes(
         self, codec: Codec, thread: Thread, parent: Snapshot | None
     ) -> dict[str, Node | None]:
         """The values of channels against the logs of the thread; None: it is as in the parent."""
-        versions, changed = self.checkpoint["channel_versions"], self.new_versions
+        versions, changed = self._versions, self.new_versions
         out: dict[str, Node | None] = {}
-        for channel, value in self.checkpoint["channel_values"].items():
+        for channel in self._values:
             kept = channel not in changed and channel in versions
             if kept and parent is not None and parent.holds(channel, versions[channel]):
                 out[channel] = None
-            elif channel.startswith("__"):  # tasks and inputs on their way are no history
-                out[channel] = here(codec, thread, channel, value, f"channel_values[{channel!r}]")
+            elif channel in self._here:
+                out[channel] = self._here[channel]
             else:
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 log, path = log_at_hand(thread, channel), f"channel_values[{channel!r}]"
-                out[channel] = held(codec, log, self.encoded(codec, channel), hint, path)
+                out[channel] = held(codec, log, self._held(codec, channel), hint, path)
         return out
 
-    def snapshot(self, codec: Codec, metadata: dict[str, Any]) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The checkpoint, without the values of its channels."""
-        checkpoint, step = self.checkpoint, metadata.get("step")
-        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
-        fields = [
-            codec.encode(other, lambda: "checkpoint"),
-            codec.encode(metadata, lambda: "metadata", exact=True),  # some of it is users' ids
-        ]
-        seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
-        versions = dict(checkpoint["channel_versions"])
-        made = Snapshot(checkpoint["id"], 0, self.at.checkpoint_id, 0, fields, versions, seen)
+        uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.fields]
+        made = Snapshot(uid, 0, self.at.checkpoint_id, 0, fields, self._versions, self._seen)
         made.step = step if type(step) is int else None
         return made
 

@@ -152,6 +152,7 @@ class Reader:
         try:
             flow.send(None)
         except StopIteration as done:
+            self.cache.used(at.thread_id)
             return cast(CheckpointTuple, done.value)
         flow.close()  # a write rests on what is not at hand
         return None

@@ -70,11 +70,13 @@ FROM (
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, stamp, created_at, updated_at) VALUES (?, ?, ?, ?) RETURNING thread;
 
--- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread
-UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?;
+-- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before
+UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
+AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 
 -- advance_now: the same, and when it was written to; apart, so that its index is not written each time
-UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?;
+UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?
+AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 
 -- set_seq: the place of the newest checkpoint of a copy
 UPDATE threads SET seq = ? WHERE thread = ?;

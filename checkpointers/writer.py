@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +44,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.split import Node, Split
 from perdure.storage.database import Watch
-from perdure.storage.flow import Flow, Guarded, Row, Statement
+from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
@@ -79,11 +81,6 @@ class Commit:
     head: Head | None = None
     written: tuple[str, str, str, Row] | None = None
 
-    def flow(self) -> Flow[Commit]:
-        """What the database is asked for."""
-        self.learn((yield Guarded(self.statements)))
-        return self
-
     def learn(self, early: list[Row]) -> None:
         """See whether tasks wrote at the checkpoint before it was put."""
         if self.head is not None:
@@ -95,6 +92,7 @@ class Commit:
             self.additions.committed()
         if self.ns is not None:
             self.thread.flying.discard(self.ns)
+            self.cache.used(self.thread_id)
         if self.head is not None and self.watch is not None:
             self.head.epoch = self.watch.epoch
         if self.written is not None:
@@ -134,6 +132,29 @@ class Writer:
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
+    def job(self, asked: CheckpointPut | TaskWrites) -> Callable[[], Flow[Commit]]:
+        """What the database is to run, which is planned as far as can be here and now.
+
+        If the thread is not as it was kept, it is read in the same place: writes keep their order.
+
+        Raises:
+            Unstorable: A value cannot be stored.
+        """
+        planned = self.at_hand(asked)
+
+        def flow() -> Flow[Commit]:
+            if planned is not None:
+                try:
+                    planned.learn((yield Guarded(planned.statements)))
+                except Stale:
+                    if isinstance(asked, CheckpointPut):  # others may not be planned upon it
+                        self.cache.distrust(asked.at.thread_id)
+                else:
+                    return planned
+            return (yield from self.anew(asked))
+
+        return flow
+
     def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
 
@@ -144,7 +165,8 @@ class Writer:
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if isinstance(asked, TaskWrites):
             return self._writes(asked, thread, head)
-        asked.encode(self.codec)
+        asked.encode(self.codec, thread)
+        self._note_replaced(at.thread_id)
         if thread is None or head is None:
             return None
         if not thread.lock.acquire(blocking=False):  # an event loop may not wait
@@ -185,19 +207,23 @@ class Writer:
     ) -> Commit | _Lacking:
         """Plan a checkpoint, which may be there `before`; `looked`: its items were looked for."""
         thread_id, ns, uid = put.at
+        # before the comparison: another thread may be reading the rest
+        whole = {log.name for log in list(thread.logs.values()) if looked or log.whole}
         nodes = put.nodes(self.codec, thread, parent)
         additions = Additions(self.sql, self.seal, thread_id, thread)
-        lacking = self._lacking(nodes, additions, looked)
+        lacking = _lacking(nodes, additions, whole)
         if lacking is not None:
             return lacking
-        metadata, labels = self._labelled(put, parent)
-        snapshot = put.snapshot(self.codec, metadata)
-        snapshot.labels = labels
+        snapshot, metadata = put.snapshot(), put.metadata
+        snapshot.labels = labels = self._labels(put, parent)
+        if labels:
+            metadata = self.codec.decode(put.fields[1]) | {**labels, LABELS: sorted(labels)}
+            snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
         _fill(snapshot, nodes, parent, additions)
-        self._note_replaced(thread_id)
         seq, stamp, now = thread.seq + (before is None), random.getrandbits(62), time.time()
-        statements = [self._advance(thread, seq, stamp, now), *additions.statements()]
+        statements = []
         if before is None:
+            statements.append(self._advance(thread, head, snapshot.uid, seq, stamp, now))
             snapshot.key, snapshot.began = place(head.namespace, seq), seq
             if parent is not None and not self._begins(put, head, parent, snapshot.step):
                 snapshot.began = parent.began
@@ -210,10 +236,12 @@ class Writer:
             snapshot.key, snapshot.began = before.key, before.began
             key, _, packed, *_, body = self._row(put.at, snapshot, now)
             old = tags_of(self.seal, self.reader.metadata(before))
+            statements += self._touched(thread)
             statements += [self.sql("drop_tag", number, key) for number in old]
             statements.append(self.sql("replace_checkpoint", packed, now, body, key))
             statements.append(self.sql("removed", thread.key))
             moved = head
+        statements += additions.statements()
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
@@ -230,35 +258,21 @@ class Writer:
             made.watch, made.head = self.watch, moved
         return made
 
-    def _advance(self, thread: Thread, seq: int, stamp: int, now: float) -> Statement:
-        """The statement that changes a row only if the thread is as it was kept."""
-        known = thread.key, thread.stamp
+    def _advance(
+        self, thread: Thread, head: Head, uid: str, seq: int, stamp: int, now: float
+    ) -> Statement:
+        """Changes a row only if the thread is as it was kept, and has no such checkpoint yet."""
+        known = thread.key, thread.stamp, head.namespace, pack_id(uid)
         if now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
             return self.sql("advance", seq, stamp, *known)
         thread.updated_at = now
         return self.sql("advance_now", seq, stamp, now, *known)
 
-    def _lacking(
-        self, nodes: dict[str, Node | None], additions: Additions, looked: bool
-    ) -> _Lacking | None:
-        split = {channel: node for channel, node in nodes.items() if isinstance(node, Split)}
-        channels = [channel for channel in split if channel not in additions.thread.named]
-        hashes: list[int] = []
-        if not looked:
-            for channel in split.keys() - channels:
-                hashes += additions.unknown(channel, split[channel])
-        return _Lacking(channels, hashes) if channels or hashes else None
-
-    def _labelled(
-        self, put: CheckpointPut, parent: Snapshot | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metadata with the labels that the parent's has and its own lacks; and the labels."""
+    def _labels(self, put: CheckpointPut, parent: Snapshot | None) -> dict[str, Any]:
+        """The labels that a checkpoint has, or has from its parent; see `records.LABELS`."""
         inherited = self.reader.labels(parent) if parent and not put.at.checkpoint_ns else {}
-        names = sorted({*inherited, *labels_in(put.metadata)})
-        if not names:
-            return put.metadata, {}
-        metadata = {**inherited, **put.metadata, LABELS: names}
-        return metadata, {name: metadata[name] for name in names}
+        own = {name: put.metadata[name] for name in inherited.keys() & put.metadata.keys()}
+        return {**inherited, **own, **labels_in(put.metadata)}
 
     def _begins(self, put: CheckpointPut, head: Head, parent: Snapshot, step: int | None) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
@@ -312,6 +326,8 @@ class Writer:
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, ns, uid = put.at
         thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
+        if put.rests_on not in (None, (thread.key, thread.generation)):
+            put.encode_tasks(self.codec, None)
         parent = before = None
         if uid is not None:
             parent = thread.snapshot(ns, uid)
@@ -363,8 +379,7 @@ class Writer:
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         if known is not None:
             thread.pending, thread.size = known.pending.copy(), known.size
-            if known.stamp == stamp:
-                thread.heads = known.heads.copy()
+            thread.heads = _heads_of(known, stamp)
         for log, name, *last in (yield self.sql("thread_logs", key)):
             made = thread.log(log, name, known)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
@@ -442,6 +457,36 @@ class Writer:
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)
         return Commit(self.cache, thread_id, thread, [], written=written)
+
+
+def _lacking(
+    nodes: dict[str, Node | None], additions: Additions, whole: set[str]
+) -> _Lacking | None:
+    """What has to be read first: of a log that is not whole, items that may be there."""
+    split = {channel: node for channel, node in nodes.items() if isinstance(node, Split)}
+    channels = [channel for channel in split if channel not in additions.thread.named]
+    hashes: list[int] = []
+    for channel in split.keys() - channels - whole:
+        hashes += additions.unknown(channel, split[channel])
+    return _Lacking(channels, hashes) if channels or hashes else None
+
+
+def _heads_of(known: Thread, stamp: int) -> OrderedDict[str, Head]:
+    """The heads that are kept of a thread with this stamp, as far as they are committed.
+
+    They are good to plan upon. What tasks wrote at them, in this transaction too, is not known.
+    """
+    if not known.lock.acquire(blocking=False):  # a write is being planned
+        return OrderedDict()
+    try:
+        heads = known.heads.copy().items() if known.stamp == stamp else ()
+        return OrderedDict(
+            (ns, Head(head.namespace, head.pinned, head.snapshot))
+            for ns, head in heads
+            if ns not in known.flying
+        )
+    finally:
+        known.lock.release()
 
 
 def _keep_pending(thread: Thread, asked: TaskWrites, body: bytes) -> None:

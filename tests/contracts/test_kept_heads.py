@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict
 
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
-from perdure.storage.flow import Stale, rows_of
+from perdure.storage.flow import Flow, Guarded, Stale, rows_of
 from tests.backends import Place
 from tests.contracts.puts import at, listed, put, uid_of, values_at
 
@@ -66,6 +73,11 @@ def planned(saver: SQLiteCheckpointer, uid: str, upon: str, values: dict[str, An
     return found
 
 
+def guarded(plan: Any) -> Flow[None]:
+    """Only what was planned: without what follows if it is stale."""
+    yield Guarded(plan.statements)
+
+
 CHANGES: dict[str, Callable[[SQLiteCheckpointer], object]] = {
     "put": lambda other: put(other, said("a", "c"), at(uid="two"), uid="x"),
     "rewind": lambda other: other.rewind("t", "one"),
@@ -87,7 +99,7 @@ def test_a_stale_put_leaves_no_row(
     CHANGES[change](other)
     before = rows(one)
     with pytest.raises(Stale):
-        one.database.write(stale.flow)
+        one.database.write(lambda: guarded(stale))
 
     assert rows(one) == before
     put(one, said("a", "b", "new"), at(uid="two"), uid="three")
@@ -109,7 +121,7 @@ def test_stale_writes_of_a_task_leave_no_row(
     CHANGES[change](other)
     before = rows(one)
     with pytest.raises(Stale):
-        one.database.write(stale.flow)
+        one.database.write(lambda: guarded(stale))
 
     assert rows(one) == before
 
@@ -131,7 +143,7 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
     put(other, said("a", "c"), at(uid="one"), uid="x")
     for each in (first, second):
         with pytest.raises(Stale):
-            one.database.write(each.flow)
+            one.database.write(partial(guarded, each))
 
     assert listed(one, at()) == ["x", "one"]
     assert listed(one, at(ns="sub")) == ["s2", "s1"]
@@ -250,17 +262,62 @@ def test_a_plan_that_fails_half_way_leaves_nothing_behind(
     assert found == said("a", "b", "c", "d")
 
 
+@contextmanager
+def held(saver: SQLiteCheckpointer) -> Iterator[None]:
+    """What is handed in meanwhile is written afterwards, in one transaction."""
+    lock = saver.database._connected().writer.lock  # type: ignore[attr-defined]
+    with lock:
+        # the writing thread has taken one job, and waits; those that come are its next group
+        write, watch = saver.database.write, saver._watch  # else the kept heads are not trusted
+        first = threading.Thread(target=lambda: write(lambda: rows_of("SELECT 1"), watch=watch))
+        first.start()
+        time.sleep(0.05)
+        yield
+        time.sleep(0.05)
+    first.join()
+
+
+def aput(
+    saver: SQLiteCheckpointer,
+    uid: str,
+    values: dict[str, Any],
+    upon: str | None,
+    ns: str = "",
+    source: Any = "loop",
+) -> Coroutine[Any, Any, Any]:
+    checkpoint = empty_checkpoint()
+    checkpoint["id"], checkpoint["channel_values"] = uid, values
+    checkpoint["channel_versions"] = dict.fromkeys(values, uid)
+    versions = dict(checkpoint["channel_versions"])
+    return saver.aput(at(ns=ns, uid=upon), checkpoint, {"source": source}, versions)
+
+
+async def handed_in(*calls: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Tasks that have begun, one after another."""
+    tasks = []
+    for call in calls:
+        tasks.append(asyncio.create_task(call))
+        await asyncio.sleep(0.02)
+    return tasks
+
+
+async def together(saver: SQLiteCheckpointer, *calls: Coroutine[Any, Any, Any]) -> None:
+    """Calls whose writes share a transaction."""
+    with held(saver):
+        tasks = await handed_in(*calls)
+    await asyncio.gather(*tasks)
+
+
 def test_a_put_that_is_cancelled(file_saver: SQLiteCheckpointer) -> None:
     """Before its turn in the writing thread it leaves nothing, and the next goes on."""
 
     async def course() -> None:
-        with file_saver.database._connected().writer.lock:  # type: ignore[attr-defined]
-            tasks = [asyncio.create_task(_aput(file_saver, text)) for text in ("b", "c")]
-            await asyncio.sleep(0.01)
+        with held(file_saver):
+            tasks = await handed_in(*(aput(file_saver, x, said("a", x), "a2") for x in "bc"))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await _aput(file_saver, "d")
+        await aput(file_saver, "d", said("a", "d"), "a2")
 
     put(file_saver, said("a"), uid="a")
     put(file_saver, said("a"), at(uid="a"), uid="a2")
@@ -271,8 +328,196 @@ def test_a_put_that_is_cancelled(file_saver: SQLiteCheckpointer) -> None:
     assert found == said("a", "d")
 
 
-async def _aput(saver: SQLiteCheckpointer, text: str) -> None:
+def test_a_put_that_was_cancelled_is_not_read(tmp_path: Path) -> None:
+    """Nor its values for those that another stored under the same id."""
+    with (
+        SQLiteCheckpointer.open(tmp_path / "x.db") as one,
+        SQLiteCheckpointer.open(tmp_path / "x.db") as other,
+    ):
+
+        async def course() -> None:
+            with held(one):
+                (task,) = await handed_in(aput(one, "c", {"n": 3, **said("a", "never")}, "b"))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        put(one, {"n": 1, **said("a")}, uid="a")
+        put(one, {"n": 2, **said("a")}, at(uid="a"), uid="b")
+        asyncio.run(course())
+        put(other, {"n": 4, **said("a", "stored")}, at(uid="b"), uid="c")
+
+        for config in (at(), at(uid="c"), at()):
+            assert values_at(one, config) == {"n": 4, **said("a", "stored")}
+
+
+@pytest.mark.parametrize("length", [12, 15, 22, 29, 36])
+def test_a_put_with_aliases_in_one_group_with_the_first_of_a_namespace(
+    tmp_path: Path, length: int
+) -> None:
+    """What the second reads of the thread has the aliases of the first: history stays whole."""
+    path, root, sub = tmp_path / "x.db", list[str](), list[str]()
+    with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
+        for n in range(length):  # the two namespaces take turns in one log
+            upon = (at(uid=f"a{n - 1}"), at(ns="sub", uid=f"b{n - 1}")) if n else (None, None)
+            root.append(f"r{n}")
+            sub.append(f"s{n}")
+            put(saver, said(*root), upon[0], uid=f"a{n}")
+            put(saver, said(*sub), upon[1], ns="sub", uid=f"b{n}")
+        last = aput(saver, "P", said(*root, "last"), f"a{length - 1}")
+        asyncio.run(together(saver, last, aput(saver, "J", {"n": 1}, None, ns="other")))
+        put(saver, said(*root[1:]), at(uid="P"), uid="Q")
+        put(saver, said(*root[1:], "more"), at(uid="Q"), uid="R")
+    with SQLiteCheckpointer.open(path) as fresh:
+        assert [item.value.content for item in fresh.history("t")] == [*root, "last", "more"]
+        assert values_at(fresh, at()) == said(*root[1:], "more")
+
+
+def test_a_scattered_list_in_one_group_with_the_first_of_a_namespace(tmp_path: Path) -> None:
+    """Its parts become aliases at once; the puts that follow go on from them."""
+    path, names = tmp_path / "x.db", [f"m{n}" for n in range(120)]
+    with SQLiteCheckpointer.open(path) as saver:
+        put(saver, said(*names[:60]), uid="a")
+        put(saver, said(*names), at(uid="a"), uid="b")
+        scattered = names[::2]
+        course = aput(saver, "c", said(*scattered), None), aput(saver, "J", {"n": 1}, None, ns="o")
+        asyncio.run(together(saver, *course))
+        upon = "c"
+        for n in range(12):
+            scattered = [*scattered[:7], *scattered[8:], f"n{n}"]
+            put(saver, said(*scattered), at(uid=upon), uid=(upon := f"d{n}"))
+    with SQLiteCheckpointer.open(path) as fresh:
+        told = [item.value.content for item in fresh.history("t", checkpoint_id=upon)]
+        assert values_at(fresh, at(uid=upon)) == said(*scattered)
+    assert told == [*names[::2], *(f"n{n}" for n in range(12))]
+
+
+class State(TypedDict, total=False):
+    d: Any
+
+
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_an_input_is_stored_as_it_was_put(
+    file_saver: SQLiteCheckpointer, durability: Literal["async", "sync"]
+) -> None:
+    """Also that of a thread nobody knows yet, whose node changes it in place meanwhile."""
+
+    def change(state: State) -> State:
+        state["d"]["x"]["deep"] = "changed by the node"
+        return {"d": state["d"]}
+
+    async def course() -> None:
+        lock = file_saver.database._connected().writer.lock  # type: ignore[attr-defined]
+        lock.acquire()  # the disk is slow
+        asyncio.get_running_loop().call_later(0.2, lock.release)
+        graph: Any = StateGraph(State).add_node("change", change).add_edge(START, "change")
+        given = {"d": {"x": {"deep": "as asked"}, "pad": list(range(50))}}
+        await graph.compile(checkpointer=file_saver).ainvoke(given, at(), durability=durability)
+
+    put(file_saver, {"n": 1}, thread="other")
+    asyncio.run(course())
+    (first,) = file_saver.list(at(), filter={"source": "input"})
+
+    assert first.checkpoint["channel_values"]["__start__"]["d"]["x"] == {"deep": "as asked"}
+
+
+def test_metadata_is_stored_as_it_was_put(file_saver: SQLiteCheckpointer) -> None:
+    """And the versions that nodes have seen."""
+
+    async def course() -> None:
+        with held(file_saver):
+            config: Any = at(thread="new")
+            call = file_saver.aput(config, checkpoint, metadata, checkpoint["channel_versions"])
+            tasks = await handed_in(call)
+            metadata["tags"].append("later")
+            checkpoint["versions_seen"]["node"]["n"] = 2
+            checkpoint["channel_versions"]["n"] = 2
+        await asyncio.gather(*tasks)
+
     checkpoint = empty_checkpoint()
-    checkpoint["id"], checkpoint["channel_values"] = text, said("a", text)
-    checkpoint["channel_versions"] = {"messages": text}
-    await saver.aput(at(uid="a2"), checkpoint, {"source": "loop", "step": 1}, {"messages": text})
+    metadata: Any = {"source": "loop", "tags": ["first"]}
+    checkpoint["channel_values"], checkpoint["channel_versions"] = {"n": 1}, {"n": 1}
+    checkpoint["versions_seen"] = {"node": {"n": 1}}
+    put(file_saver, {"n": 1}, thread="other")
+    asyncio.run(course())
+    found: Any = file_saver.get_tuple(at(thread="new"))
+
+    assert found.metadata["tags"] == ["first"]
+    assert found.checkpoint["versions_seen"] == {"node": {"n": 1}}
+    assert found.checkpoint["channel_versions"] == {"n": 1}
+
+
+@pytest.mark.parametrize("mishap", ["unstorable", "evicted"])
+def test_writes_of_a_task_while_its_thread_is_dropped(
+    tmp_path: Path, mishap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a group's statements and its COMMIT what is kept of the thread may go."""
+    hook: list[Callable[[], object]] = []
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and hook:
+                hook.pop()()
+            return super().execute(sql, *args)
+
+    def drop() -> None:
+        if mishap == "evicted":
+            saver._cache.forget("t")
+            return
+        with monkeypatch.context() as patched:
+            patched.setattr(saver._writer, "_row", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                put(saver, {"n": 3}, at(uid="r2"), uid="r3")
+
+    async def course() -> None:
+        with held(saver):
+            writes = saver.aput_writes(at(ns="b", uid="b2"), [("n", 7)], "task")
+            tasks = await handed_in(writes, aput(saver, "c1", {"n": 1}, None, ns="c"))
+            hook.extend([drop, lambda: None])  # at the second COMMIT: the first is of `held`
+        await asyncio.gather(*tasks)
+
+    with SQLiteCheckpointer.open(tmp_path / "x.db", factory=Connection) as saver:
+        put(saver, {"n": 1}, ns="b", uid="b1")
+        put(saver, {"n": 1}, uid="r1")
+        put(saver, {"n": 2}, at(uid="r1"), uid="r2")
+        put(saver, {"n": 2}, at(ns="b", uid="b1"), ns="b", uid="b2")
+        asyncio.run(course())
+        while saver.database.epoch(saver._watch) is None:  # while the connection is in use
+            time.sleep(0.01)
+        found = saver.get_tuple(at(ns="b"))
+
+    assert hook == []
+    assert found is not None
+    assert found.pending_writes == [("task", "n", 7)]
+
+
+def test_puts_keep_their_order_though_one_is_stale(
+    savers: tuple[SQLiteCheckpointer, SQLiteCheckpointer],
+) -> None:
+    """The second, handed in before the first is stored, is upon the first."""
+    one, other = savers
+
+    async def course() -> None:
+        first = aput(one, "c", {"n": 3, "k": "v"}, "b", source="input")
+        await asyncio.gather(first, aput(one, "d", {"n": 4, "k": "v"}, "c"))
+
+    put(one, {"n": 1}, uid="a")
+    put(one, {"n": 2}, at(uid="a"), uid="b")
+    put(other, {"n": 1}, ns="other", uid="x")
+    asyncio.run(course())
+
+    assert listed(other, at()) == ["d", "c", "b", "a"]
+
+
+def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
+    """Also in a process that does nothing but put, and read what it put."""
+    limit, text = 1_000_000, "x" * 5000
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path, cache_bytes=limit, synchronous="normal") as saver:
+        for n in range(300):
+            put(saver, said(text), thread=f"t{n}", uid="a")
+            put(saver, said(text, f"{text}y"), at(f"t{n}", uid="a"), thread=f"t{n}", uid="b")
+            assert values_at(saver, at(f"t{n}")) == said(text, f"{text}y")
+        sizes = [thread.size for thread in saver._cache._threads.values()]
+
+    assert sum(sizes) < 2.5 * limit  # it is weighed now and then
+    assert 0 < len(sizes) < 200

@@ -60,7 +60,7 @@ class Guarded(list[Statement]):
 
 
 class Stale(Exception):
-    """The first statement of a `Guarded` request changed no row, or a key was there already."""
+    """The first statement of a `Guarded` request changed nothing; a flow may go on otherwise."""
 
 
 Request = Statement | list[Statement]

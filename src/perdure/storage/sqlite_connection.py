@@ -227,14 +227,16 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
 
 
 def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
+    first, *others = statements
     rows: list[Any] = []
     try:
-        if conn.execute(statements[0].sql, statements[0].params).rowcount != 1:
-            raise Stale
-        for sql, params, many in statements[1:]:
-            rows = (conn.executemany if many else conn.execute)(sql, params).fetchall()
-    except sqlite3.IntegrityError as exc:
+        changed = conn.execute(first.sql, first.params).rowcount
+    except sqlite3.IntegrityError as exc:  # the key is there
         raise Stale from exc
+    if changed != 1:
+        raise Stale
+    for sql, params, many in others:
+        rows = (conn.executemany if many else conn.execute)(sql, params).fetchall()
     return rows
 
 
