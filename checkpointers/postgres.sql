@@ -61,7 +61,7 @@ WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND sta
 SELECT 1 / count(*) FROM advanced;
 
 -- advance_now: the same, and when it was written to
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?
+WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = greatest(updated_at, ?) WHERE thread = ? AND stamp = ?
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?) RETURNING 1)
 SELECT 1 / count(*) FROM advanced;
 

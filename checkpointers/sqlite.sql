@@ -75,7 +75,7 @@ UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 
 -- advance_now: the same, and when it was written to; apart, so that its index is not written each time
-UPDATE threads SET seq = ?, stamp = ?, updated_at = ? WHERE thread = ? AND stamp = ?
+UPDATE threads SET seq = ?, stamp = ?, updated_at = max(updated_at, ?) WHERE thread = ? AND stamp = ?
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 
 -- set_seq: the place of the newest checkpoint of a copy
@@ -85,7 +85,7 @@ UPDATE threads SET seq = ? WHERE thread = ?;
 UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
-UPDATE threads SET updated_at = ? WHERE thread = ?;
+UPDATE threads SET updated_at = ?1 WHERE thread = ?2 AND updated_at < ?1;
 
 -- new_namespace: the first checkpoint of a namespace
 INSERT INTO namespaces (thread, ns) VALUES (?, ?) RETURNING namespace;

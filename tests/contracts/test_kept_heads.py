@@ -521,3 +521,19 @@ def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
 
     assert sum(sizes) < 2.5 * limit  # it is weighed now and then
     assert 0 < len(sizes) < 200
+
+
+def test_a_clock_set_back_leaves_the_last_activity(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    with place.saver() as saver:
+        put(saver, {"n": 1}, uid="one")
+        seen = saver.thread("t").updated_at
+    monkeypatch.setattr(time, "time", lambda: now - 86400)
+    with place.saver() as saver:
+        assert values_at(saver, at()) == {"n": 1}  # keeps the head
+        saver.put_writes(at(uid="one"), [("n", 7)], "task")
+        assert saver.thread("t").updated_at == seen
+        put(saver, {"n": 2}, at(uid="one"), uid="two")
+        assert saver.thread("t").updated_at == seen
