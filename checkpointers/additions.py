@@ -24,7 +24,7 @@ from perdure.checkpointers.manifest import (
     regrouped,
 )
 from perdure.checkpointers.records import content_hash, item_place, place
-from perdure.checkpointers.split import New, Split
+from perdure.checkpointers.split import Split
 from perdure.checkpointers.values import pack
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
@@ -41,8 +41,8 @@ class Additions:
         thread: What is kept of it, with a log for each channel of which something is added.
 
     Attributes:
-        placed: Where the items stand that were new to the plan, by channel and stored form.
-        items, aliases: What is appended: log, position, and full form or origin.
+        placed: Where the items stand that were new to the plan, by channel and content.
+        items, aliases: What is appended: log, position, and item or origin.
     """
 
     sql: NamedSQL
@@ -57,8 +57,8 @@ class Additions:
     def unknown(self, channel: str, node: Split) -> list[int]:
         """The hashes of items that are not at hand, and that the database may have."""
         log = self.thread.named[channel]
-        new = (part.stored for part in node.parts if isinstance(part, New))
-        return [content_hash(self.seal, log.key, stored) for stored in new]
+        new = (part for part in node.parts if isinstance(part, bytes))
+        return [content_hash(self.seal, log.key, item) for item in new]
 
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
@@ -79,26 +79,26 @@ class Additions:
         snapshot.said[channel] = (log.key, few if said == ranges else self._few(log, said))
         return [node.kind, log.key, flat(few)]
 
-    def append(self, channel: str, parts: list[New | Range]) -> Ranges:
+    def append(self, channel: str, parts: list[bytes | Range]) -> Ranges:
         """The positions of parts after the new ones are appended, in few ranges."""
         log = self.thread.named[channel]
         return self._few(log, self._placed(log, parts))
 
-    def _placed(self, log: ChannelLog, parts: Iterable[New | Range]) -> Ranges:
+    def _placed(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
         """The positions of parts after the new ones are appended, in order."""
-        return joined(self._place(log, part) if isinstance(part, New) else part for part in parts)
+        return joined(self._place(log, part) if isinstance(part, bytes) else part for part in parts)
 
-    def _place(self, log: ChannelLog, part: New) -> Range:
-        at = log.name, part.stored
+    def _place(self, log: ChannelLog, item: bytes) -> Range:
+        at = log.name, item
         position = self.placed.get(at)
         if position is None:
-            position = self.placed[at] = log.plan(part.full)
-            self._add(log, position, content_hash(self.seal, log.key, part.stored), part.stored)
-            self.items.append((log, position, part.full))
+            position = self.placed[at] = log.plan(item)
+            self._add(log, position, content_hash(self.seal, log.key, item), item)
+            self.items.append((log, position, item))
         return position, position + 1
 
-    def _add(self, log: ChannelLog, position: int, hashed: int, stored: bytes) -> None:
-        body = self.seal.seal(stored, item_place(self.thread_id, log.name, position))
+    def _add(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
+        body = self.seal.seal(data, item_place(self.thread_id, log.name, position))
         self._rows.append((place(log.key, position), hashed, body))
 
     def _few(self, log: ChannelLog, ranges: Ranges) -> Ranges:
@@ -124,8 +124,8 @@ class Additions:
 
     def committed(self) -> None:
         """Have at hand what is written now."""
-        for log, position, full in self.items:
-            self.thread.add_items(log, [(position, full)])
+        for log, position, item in self.items:
+            self.thread.add_items(log, [(position, item)])
             log.planned -= 1
         for log, position, origin in self.aliases:
             log.origins[position] = origin

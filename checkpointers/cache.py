@@ -22,7 +22,7 @@ from perdure.storage.flow import Row
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
 _RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
-_ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its full form, about
+_ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 
 UNREAD_STEP: Final = -1 << 31
 Write = list[Any]  # [index, channel, reference]
@@ -33,7 +33,7 @@ class ChannelLog:
     """The part of a channel's log that is at hand.
 
     Attributes:
-        items: Full forms by position, aliases apart.
+        items: By position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
         next, next_alias: The positions of the next item and the next alias.
         planned: How many items are planned, and not committed yet.
@@ -66,38 +66,43 @@ class ChannelLog:
             return all(self.get(position) is not None for position in range(start, stop))
         return all(map(self.items.__contains__, range(start, stop)))
 
+    def holds(self, start: int, stop: int, items: list[bytes]) -> bool:
+        """Whether these are the items of a range."""
+        at = self.items.get if start < ALIASES else self.get
+        return list(map(at, range(start, stop))) == items
+
     def get(self, position: int) -> bytes | None:
-        """The full form of the item at a position, if it is here."""
+        """The item at a position, if it is here."""
         return self.items.get(self.origin(position))
 
     def full(self, ranges: Ranges) -> list[bytes]:
-        """The full forms of the items of ranges that are all here."""
+        """The items of ranges that are all here."""
         places: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
             places = map(self.origin, places)
         return list(map(self.items.__getitem__, places))
 
-    def find(self, full: bytes) -> int | None:
-        """The position of an item with this content, if one is here, or is planned."""
+    def find(self, item: bytes) -> int | None:
+        """The position of an item, if it is here, or is planned."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
                 self._index.setdefault(self.items[position], position)
             self._indexed = len(self.items)
-        return self._index.get(full)
+        return self._index.get(item)
 
-    def find_stored(self, full: bytes) -> int | None:
+    def find_stored(self, item: bytes) -> int | None:
         """See `find`; what is only planned does not count."""
-        position = self.find(full)
-        if position is None or self.items.get(position) != full:
+        position = self.find(item)
+        if position is None or self.items.get(position) != item:
             return None
         return position
 
-    def plan(self, full: bytes) -> int:
+    def plan(self, item: bytes) -> int:
         """The position of an item to come; `find` has it from now on."""
         position = self.next
         self.next += 1
         self.planned += 1
-        self._index.setdefault(full, position)
+        self._index.setdefault(item, position)
         return position
 
     def origin(self, position: int) -> int:
@@ -205,10 +210,10 @@ class Thread:
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
         """Keep items at their positions."""
-        for position, full in items:
+        for position, item in items:
             if position not in log.items:
-                log.items[position] = full
-                self.size += len(full) + _ITEM_OVERHEAD
+                log.items[position] = item
+                self.size += len(item) + _ITEM_OVERHEAD
 
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""

@@ -1,13 +1,9 @@
-"""Values to bytes and back, in two forms: one that is stored, and one that is kept in memory.
+"""Values to bytes and back.
 
-Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, have a compact form
-(`messages`), and everything else is msgpack (`values`). What is rebuilt equals what that serializer
-gives back, type for type. Under another serializer every value goes through that one.
-
-The full form, which a process keeps, is compared and copied without Python loops: of a message,
-msgpack of `[class code, fields]`; of other values, what is stored. Equal values have equal full
-forms, but for the order of a message's fields; `Codec.expanded` gives the one form that stands for
-all of them.
+Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, have a form of their
+own (`messages`), and everything else is msgpack (`values`). What is rebuilt equals what that
+serializer gives back, type for type. Under another serializer every value goes through that one.
+Equal values have equal bytes, but for the order of a message's fields.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
+from types import NoneType
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
@@ -27,14 +24,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import packb
 from pydantic import BaseModel
 
-from perdure.checkpointers.messages import (
-    CLASSES,
-    full_from_stored,
-    full_messages,
-    in_order,
-    messages_from_full,
-    pack_message,
-)
+from perdure.checkpointers.messages import CLASSES, is_plain, packed_messages, unpacked_messages
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
 from perdure.checkpointers.values import (
     PACK,
@@ -52,8 +42,9 @@ _TYPED: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
 _NAMED: Final = 31  # any other name follows: its length in one byte, then itself
 _PLAIN: Final = b"\x10"  # "msgpack"
-_FULL_MESSAGE: Final = b"\x92"  # msgpack's array of two; no stored value begins with it
+MESSAGE: Final = b"\x92"  # msgpack's array of two, with which a message in its own form begins
 _MESSAGES: Final = frozenset(CLASSES.values())
+_TYPED_APART: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
 
@@ -62,7 +53,7 @@ class Codec:
 
     Args:
         serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
-            see `Allowlist`; the compact form of messages is used only with it.
+            see `Allowlist`; messages have their own form only with it.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
@@ -71,8 +62,6 @@ class Codec:
         self.compact = self._allowlist is not None
         self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
         self.replacement_noted = False
-
-    # -- the stored form
 
     def encode(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
         """One value as stored bytes, equal for equal values; an error names its `path`.
@@ -84,17 +73,22 @@ class Codec:
             Unstorable: It, or a part of it, cannot be stored, or would come back as another.
             ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
         """
-        if not (self.compact and isinstance(value, BaseMessage)):
+        if not self.compact or isinstance(value, _TYPED_APART):
+            return self._checked(value, path)
+        if isinstance(value, BaseMessage):
+            return self.stored(value, self.full([value], lambda _: path())[0], path)
+        try:
+            return _PLAIN + pack(value)
+        except TypeError:  # something in it is not plain data
             return self._checked(value, path, exact=exact)
-        return pack_message(value) or self._as_read(self._checked(value, path))
 
     def _as_read(self, stored: bytes) -> bytes:
         """The encoding of what a message, encoded as it is, comes back as."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
-        packed = pack_message(value) if isinstance(value, BaseMessage) else None
-        return packed or self._encoded(value)
+        packed = _all_full([value]) if isinstance(value, BaseMessage) and is_plain(value) else None
+        return packed[0] if packed else self._encoded(value)
 
     def _checked(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
         try:
@@ -111,17 +105,14 @@ class Codec:
     def _encoded(
         self, value: Any, path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
-        if self._allowlist is None or value is None or isinstance(value, bytes | bytearray):
+        if self._allowlist is None or isinstance(value, _TYPED_APART):
             name, data = self.serde.dumps_typed(value)
             return _tagged(name, bytes(data))
-        try:
-            return _PLAIN + pack(value)
-        except TypeError:  # something in it is not plain data
-            converter = Converter(self._allowlist, exact=exact)
-            packed = converter.pack(value)
-            if converter.replacing and path is not None:
-                self.replaced_in = self.replaced_in or path()
-            return _PLAIN + packed
+        converter = Converter(self._allowlist, exact=exact)
+        packed = converter.pack(value)
+        if converter.replacing and path is not None:
+            self.replaced_in = self.replaced_in or path()
+        return _PLAIN + packed
 
     def decode(self, stored: bytes) -> Any:
         """The value of stored bytes, new at each call.
@@ -131,8 +122,8 @@ class Codec:
             CorruptRecord: The bytes are not what `encode` writes.
         """
         try:
-            if stored[0] in CLASSES:
-                return messages_from_full(full_from_stored([stored]))[0]
+            if stored[:1] == MESSAGE:
+                return unpacked_messages([stored])[0]
             name, data = _untagged(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
@@ -163,10 +154,10 @@ class Codec:
             raise _forbidden(blocked[0], "a stored value")
         return value
 
-    # -- the full form
+    # -- many values at once
 
     def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
-        """The full form of each value; an error, as of `encode`, names the `path` at its index."""
+        """The bytes by which values are compared; an error, as of `encode`, names the `path`."""
         if self.compact and (found := _all_full(values)) is not None:
             return found
         return [self._full(value, path, i) for i, value in enumerate(values)]
@@ -178,55 +169,40 @@ class Codec:
             value = bytes(value)
         return self._checked(value, lambda: path(i))
 
-    def stored(
-        self, value: Any, full: bytes, path: Callable[[], str]
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The form in which a value is stored, given its full form: the last of these.
+    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
+        """The bytes that are stored for a value: those by which it is compared, if it comes back.
 
-        Each with the full form of what it comes back as. If the first is stored already, it is
-        that form, and the second need not be made.
+        Else those of what comes back in its place: storing that gives the same bytes again.
         """
-        stored = full
-        if full[:1] == _FULL_MESSAGE:
-            packed = pack_message(value)
-            if packed is not None and in_order(value):
-                yield packed, full
-                return
-            stored = packed or self._checked(value, path)
-        yield stored, self.expanded([stored])[0]
-        if self.compact and stored[:1] == _PLAIN and isinstance(value, BaseMessage):
-            stored = self._as_read(stored)
-            yield stored, self.expanded([stored])[0]
+        if not self.compact or not isinstance(value, BaseMessage):
+            return full
+        if full[:1] == MESSAGE:
+            if is_plain(value):
+                return full
+            full = self._checked(value, path)
+        return self._as_read(full)
 
-    def expanded(self, stored: Sequence[bytes]) -> list[bytes]:
-        """The full forms of stored values."""
-        out = list(stored)
-        places = [i for i, each in enumerate(out) if each and each[0] in CLASSES]
-        if places and self.compact:
-            for i, full in zip(places, full_from_stored([out[i] for i in places]), strict=True):
-                out[i] = full
-        return out
+    def values(self, stored: Sequence[bytes]) -> list[Any]:
+        """New values; no two callers share a mutable part.
 
-    def values(self, full: Sequence[bytes]) -> list[Any]:
-        """New values from full forms; no two callers share a mutable part."""
-        kinds = {each[:1] for each in full}
-        if kinds == {_FULL_MESSAGE}:
-            return messages_from_full(full)
+        Raises:
+            ForbiddenType, CorruptRecord: See `decode`.
+        """
+        kinds = {each[:1] for each in stored}
+        if kinds == {MESSAGE}:
+            return unpacked_messages(stored)
         if kinds == {_PLAIN} and self.compact:
             with suppress(ValueError):  # only the serializer knows what is in one of them
-                return unpack_all([each[1:] for each in full])
-        return [
-            messages_from_full([each])[0] if each[:1] == _FULL_MESSAGE else self.decode(each)
-            for each in full
-        ]
+                return unpack_all([each[1:] for each in stored])
+        return [*map(self.decode, stored)]
 
 
 def _all_full(values: Sequence[Any]) -> list[bytes] | None:
-    """The full forms of values that are all messages, or all plain data; else None."""
+    """The bytes of values that are all messages, or all plain data; else None."""
     classes = list(map(type, values))
     kinds = set(classes)
     if kinds <= _MESSAGES:
-        return full_messages(classes, values)
+        return packed_messages(classes, values)
     if any(issubclass(kind, BaseMessage) for kind in kinds):
         return None
     try:

@@ -51,7 +51,6 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.split import New
 from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
@@ -389,15 +388,15 @@ class _Eraser:
             gone -= {(log, p) for p in positions(unflat(held[2]))}
         if parts is None and not gone:
             return [log, numbers]
-        kept: list[New | Range] = []
+        kept: list[bytes | Range] = []
         for part in ranges if parts is None else parts:
-            if isinstance(part, New):
+            if isinstance(part, bytes):
                 kept.append(part)
             else:
                 kept += ((p, p + 1) for p in range(*part) if (log, p) not in gone)
         return [log, flat(once(self._append(log, kept)))]
 
-    def _append(self, log: int, parts: list[New | Range]) -> Ranges:
+    def _append(self, log: int, parts: list[bytes | Range]) -> Ranges:
         if self._looking:
             return [(0, 1)]  # nobody will read it
         return self.additions.append(self.thread.logs[log].name, parts)
@@ -406,9 +405,9 @@ class _Eraser:
 
     def _parts(
         self, log: int, ranges: Ranges, where: Where, *, pairs: bool
-    ) -> list[New | Range] | None:
+    ) -> list[bytes | Range] | None:
         """The remaining parts of a list or dict; None: all of it."""
-        parts: list[New | Range] = []
+        parts: list[bytes | Range] = []
         same = True
         for start, stop in ranges:
             for position in _between(self._hits, log, start, stop):
@@ -417,7 +416,7 @@ class _Eraser:
                     continue
                 same = False
                 parts += [(start, position)] if start < position else []
-                parts += [] if new is GONE else [New(new, new)]
+                parts += [] if new is GONE else [new]
                 start = position + 1
             parts += [(start, stop)] if start < stop else []
         return None if same else parts

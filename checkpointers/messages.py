@@ -1,205 +1,128 @@
-"""Messages as bytes: a compact form that is stored, and a full form that is compared and copied.
+"""Messages as bytes, in one form that is stored, kept in memory, compared and copied.
 
-Only messages that are plain data all through, and that validation would leave as they are, have
-them. What is rebuilt, without validation, from bytes that perdure itself wrote equals what
-langgraph's serializer gives back, type for type.
+It is msgpack of `[class code, fields]`, which is made, and made into messages again, without a loop
+in Python over the fields and without validation. So only messages have it that are plain data all
+through, and that validation would leave as they are: what is rebuilt equals what langgraph's
+serializer gives back, type for type.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from ormsgpack import packb
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from perdure.checkpointers.values import PACK, pack, unpack_all
+from perdure.checkpointers.values import PACK, unpack_all
 from perdure.errors import CorruptRecord
 
-# The format of stored messages, ours and fixed. A message begins with the byte of its class; its
-# fields go by their places here, and are left out when they have these values. langchain-core may
-# add fields: they are not stored here, so a message that uses one goes through the serializer.
-# Nothing in these tables is ever changed or moved; a new field would come at the end of its tuple,
-# a new class with a code below 16, from where on codec.py has its own.
+# part of the format of files: a code is never changed
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,
     3: SystemMessage,
     4: ToolMessage,
 }
-_COMMON: Final = ("content", "additional_kwargs", "response_metadata", "type", "name", "id")
-_FIELDS: Final[dict[type[BaseMessage], tuple[str, ...]]] = {
-    HumanMessage: _COMMON,
-    AIMessage: (*_COMMON, "tool_calls", "invalid_tool_calls", "usage_metadata"),
-    SystemMessage: _COMMON,
-    ToolMessage: (*_COMMON, "tool_call_id", "artifact", "status"),
-}
+_CODES: Final = {cls: code for code, cls in CLASSES.items()}
 _TYPES: Final = {
     HumanMessage: "human",
     AIMessage: "ai",
     SystemMessage: "system",
     ToolMessage: "tool",
 }
-_EMPTY: Final[dict[str, Any]] = {
-    "additional_kwargs": {},
-    "response_metadata": {},
-    "name": None,
-    "id": None,
-    "tool_calls": [],
-    "invalid_tool_calls": [],
-    "usage_metadata": None,
-    "artifact": None,
-    "status": "success",
+_COMMON: Final = {"content", "additional_kwargs", "response_metadata", "type", "name", "id"}
+_FIELDS: Final[dict[type[BaseMessage], set[str]]] = {
+    HumanMessage: _COMMON,
+    AIMessage: _COMMON | {"tool_calls", "invalid_tool_calls", "usage_metadata"},
+    SystemMessage: _COMMON,
+    ToolMessage: _COMMON | {"tool_call_id", "artifact", "status"},
 }
-_REQUIRED: Final = {"content", "tool_call_id"}  # always stored
-
-_CODES: Final = {cls: code for code, cls in CLASSES.items()}
-_DEFAULTS: Final[dict[type[BaseMessage], dict[str, Any]]] = {
-    cls: {**{name: _EMPTY.get(name) for name in names}, "type": _TYPES[cls]}
-    for cls, names in _FIELDS.items()
-}
+"""The fields that `is_plain` knows how to check."""
 
 
-class Form(NamedTuple):
-    """How a class of this langchain-core goes with what is stored of it.
-
-    Attributes:
-        fresh: All fields of a message with nothing set, packed, in the order of the class.
-        names: The names of its fields.
-        added: Those that the format does not know, with their defaults.
-    """
-
-    fresh: bytes
-    names: frozenset[str]
-    added: dict[str, Any]
-
-
-def form_of(cls: type[BaseMessage], fields: Mapping[str, FieldInfo]) -> Form:
-    """The form of a class with these fields."""
-    known = _DEFAULTS[cls]
-    fresh = {n: known[n] if n in known else _plain_default(field) for n, field in fields.items()}
-    added = {name: value for name, value in fresh.items() if name not in known}
-    return Form(pack(fresh), frozenset(fields), added)
-
-
-def _plain_default(field: FieldInfo) -> Any:
-    default = field.get_default(call_default_factory=True)
-    try:
-        pack(default)
-    except TypeError:
-        return None
-    return default
-
-
-_FORMS: Final = {cls: form_of(cls, cls.model_fields) for cls in _CODES}
-_ORDERS: Final[dict[type[BaseMessage], list[str]]] = {cls: [*cls.model_fields] for cls in _CODES}
-_PLACES: Final = {
-    cls: [(place, name, defaults[name]) for place, name in enumerate(_FIELDS[cls])]
-    for cls, defaults in _DEFAULTS.items()
-}
-
-
-# -- the compact form
-
-
-def pack_message(message: BaseMessage) -> bytes | None:
-    """The compact form, or None for a message that the serializer might rebuild differently."""
-    cls = type(message)
-    fields = message.__dict__
-    form = _FORMS.get(cls)
-    if form is None or fields.keys() != form.names:
-        return None
-    if message.__pydantic_extra__ or message.__pydantic_private__:
-        return None
-    if not _as_validated(cls, fields):
-        return None
-    if not all(_is_default(fields[name], value) for name, value in form.added.items()):
-        return None
-    kept = {}
-    for place, name, default in _PLACES[cls]:
-        value = fields.get(name, default)
-        if name in _REQUIRED or type(value) is not type(default) or value != default:
-            kept[place] = value
-    try:
-        return bytes((_CODES[cls],)) + pack(kept)
-    except TypeError:
-        return None
-
-
-def in_order(message: BaseMessage) -> bool:
-    """Whether the fields of a message stand in the order of its class, as those read back do."""
-    return [*message.__dict__] == _ORDERS[type(message)]
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
-
+# -- which messages have the form
 
 _TEXT_OR_NONE: Final = {str, NoneType}
+_INT: Final = {int}
+_DICT: Final = {dict}
 _TOOL_CALL_KEYS: Final = {"name", "args", "id", "type"}
 _USAGE_COUNTS: Final = {"input_tokens", "output_tokens", "total_tokens"}
 _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
-def _as_validated(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Whether validating these fields again would change none of them."""
-    content, kwargs, metadata = map(fields.get, _COMMON[:3])
+def is_plain(message: BaseMessage) -> bool:
+    """Whether validating the fields of a message again would change none of them."""
+    cls, fields = type(message), message.__dict__
+    if fields.keys() != _FIELDS.get(cls) and not _adds_defaults(cls, fields):
+        return False
+    if message.__pydantic_extra__ or message.__pydantic_private__:
+        return False
+    content, metadata = fields["content"], fields["response_metadata"]
     return (
-        (type(content) is str or _all_of(content, str, dict))
-        and type(kwargs) is dict
+        (type(content) is str or (type(content) is list and {*map(type, content)} <= {str, dict}))
+        and type(fields["additional_kwargs"]) is dict
         and type(metadata) is dict
         and "output_version" not in metadata
         and fields["type"] == _TYPES[cls]
         and type(fields["id"]) in _TEXT_OR_NONE
         and type(fields["name"]) in _TEXT_OR_NONE
-        and (cls is not AIMessage or ("tool_calls" not in kwargs and _calls_valid(fields)))
-        and (cls is not ToolMessage or _result_valid(fields))
+        and (cls is not AIMessage or _says_plain(fields))
+        and (cls is not ToolMessage or _result_plain(fields))
     )
 
 
-def _all_of(parts: Any, *types: type) -> bool:
-    return type(parts) is list and all(type(part) in types for part in parts)
+def _adds_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
+    """Whether a class has got fields since this was written, and the message sets none of them."""
+    known, declared = _FIELDS.get(cls), cls.model_fields
+    if known is None or fields.keys() != declared.keys() or not fields.keys() >= known:
+        return False
+    new = {
+        name: declared[name].get_default(call_default_factory=True)
+        for name in fields.keys() - known
+    }
+    return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new.items())
 
 
-def _result_valid(fields: dict[str, Any]) -> bool:
+def _result_plain(fields: dict[str, Any]) -> bool:
     return type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error")
 
 
-def _calls_valid(fields: dict[str, Any]) -> bool:
+def _says_plain(fields: dict[str, Any]) -> bool:
+    """Of an answer: its tool calls and token counts."""
     calls, usage = fields["tool_calls"], fields["usage_metadata"]
-    if fields["invalid_tool_calls"] != [] or not _all_of(calls, dict):
+    if "tool_calls" in fields["additional_kwargs"] or fields["invalid_tool_calls"] != []:
         return False
-    return (usage is None or _usage_valid(usage)) and all(
-        call.keys() == _TOOL_CALL_KEYS
-        and type(call["name"]) is str
-        and type(call["args"]) is dict
-        and type(call["id"]) in _TEXT_OR_NONE
-        and call["type"] == "tool_call"
-        for call in calls
-    )
-
-
-def _usage_valid(usage: Any) -> bool:
+    if type(calls) is not list or not _DICT.issuperset(map(type, calls)):
+        return False
+    for call in calls:
+        if not (
+            call.keys() == _TOOL_CALL_KEYS
+            and type(call["name"]) is str
+            and type(call["args"]) is dict
+            and type(call["id"]) in _TEXT_OR_NONE
+            and call["type"] == "tool_call"
+        ):
+            return False
+    if usage is None:
+        return True
+    if type(usage) is not dict or not usage.keys() >= _USAGE_COUNTS:
+        return False
+    details = [usage[key] for key in usage.keys() - _USAGE_COUNTS]
     return (
-        type(usage) is dict
-        and usage.keys() >= _USAGE_COUNTS
-        and usage.keys() <= _USAGE_COUNTS | _USAGE_DETAILS
-        and all(
-            type(usage[key]) is dict and all(type(count) is int for count in usage[key].values())
-            for key in usage.keys() & _USAGE_DETAILS
-        )
-        and all(type(usage[key]) is int for key in _USAGE_COUNTS)
+        usage.keys() <= _USAGE_COUNTS | _USAGE_DETAILS
+        and _INT.issuperset(map(type, map(usage.__getitem__, _USAGE_COUNTS)))
+        and _DICT.issuperset(map(type, details))
+        and _INT.issuperset(type(n) for each in details for n in each.values())
     )
 
 
-# -- the full form: class code and all fields, as they stand. It is not stored: it is what a process
-# keeps of a message, because comparing and copying it needs no loop in Python over its fields.
+# -- to bytes and back
 
 _fields_of = attrgetter("__dict__")
 _extra_of = attrgetter("__pydantic_extra__")
@@ -209,10 +132,13 @@ _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def full_messages(
+def packed_messages(
     classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
 ) -> list[bytes] | None:
-    """The full form of each message, all of `classes` in `CLASSES`; None if one is not plain."""
+    """The bytes of each message, all of `classes` in `CLASSES`; None if one is no plain data.
+
+    They are good for comparing; what is stored, `is_plain` has to be asked about.
+    """
     if any(map(_extra_of, messages)):
         return None
     pairs = zip(map(_CODES.__getitem__, classes), map(_fields_of, messages), strict=True)
@@ -222,32 +148,27 @@ def full_messages(
         return None
 
 
-def full_from_stored(stored: Sequence[bytes]) -> list[bytes]:
-    """The full form of each of these compact forms, its fields in the order of the class."""
-    codes = [item[0] for item in stored]
-    classes = [CLASSES[code] for code in codes]
+def unpacked_messages(packed: Sequence[bytes]) -> list[BaseMessage]:
+    """New messages from their bytes: no two callers share a mutable part.
+
+    Raises:
+        CorruptRecord: They are no such bytes.
+    """
     try:
-        kept = unpack_all([item[1:] for item in stored])
-        fields = unpack_all([_FORMS[cls].fresh for cls in classes])
-        for own, changed, names in zip(fields, kept, map(_FIELDS.get, classes), strict=True):
-            for i, value in changed.items():
-                own[names[i]] = value  # type: ignore[index]
+        pairs = unpack_all(packed)
+        classes = [CLASSES[code] for code, _ in pairs]
+        names = {cls: {*cls.model_fields} for cls in set(classes)}
+        made: list[BaseMessage] = list(map(object.__new__, classes))
+        for setting in (
+            map(_set_dict, made, [fields for _, fields in pairs]),
+            map(_set_fields_set, made, map(names.__getitem__, classes)),
+            map(_set_extra, made, [{} for _ in made]),
+            map(_set_private, made, repeat(None)),
+        ):
+            deque(setting, maxlen=0)
+        for i, (_, fields) in enumerate(pairs):
+            if fields.keys() != names[classes[i]]:  # of another langchain-core
+                made[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc
-    return list(map(packb, zip(codes, fields, strict=True), repeat(None), repeat(PACK)))
-
-
-def messages_from_full(full: Sequence[bytes]) -> list[BaseMessage]:
-    """New messages from their full forms: no two callers share a mutable part."""
-    pairs = unpack_all(full)
-    classes = [CLASSES[code] for code, _ in pairs]
-    names = {cls: set(_FORMS[cls].names) for cls in set(classes)}
-    made: list[BaseMessage] = list(map(object.__new__, classes))
-    for setting in (
-        map(_set_dict, made, [fields for _, fields in pairs]),
-        map(_set_fields_set, made, map(names.__getitem__, classes)),
-        map(_set_extra, made, [{} for _ in made]),
-        map(_set_private, made, repeat(None)),
-    ):
-        deque(setting, maxlen=0)
     return made

@@ -363,15 +363,15 @@ class Reader:
             elements = ref[1]
         else:
             elements = [[ref[1], *([ref[2], 1] if kind == ITEM else ref[2])]]
-        full: list[bytes] = []
+        items: list[bytes] = []
         for element in elements:
             if isinstance(element, bytes):
-                full += self.codec.expanded([element])
+                items.append(element)
             else:
                 ranges = unflat(element[1:])
                 log = yield from self.load(thread_id, thread, element[0], ranges)
-                full += log.full(ranges)
-        parts = self.codec.values(full)
+                items += log.full(ranges)
+        parts = self.codec.values(items)
         if kind == ITEM:
             return parts[0]
         return dict(parts) if kind in (DICT, DICT_HERE) else parts
@@ -379,7 +379,7 @@ class Reader:
     def stored(
         self, thread_id: str, channel: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Positions and stored forms of the items, or aliases, of a range of a log."""
+        """Positions and contents of the items, or aliases, of a range of a log."""
         rows = yield self.sql("items_between", *span(log, start, stop))
         return [open_item(self.seal, thread_id, channel, *row) for row in rows]
 
@@ -401,7 +401,7 @@ class Reader:
             lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(log, zip(positions(lacking), self.codec.expanded(stored), strict=True))
+            thread.add_items(log, zip(positions(lacking), stored, strict=True))
         if aliases:
             log.origins.update(origins)
         return log
@@ -421,11 +421,11 @@ class Reader:
         for key, body in (yield self.sql("same_hashes", json.dumps(hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
-                _, stored = open_item(self.seal, thread_id, log.name, key, body)
-                thread.add_items(log, [(position, self.codec.expanded([stored])[0])])
+                item = open_item(self.seal, thread_id, log.name, key, body)
+                thread.add_items(log, [item])
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
-        """The stored forms of the items of ranges."""
+        """The items, or aliases, of ranges."""
         asked = [self.sql("items_between", *span(log.key, *each)) for each in ranges]
         answers = yield asked
         out: list[bytes] = []

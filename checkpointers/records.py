@@ -190,7 +190,7 @@ def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
 
 
 def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -> tuple[int, bytes]:
-    """The position and the stored form of an item, from its row."""
+    """The position and the content of an item, from its row."""
     position = key & 0xFFFFFFFF
     return position, seal.open(body, item_place(thread_id, channel, position))
 

@@ -8,7 +8,8 @@ one that was changed in place is stored again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import starmap, takewhile
+from functools import partial
+from itertools import takewhile
 from operator import eq
 from types import NoneType
 from typing import Any, Final, NamedTuple
@@ -39,21 +40,15 @@ _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 
 
-class New(NamedTuple):
-    """An item that is not known to be stored: its stored form and its full form."""
-
-    stored: bytes
-    full: bytes
-
-
 class Split(NamedTuple):
     """A value stored as items of its channel's log: one item, or those of a list or dict, in order.
 
-    The first `kept` parts are those with which the parent's value begins.
+    Its parts are ranges of the log, and items that are not known to be stored. The first `kept` are
+    those with which the parent's value begins.
     """
 
     kind: int
-    parts: list[New | Range]
+    parts: list[bytes | Range]
     kept: int
 
 
@@ -61,12 +56,12 @@ Node = Split | bytes | list[Any]  # the last two are references that need no log
 
 
 class Encoded(NamedTuple):
-    """A value that a channel holds, encoded: its elements with their full forms, or itself.
+    """A value that a channel holds, encoded.
 
     Attributes:
         kind: LIST, DICT or ITEM; None: `stored` stands in the checkpoint itself.
-        values, full: The elements of a list, or the pairs of a dict.
-        stored: The stored form of a value that is not split.
+        values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
+        stored: A value that is not split.
     """
 
     kind: int | None
@@ -95,10 +90,8 @@ def held(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: str)
         return value.stored
     if value.kind != ITEM:
         return _match(codec, value.kind, log, log.find, value.values, value.full, hint, path)
-    (full,) = codec.expanded([value.stored])
-    position = log.find(full)
-    part = New(value.stored, full) if position is None else (position, position + 1)
-    return Split(ITEM, [part], 0)
+    position = log.find(value.stored)
+    return Split(ITEM, [value.stored if position is None else (position, position + 1)], 0)
 
 
 def here(
@@ -133,16 +126,19 @@ def here(
         log = log_at_hand(thread, channel)
         if log.items:  # nothing may rest on what is not committed
             found = _match(codec, kind, log, log.find_stored, elements, full, [], path).parts
-            return [kind, [_element(log, part) for part in found]]
+            return [
+                kind,
+                [p if isinstance(p, bytes) else [log.key, p[0], p[1] - p[0]] for p in found],
+            ]
     pairs = zip(elements, full, strict=True)
-    stored = [[*codec.stored(element, each, lambda: path)][-1][0] for element, each in pairs]
+    stored = [codec.stored(element, each, lambda: path) for element, each in pairs]
     if sum(map(len, stored)) > INLINE_BYTES or any(isinstance(e, BaseMessage) for e in elements):
         return [kind, stored]
     return codec.encode(value, lambda: path)
 
 
 def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
-    """The elements of a list, or the pairs of a dict, and their full forms."""
+    """The elements of a list, or the pairs of a dict, and the bytes of each."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else value
     try:
         return elements, codec.full(elements, lambda i: f"{path}[{i}]")
@@ -162,15 +158,14 @@ def _match(
     hint: Ranges,
     path: str,
 ) -> Split:
-    """Elements, given with their full forms, as ranges of the log, as far as it has them.
+    """Elements, given with their bytes, as ranges of the log, as far as it has them.
 
     `hint` is where the parent's value stands, likely to be much the same.
     """
-    parts: list[New | Range] = []
+    parts: list[bytes | Range] = []
     i = 0
     for start, stop in hint:
-        same = log.has(start, stop) and full[i : i + stop - start] == log.full([(start, stop)])
-        if not same:
+        if not log.holds(start, stop, full[i : i + stop - start]):
             break
         parts.append((start, stop))
         i += stop - start
@@ -181,12 +176,12 @@ def _match(
         if position is None:
             position = find(full[i])
         if position is None:
-            item = _item(codec, find, values[i], full[i], f"{path}[{i}]")
-            if isinstance(item, New):
-                parts.append(item)
+            stored = codec.stored(values[i], full[i], partial("{}[{}]".format, path, i))
+            position = find(stored) if stored is not full[i] else None
+            if position is None:
+                parts.append(stored)
                 i += 1
                 continue
-            position = item
         stop = position + _run(log, position, full, i)
         parts.append((position, stop))
         i += stop - position
@@ -206,21 +201,9 @@ def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
     return run
 
 
-def _item(
-    codec: Codec, find: Callable[[bytes], int | None], value: Any, full: bytes, path: str
-) -> New | int:
-    """An item, or the position of one that comes back as the value does."""
-    item = New(b"", b"")
-    for item in starmap(New, codec.stored(value, full, lambda: path)):
-        position = find(item.full)
-        if position is not None:
-            return position
-    return item
-
-
-def _element(log: ChannelLog, part: New | Range) -> Any:
+def _element(log: ChannelLog, part: bytes | Range) -> Any:
     """A part of a list as it stands in a reference."""
-    return part.stored if isinstance(part, New) else [log.key, part[0], part[1] - part[0]]
+    return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:

@@ -100,14 +100,12 @@ _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 # -- plain data
 
 
-def pack(value: Any) -> bytes:
-    """Plain data as bytes; a TypeError says that something in it is not plain data."""
-    return ormsgpack.packb(value, option=PACK)
-
-
-def unpack(data: bytes | memoryview) -> Any:
-    """Plain data from bytes; a ValueError says that they are no msgpack, or hold an extension."""
-    return ormsgpack.unpackb(data, option=_UNPACK)
+# a TypeError says that something in a value is not plain data
+pack: Final[Callable[[Any], bytes]] = functools.partial(ormsgpack.packb, option=PACK)
+# a ValueError says that bytes are no msgpack, or hold an extension
+unpack: Final[Callable[[bytes | memoryview], Any]] = functools.partial(
+    ormsgpack.unpackb, option=_UNPACK
+)
 
 
 def unpack_all(parts: Sequence[bytes]) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Head, Snapshot, Thread, Write, keep
+from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.manifest import (
     DICT,
     DICT_HERE,
@@ -27,7 +28,6 @@ from perdure.checkpointers.manifest import (
     flat,
     joined,
 )
-from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
@@ -49,7 +49,6 @@ from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
-_MESSAGES: Final = {bytes((code,)) for code in CLASSES}
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
 
@@ -533,7 +532,7 @@ def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
 def _may_be_in_a_log(write: Write) -> bool:
     """Whether the next checkpoint may hold items of a write."""
     ref = write[2]
-    return ref[:1] in _MESSAGES if isinstance(ref, bytes) else ref[0] in _HERE
+    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in _HERE
 
 
 def _referring(additions: Additions, snapshot: Snapshot, write: Write) -> Write:
