@@ -23,8 +23,8 @@ from perdure.checkpointers.manifest import (
     positions,
     regrouped,
 )
+from perdure.checkpointers.put import Split
 from perdure.checkpointers.records import content_hash, item_place, place
-from perdure.checkpointers.split import Split
 from perdure.checkpointers.values import pack
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
@@ -54,24 +54,20 @@ class Additions:
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
     _rows: list[Row] = field(default_factory=list)
 
-    def unknown(self, channel: str, node: Split) -> list[int]:
-        """The hashes of items that are not at hand, and that the database may have."""
-        log = self.thread.named[channel]
-        new = (part for part in node.parts if isinstance(part, bytes))
-        return [content_hash(self.seal, log.key, item) for item in new]
-
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
         log = self.thread.named[channel]
         first = log.next
         kept = self._placed(log, node.parts[: node.kept])
         rest = self._placed(log, node.parts[node.kept :])
-        ranges = joined([*kept, *rest])
+        ranges = joined([*kept, *rest]) if rest else kept
         if node.kind == ITEM:
             return [ITEM, log.key, ranges[0][0]]
         before = parent.said.get(channel) if parent is not None else None
         if before is None or before[0] != log.key:
             said = once(ranges)
+        elif before[1] == kept and rest in ([], [(first, log.next)]):  # it only grew
+            said = ranges
         else:
             said = _said(log, before[1], rest, first)
         few = self._few(log, ranges)
@@ -86,16 +82,17 @@ class Additions:
 
     def _placed(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
         """The positions of parts after the new ones are appended, in order."""
-        return joined(self._place(log, part) if isinstance(part, bytes) else part for part in parts)
-
-    def _place(self, log: ChannelLog, item: bytes) -> Range:
-        at = log.name, item
-        position = self.placed.get(at)
-        if position is None:
-            position = self.placed[at] = log.plan(item)
-            self._add(log, position, content_hash(self.seal, log.key, item), item)
-            self.items.append((log, position, item))
-        return position, position + 1
+        out = []
+        for part in parts:
+            if isinstance(part, bytes):
+                position = self.placed.get((log.name, part))
+                if position is None:
+                    position = self.placed[log.name, part] = log.plan(part)
+                    self._add(log, position, content_hash(self.seal, log.key, part), part)
+                    self.items.append((log, position, part))
+                part = position, position + 1
+            out.append(part)
+        return joined(out)
 
     def _add(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
         body = self.seal.seal(data, item_place(self.thread_id, log.name, position))

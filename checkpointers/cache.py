@@ -222,12 +222,6 @@ class Thread:
         return found if found is not None and found.uid == uid else None
 
 
-def log_at_hand(thread: Thread, channel: str) -> ChannelLog:
-    """What is kept of a channel's log, perhaps nothing."""
-    log = thread.named.get(channel)
-    return ChannelLog(0, channel) if log is None else log
-
-
 def keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     """Keep a value among the recent ones of a thread."""
     with suppress(KeyError):  # another thread may be at it too
@@ -249,10 +243,8 @@ class Cache:
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
         self._asked = 0
-
-    def peek(self, thread_id: str) -> Thread | None:
+        self.peek = self._threads.get
         """The cached thread, if any; it may be stale."""
-        return self._threads.get(thread_id)
 
     def thread(self, thread_id: str, key: int, generation: int) -> Thread:
         """The cached thread in this state; nothing of an earlier state."""
@@ -292,6 +284,7 @@ class Cache:
         """Have nothing planned upon what is kept of a thread; its items are what they are."""
         thread = self._threads.get(thread_id)
         if thread is not None:
+            thread.stamp = None
             thread.heads.clear()
 
     def forget(self, thread_id: str) -> None:

@@ -1,9 +1,10 @@
 -- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
 -- so a thread's rows lie together, and a range of them is a range of keys.
 
--- schema: the tables
+-- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out
+CREATE TABLE keys (name TEXT PRIMARY KEY, last INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE threads (
-    thread INTEGER PRIMARY KEY AUTOINCREMENT,
+    thread INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL UNIQUE,
     seq INTEGER NOT NULL DEFAULT 0,
     generation INTEGER NOT NULL DEFAULT 0,
@@ -13,14 +14,14 @@ CREATE TABLE threads (
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE TABLE namespaces (
-    namespace INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace INTEGER PRIMARY KEY,
     thread INTEGER NOT NULL,
     ns TEXT NOT NULL,
     pinned INTEGER NOT NULL DEFAULT 0,
     UNIQUE (thread, ns)
 ) STRICT;
 CREATE TABLE logs (
-    log INTEGER PRIMARY KEY AUTOINCREMENT,
+    log INTEGER PRIMARY KEY,
     thread INTEGER NOT NULL,
     name TEXT NOT NULL,
     UNIQUE (thread, name)
@@ -67,8 +68,11 @@ FROM (
     FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
 ) s;
 
--- new_thread: a thread nobody has written to yet
-INSERT INTO threads (thread_id, stamp, created_at, updated_at) VALUES (?, ?, ?, ?) RETURNING thread;
+-- more_keys: keys that nothing has or had, by the last of so many
+INSERT INTO keys (name, last) VALUES ('', ?) ON CONFLICT (name) DO UPDATE SET last = keys.last + excluded.last RETURNING last;
+
+-- new_thread: unless somebody has made it
+INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?);
 
 -- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before
 UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
@@ -78,8 +82,9 @@ AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 UPDATE threads SET seq = ?, stamp = ?, updated_at = max(updated_at, ?) WHERE thread = ? AND stamp = ?
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
 
--- set_seq: the place of the newest checkpoint of a copy
-UPDATE threads SET seq = ? WHERE thread = ?;
+-- advance_into: the same, with a namespace that is made
+UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
+AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?);
 
 -- changed: tell every process that the head is another
 UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
@@ -88,7 +93,7 @@ UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
 UPDATE threads SET updated_at = ?1 WHERE thread = ?2 AND updated_at < ?1;
 
 -- new_namespace: the first checkpoint of a namespace
-INSERT INTO namespaces (thread, ns) VALUES (?, ?) RETURNING namespace;
+INSERT INTO namespaces (namespace, thread, ns) VALUES (?, ?, ?);
 
 -- pin: the checkpoint from which the next run starts; 0: the newest
 UPDATE namespaces SET pinned = ? WHERE namespace = ?;
@@ -105,7 +110,7 @@ SELECT l.log FROM logs l JOIN namespaces n ON n.thread = l.thread WHERE n.namesp
 SELECT name FROM logs WHERE log = ?;
 
 -- new_log: the first item of a channel
-INSERT INTO logs (thread, name) VALUES (?, ?) RETURNING log;
+INSERT INTO logs (log, thread, name) VALUES (?, ?, ?);
 
 -- thread_logs: all logs of a thread, each with the keys of its last item and of its last alias
 SELECT log, name,
@@ -337,5 +342,12 @@ SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELE
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
     + (SELECT coalesce(sum(length(body)), 0) FROM writes);
 
--- copied: rows were added with their keys; those of new rows follow by themselves
+-- copied: rows were added with their keys; those of new rows come after them
+INSERT INTO keys (name, last) SELECT '', max(last) FROM (
+    SELECT 0 AS last UNION ALL SELECT max(thread) FROM threads
+    UNION ALL SELECT max(namespace) FROM namespaces UNION ALL SELECT max(log) FROM logs
+) AS used WHERE true
+ON CONFLICT (name) DO UPDATE SET last = CASE WHEN excluded.last > keys.last THEN excluded.last ELSE keys.last END;
+
+-- analyzed: SQLite plans these queries without statistics
 SELECT 1;

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
+from perdure.checkpointers.put import START
 from perdure.checkpointers.reports import ThreadStatus, ThreadTask
-from perdure.checkpointers.split import START
 
 SENDS: Final = "__pregel_tasks"
 """langgraph's channel of the `Send`s that run in the next superstep."""

@@ -18,7 +18,6 @@ from perdure.checkpointers.records import (
     writes_place,
 )
 from perdure.checkpointers.values import unpack
-from perdure.storage.database import statements
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.table_copy import Table, Tables
@@ -138,4 +137,4 @@ class ThreadTables(Tables):
 
     def finish(self, settings: list[Row]) -> Flow[None]:
         """See `Tables.finish`."""
-        yield statements(self.sql["copied"])
+        yield [self.sql("copied"), self.sql("analyzed")]

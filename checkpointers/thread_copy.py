@@ -50,28 +50,33 @@ def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) 
         last = found.snapshot.key & _LOW
     thread, _, created_at, *_ = rows[0]
     ((_, seq, _),) = yield reader.sql("find_thread", source)
+    logs = yield reader.sql("thread_logs", thread)
+    namespaces = yield reader.sql("thread_namespaces", thread)
+    many = 1 + len(logs) + len(namespaces)
+    ((end,),) = yield reader.sql("more_keys", many)
+    new, *keys = range(end - many + 1, end + 1)
     stamp = random.getrandbits(62)
-    ((new,),) = yield reader.sql("new_thread", target, stamp, created_at, time.time())
-    yield reader.sql("set_seq", seq, new)
-    copier = _Copier(reader, source, target, new)
-    yield from copier.copy_logs(thread)
-    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
+    yield reader.sql("new_thread", new, target, seq, stamp, created_at, time.time())
+    copier = _Copier(reader, source, target, new, keys)
+    yield from copier.copy_logs(logs)
+    for namespace, ns, head in namespaces:
         yield from copier.copy_namespace(ns, namespace, head, last)
-    return int(new)
+    return new
 
 
 class _Copier:
     """The flows that copy the parts of one thread into the new one with the key `new`."""
 
-    def __init__(self, reader: Reader, source: str, target: str, new: int) -> None:
+    def __init__(self, reader: Reader, source: str, target: str, new: int, keys: list[int]) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.source, self.target, self.new = source, target, new
+        self.keys = keys  # of its logs and namespaces
         self.logs: dict[int, int] = {}  # which became which
 
-    def copy_logs(self, thread: int) -> Flow[None]:
-        for log, name, *ends in (yield self.sql("thread_logs", thread)):
-            ((key,),) = yield self.sql("new_log", self.new, name)
-            self.logs[log] = key
+    def copy_logs(self, logs: list[Row]) -> Flow[None]:
+        for log, name, *ends in logs:
+            key = self.logs[log] = self.keys.pop(0)
+            yield self.sql("new_log", key, self.new, name)
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.source, name, log, start, start + PAGE)
@@ -92,7 +97,8 @@ class _Copier:
             head = max((row[0] & _LOW for row in rows), default=0)
         if not rows:
             return
-        ((namespace,),) = yield self.sql("new_namespace", self.new, ns)
+        namespace = self.keys.pop(0)
+        yield self.sql("new_namespace", namespace, self.new, ns)
         yield self.sql("pin", head, namespace)
         for row in rows:
             yield from self._copy_checkpoint(ns, namespace, row)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Cache, Head, Snapshot, Thread, Write, keep
+from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.manifest import (
     DICT,
@@ -28,10 +29,11 @@ from perdure.checkpointers.manifest import (
     flat,
     joined,
 )
-from perdure.checkpointers.put import CheckpointPut, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     LABELS,
+    content_hash,
     labels_in,
     log_spans,
     open_writes,
@@ -42,7 +44,6 @@ from perdure.checkpointers.records import (
     tags_of,
     written_said,
 )
-from perdure.checkpointers.split import Node, Split
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 
@@ -50,7 +51,34 @@ ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
+_BLOCK: Final = 256  # keys that a process takes at once
 _log = logging.getLogger("perdure")
+
+
+class Keys:
+    """Keys of threads, namespaces and logs, of which the database gives out many at once.
+
+    So a put can make rows that refer to each other. None is given twice; those that are left in the
+    end are lost.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+        self._lock = threading.Lock()
+
+    def take(self, many: int) -> list[int] | None:
+        """So many keys, if there are."""
+        with self._lock:
+            if len(self._left) < many:
+                return None
+            at = len(self._left) - many
+            taken, self._left = self._left[at:], self._left[:at]
+            return taken
+
+    def add(self, keys: Sequence[int]) -> None:
+        """Have more."""
+        with self._lock:
+            self._left += keys
 
 
 @dataclass(slots=True)
@@ -60,25 +88,26 @@ class Commit:
     Attributes:
         statements: The first finds out whether the thread is as it was kept.
         ns: The namespace whose head this is about, if it is about one.
+        head: What becomes the head, if something does.
+        branch: The id of the checkpoint, if it is a branch that nobody asked for.
+        written: What a task wrote: namespace and id of the checkpoint, task, row.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
         replaced: Whether a checkpoint of it has other content now: nothing is kept.
-        head: What becomes the head, if something does.
-        written: What a task wrote: namespace and id of the checkpoint, task, row.
-        branch: The id of the checkpoint, if it is a branch that nobody asked for.
+        keys: What is left of those that this transaction asked for.
     """
 
-    cache: Cache
+    writer: Writer
     thread_id: str
     thread: Thread
     statements: list[Statement]
     additions: Additions | None = None
     ns: str | None = None
+    head: Head | None = None
+    branch: str = ""
+    written: tuple[str, str, str, Row] | None = None
     fresh: bool = False
     replaced: bool = False
-    branch: str = ""
-    watch: Watch | None = None
-    head: Head | None = None
-    written: tuple[str, str, str, Row] | None = None
+    keys: Sequence[int] = ()
 
     def learn(self, early: list[Row]) -> None:
         """See whether tasks wrote at the checkpoint before it was put."""
@@ -87,19 +116,22 @@ class Commit:
 
     def committed(self) -> None:
         """Have at hand what is stored now."""
+        cache = self.writer.cache
         if self.additions is not None:
             self.additions.committed()
         if self.ns is not None:
             self.thread.flying.discard(self.ns)
-            self.cache.used(self.thread_id)
-        if self.head is not None and self.watch is not None:
-            self.head.epoch = self.watch.epoch
+            cache.used(self.thread_id)
+        if self.head is not None:
+            self.head.epoch = self.writer.watch.epoch
         if self.written is not None:
             self._add_written(*self.written)
+        if self.keys:
+            self.writer.keys.add(self.keys)
         if self.replaced:
-            self.cache.forget(self.thread_id)
+            cache.forget(self.thread_id)
         elif self.fresh:
-            self.cache.replace(self.thread_id, self.thread)
+            cache.replace(self.thread_id, self.thread)
         if self.branch:
             _log.info(
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
@@ -108,7 +140,7 @@ class Commit:
 
     def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
         """Have a pending write at hand, if it is one of what is the head by now."""
-        thread = self.cache.peek(self.thread_id)
+        thread = self.writer.cache.peek(self.thread_id)
         head = thread.heads.get(ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.uid != uid:
             return
@@ -117,9 +149,10 @@ class Commit:
 
 
 class _Lacking(NamedTuple):
-    """What has to be read before a put can be planned: logs, and items by their hashes."""
+    """What a put needs: keys, some of them for `logs`, and a look for items with these hashes."""
 
-    channels: list[str]
+    keys: int
+    logs: list[str]
     hashes: list[int]
 
 
@@ -127,7 +160,7 @@ class Writer:
     """Plans writes, from what is kept or in a transaction that reads it."""
 
     def __init__(self, reader: Reader, watch: Watch) -> None:
-        self.watch = watch
+        self.watch, self.keys = watch, Keys()
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
@@ -160,28 +193,33 @@ class Writer:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        at, thread = asked.at, self.cache.peek(asked.at.thread_id)
-        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
-        if isinstance(asked, TaskWrites):
-            return self._writes(asked, thread, head)
+        (thread_id, ns, uid), thread = asked.at, self.cache.peek(asked.at.thread_id)
         asked.encode(self.codec, thread)
-        self._note_replaced(at.thread_id)
-        if thread is None or head is None:
-            return None
+        if self.codec.replaced_in:
+            self._note_replaced(thread_id)
+        if isinstance(asked, TaskWrites):
+            return self._writes(asked, thread)
+        if thread is None:
+            made = self._put(asked, Thread(0, 0), Head(0, 0, None), None) if uid is None else None
+            if not isinstance(made, Commit):
+                return None
+            self.cache.replace(thread_id, made.thread)
+            return made
         if not thread.lock.acquire(blocking=False):  # an event loop may not wait
             return None
         try:
-            parent = head.snapshot if at.checkpoint_id is not None else None
+            head = thread.heads.get(ns, Head(0, 0, None))
+            parent = head.snapshot if uid is not None else None
             if (
-                at.checkpoint_ns in thread.flying
-                or thread.heads.get(at.checkpoint_ns) is not head
-                or (parent.uid if parent is not None else None) != at.checkpoint_id
+                thread.stamp is None
+                or ns in thread.flying
+                or (parent.uid if parent is not None else None) != uid
             ):
                 return None
-            found = self._put(asked, thread, head, parent)
-            return found if isinstance(found, Commit) else None
+            made = self._put(asked, thread, head, parent)
+            return made if isinstance(made, Commit) else None
         except BaseException:  # half planned
-            thread.heads.clear()
+            thread.stamp = None
             raise
         finally:
             thread.lock.release()
@@ -201,90 +239,142 @@ class Writer:
         head: Head,
         parent: Snapshot | None,
         before: Snapshot | None = None,
-        *,
-        looked: bool = False,
+        keys: list[int] | None = None,
     ) -> Commit | _Lacking:
-        """Plan a checkpoint, which may be there `before`; `looked`: its items were looked for."""
-        thread_id, ns, uid = put.at
-        # before the comparison: another thread may be reading the rest
-        whole = {log.name for log in list(thread.logs.values()) if looked or log.whole}
-        nodes = put.nodes(self.codec, thread, parent)
-        additions = Additions(self.sql, self.seal, thread_id, thread)
-        lacking = _lacking(nodes, additions, whole)
-        if lacking is not None:
-            return lacking
-        snapshot, metadata = put.snapshot(), put.metadata
-        snapshot.labels = labels = self._labels(put, parent)
-        if labels:
-            metadata = self.codec.decode(put.fields[1]) | {**labels, LABELS: sorted(labels)}
-            snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
-        _fill(snapshot, nodes, parent, additions)
-        seq, stamp, now = thread.seq + (before is None), random.getrandbits(62), time.time()
-        statements = []
+        """Plan a checkpoint.
+
+        Args:
+            put: What is asked for.
+            thread: The thread, without a key if it is to be made.
+            head: The head of the namespace, likewise.
+            parent: The checkpoint upon which it is put.
+            before: The checkpoint with its id, which it replaces.
+            keys: For what is to be made; then its items were looked for, too. None: those of this
+                process.
+        """
+        (thread_id, ns, _), snapshot = put.at, put.snapshot()
+        nodes = put.nodes(self.codec, thread.named, parent)
+        lacking = self._lacking(thread, head, nodes)
+        if keys is None:
+            keys = self.keys.take(lacking.keys) if not lacking.hashes else None
+            if keys is None:
+                return lacking
+        stamp, now = random.getrandbits(62), time.time()
         if before is None:
-            statements.append(self._advance(thread, head, snapshot.uid, seq, stamp, now))
-            snapshot.key, snapshot.began = place(head.namespace, seq), seq
-            if parent is not None and not self._begins(put, head, parent, snapshot.step):
-                snapshot.began = parent.began
-            row = self._row(put.at, snapshot, now)
+            statements = [self._guard(put, thread, head, keys, stamp, now)]
+            thread.seq += 1
+        else:
+            statements = self._touched(thread)
+        if not head.namespace:
+            head.namespace = keys.pop()
+            statements.append(self.sql("new_namespace", head.namespace, thread.key, ns))
+        for channel in lacking.logs:
+            log = thread.log(keys.pop(), channel)
+            statements.append(self.sql("new_log", log.key, thread.key, channel))
+
+        additions = Additions(self.sql, self.seal, thread_id, thread)
+        metadata, moved = self._labelled(put, snapshot, parent), head
+        _fill(snapshot, nodes, parent, additions)
+        if before is None:
+            snapshot.key = place(head.namespace, thread.seq)
+            snapshot.began = self._began(put, head, parent, snapshot.step, thread.seq)
+            row, moved = self._row(put.at, snapshot, now), _moved(head, snapshot, thread.seq)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace, *row[1:]))
-            moved = _moved(head, snapshot, seq)
             if moved.pinned != head.pinned:
                 statements.append(self.sql("pin", moved.pinned, head.namespace))
         else:
-            snapshot.key, snapshot.began = before.key, before.began
-            key, _, packed, *_, body = self._row(put.at, snapshot, now)
-            old = tags_of(self.seal, self.reader.metadata(before))
-            statements += self._touched(thread)
-            statements += [self.sql("drop_tag", number, key) for number in old]
-            statements.append(self.sql("replace_checkpoint", packed, now, body, key))
-            statements.append(self.sql("removed", thread.key))
-            moved = head
+            statements += self._replacing(put.at, thread, snapshot, before, now)
         statements += additions.statements()
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if uid is not None:
-            pending = thread.pending.pop((ns, uid), {})
-            statements += self._referring(put.at, head.namespace, pending, snapshot, additions)
-        branch = snapshot.uid if moved.pinned and not head.pinned else ""
-        thread.seq, thread.stamp = seq, stamp
+        statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
+        statements.append(self.sql("early_writes", head.namespace, pack_id(snapshot.uid)))
+
+        thread.stamp = stamp
         keep(thread.heads, ns, moved)
         thread.flying.add(ns)
-        statements.append(self.sql("early_writes", head.namespace, pack_id(snapshot.uid)))
-        made = Commit(self.cache, thread_id, thread, statements, additions, ns, branch=branch)
-        if moved.snapshot is snapshot:
-            made.watch, made.head = self.watch, moved
-        return made
+        branch = snapshot.uid if moved.pinned and not head.pinned else ""
+        new_head = moved if moved.snapshot is snapshot else None
+        return Commit(self, thread_id, thread, statements, additions, ns, new_head, branch)
 
-    def _advance(
-        self, thread: Thread, head: Head, uid: str, seq: int, stamp: int, now: float
+    def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
+        """What a put makes, and items that the database may have, of logs that are not at hand."""
+        logs, hashes = [], list[int]()
+        for channel, node in nodes.items():
+            if not isinstance(node, Split):
+                continue
+            log = thread.named.get(channel)
+            if log is None:
+                logs.append(channel)
+            elif not node.whole:
+                new = (part for part in node.parts if isinstance(part, bytes))
+                hashes += [content_hash(self.seal, log.key, item) for item in new]
+        return _Lacking((not thread.key) + (not head.namespace) + len(logs), logs, hashes)
+
+    def _guard(
+        self,
+        put: CheckpointPut,
+        thread: Thread,
+        head: Head,
+        keys: list[int],
+        stamp: int,
+        now: float,
     ) -> Statement:
-        """Changes a row only if the thread is as it was kept, and has no such checkpoint yet."""
-        known = thread.key, thread.stamp, head.namespace, pack_id(uid)
+        """Changes a row only if the thread is as it was kept, and has nothing that is made here."""
+        (thread_id, ns, _), seq = put.at, thread.seq + 1
+        if not thread.key:
+            thread.key, thread.updated_at = keys.pop(), now
+            return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
+        if not head.namespace:
+            return self.sql("advance_into", seq, stamp, thread.key, thread.stamp, ns)
+        known = thread.key, thread.stamp, head.namespace, pack_id(put.checkpoint["id"])
         if now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
             return self.sql("advance", seq, stamp, *known)
         thread.updated_at = now
         return self.sql("advance_now", seq, stamp, now, *known)
 
-    def _labels(self, put: CheckpointPut, parent: Snapshot | None) -> dict[str, Any]:
-        """The labels that a checkpoint has, or has from its parent; see `records.LABELS`."""
+    def _labelled(
+        self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
+    ) -> dict[str, Any]:
+        """The metadata, with the labels that a checkpoint has from its parent; see `LABELS`."""
+        metadata, snapshot.labels = put.metadata, {}
         inherited = self.reader.labels(parent) if parent and not put.at.checkpoint_ns else {}
-        own = {name: put.metadata[name] for name in inherited.keys() & put.metadata.keys()}
-        return {**inherited, **own, **labels_in(put.metadata)}
+        if inherited or LABELS in metadata:
+            own = {name: metadata[name] for name in inherited.keys() & metadata.keys()}
+            labels = snapshot.labels = {**inherited, **own, **labels_in(metadata)}
+            metadata = self.codec.decode(put.fields[1]) | {**labels, LABELS: sorted(labels)}
+            snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
+        return metadata
 
-    def _begins(self, put: CheckpointPut, head: Head, parent: Snapshot, step: int | None) -> bool:
-        """Whether a put begins something, rather than going on with what its parent began.
+    def _began(
+        self, put: CheckpointPut, head: Head, parent: Snapshot | None, step: int | None, seq: int
+    ) -> int:
+        """The place where that began which a put goes on with: what its parent goes on with, or it.
 
-        It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
-        whole run at once), or goes on from a checkpoint read by its id that is not the head.
+        It begins something if it is an input, an update or a fork, skips steps (durability `exit`
+        writes a whole run at once), or goes on from a checkpoint read by its id that is not the
+        head.
         """
-        if put.metadata.get("source") in _BEGINNINGS:
-            return True
+        if parent is None or put.metadata.get("source") in _BEGINNINGS:
+            return seq
         if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
-            return True
+            return seq
         before = self.reader.step(parent)
-        return step is not None and before is not None and step != before + 1
+        begins = step is not None and before is not None and step != before + 1
+        return seq if begins else parent.began
+
+    def _replacing(
+        self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
+    ) -> list[Statement]:
+        """Have other content in the row of a checkpoint."""
+        snapshot.key, snapshot.began = before.key, before.began
+        key, _, parent, *_, body = self._row(at, snapshot, now)
+        old = tags_of(self.seal, self.reader.metadata(before))
+        statements = [self.sql("drop_tag", number, key) for number in old]
+        statements.append(self.sql("replace_checkpoint", parent, now, body, key))
+        statements.append(self.sql("removed", thread.key))
+        return statements
 
     def _row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
         """`(id, uid, parent, began, put_at, body)`."""
@@ -295,12 +385,13 @@ class Writer:
         self,
         at: Address,
         namespace: int,
-        pending: dict[str, Any],
+        thread: Thread,
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
         """What tasks wrote that led to a checkpoint, pointing into the logs that hold it now."""
         out = []
+        pending = thread.pending.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
         for task, (path, writes, body) in pending.items():
             referring = [_referring(additions, snapshot, write) for write in writes]
             if referring != writes:
@@ -323,57 +414,57 @@ class Writer:
     # -- in a transaction that reads the thread
 
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
-        thread_id, ns, uid = put.at
+        thread_id, _, uid = put.at
         thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
         if put.rests_on not in (None, (thread.key, thread.generation)):
             put.encode_tasks(self.codec, None)
         parent = before = None
-        if uid is not None:
-            parent = thread.snapshot(ns, uid)
+        if uid is not None and head.namespace:
+            parent = thread.snapshot(put.at.checkpoint_ns, uid)
             if parent is None:
                 rows = yield self.sql("find_checkpoint", head.namespace, pack_id(uid))
                 parent = yield from self._opened(put.at, thread, rows)
         if existing is not None:
             rows = yield self.sql("checkpoint_at", existing)
             before = yield from self._opened(put.at, thread, rows)
-        found = self._put(put, thread, head, parent, before)
-        while isinstance(found, _Lacking):
-            for channel in found.channels:
-                ((log,),) = yield self.sql("new_log", thread.key, channel)
-                thread.log(log, channel)
-            yield from self.reader.load_hashed(thread_id, thread, found.hashes)
-            found = self._put(put, thread, head, parent, before, looked=not found.channels)
-        found.fresh, found.replaced = True, before is not None
-        found.learn((yield found.statements)[-1])
-        return found
+        made = self._put(put, thread, head, parent, before)
+        if isinstance(made, _Lacking):
+            keys = yield from self._more_keys(made.keys)
+            yield from self.reader.load_hashed(thread_id, thread, made.hashes)
+            made = self._put(put, thread, head, parent, before, keys)
+            assert isinstance(made, Commit)
+            made.keys = keys
+        made.fresh, made.replaced = True, before is not None
+        made.learn((yield made.statements)[-1])
+        return made
 
-    def _state(self, at: Address, uid: str | None) -> Flow[Row]:
-        """The thread and namespace as they are, made if need be, and the key of a checkpoint.
+    def _more_keys(self, many: int) -> Flow[list[int]]:
+        """So many keys, or more: what is left is to be kept once this transaction is committed.
 
-        `(thread, seq, generation, stamp, updated_at, namespace, pinned, head, checkpoint)`.
+        It is asked for before anything else is written, so that no two transactions wait for each
+        other.
         """
-        thread_id, ns, _ = at
-        state = self.sql("state", pack_id(uid), ns, thread_id)
-        rows = yield state
-        if not rows:
-            now = time.time()
-            yield self.sql("new_thread", thread_id, random.getrandbits(62), now, now)
-            rows = yield state
-        if rows[0][5] is not None:
-            return rows[0]  # type: ignore[no-any-return]
-        ((namespace,),) = yield self.sql("new_namespace", rows[0][0], ns)
-        return (*rows[0][:5], namespace, 0, None, None)
+        keys = self.keys.take(many)
+        if keys is None:
+            ((last,),) = yield self.sql("more_keys", many + _BLOCK)
+            keys = [*range(last, last - many - _BLOCK, -1)]
+        return keys
 
     def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
         known = self.cache.peek(thread_id)
         return known if known and (known.key, known.generation) == (key, generation) else None
 
-    def _read(self, at: Address, uid: str | None) -> Flow[tuple[Thread, Head, int | None]]:
-        """The thread as it is, with the logs and a namespace; the key of a checkpoint."""
+    def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None]]:
+        """The thread as it is, with the logs and a namespace; the key of a checkpoint.
+
+        What is not there has no key.
+        """
         thread_id, ns, _ = at
-        found = yield from self._state(at, uid)
-        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = found
+        rows = yield self.sql("state", pack_id(uid), ns, thread_id)
+        if not rows:
+            return Thread(0, 0), Head(0, 0, None), None
+        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = rows[0]
         known, thread = self._known(thread_id, key, generation), Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         if known is not None:
@@ -382,6 +473,8 @@ class Writer:
         for log, name, *last in (yield self.sql("thread_logs", key)):
             made = thread.log(log, name, known)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
+        if namespace is None:
+            return thread, Head(0, 0, None), None
         snapshot = None
         if newest is not None:
             rows = yield self.sql("checkpoint_at", newest)
@@ -408,13 +501,12 @@ class Writer:
 
     # -- pending writes
 
-    def _writes(self, asked: TaskWrites, thread: Thread | None, head: Head | None) -> Commit | None:
+    def _writes(self, asked: TaskWrites, thread: Thread | None) -> Commit | None:
         """Plan what a task wrote, for its checkpoint, which may not be there yet."""
-        asked.encode(self.codec, thread)
-        self._note_replaced(asked.at.thread_id)
+        thread_id, ns, uid = asked.at
+        head = thread.heads.get(ns) if thread is not None else None
         if thread is None or head is None:
             return None
-        thread_id, ns, uid = asked.at
         row = pack_id(uid), pack_id(asked.task), asked.path
         body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
         known = thread.key, thread.generation
@@ -422,7 +514,7 @@ class Writer:
         statements = [added, *self._touched(thread)]
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)
-        return Commit(self.cache, thread_id, thread, statements, written=written)
+        return Commit(self, thread_id, thread, statements, written=written)
 
     def _touched(self, thread: Thread) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
@@ -435,7 +527,18 @@ class Writer:
     def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
         thread_id, ns, uid = asked.at
-        key, _, generation, _, updated_at, namespace, *_ = yield from self._state(asked.at, None)
+        rows, keys = (yield self.sql("state", None, ns, thread_id)), list[int]()
+        if not rows or rows[0][5] is None:  # first, see `_more_keys`
+            keys = yield from self._more_keys(1 if rows else 2)
+        if rows:
+            key, _, generation, _, updated_at, namespace, *_ = rows[0]
+        else:
+            key, generation, updated_at, namespace = keys.pop(), 0, time.time(), None
+            times = updated_at, updated_at
+            yield self.sql("new_thread", key, thread_id, 0, random.getrandbits(62), *times)
+        if namespace is None:  # a put planned to make it is not to go through
+            namespace = keys.pop()
+            yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
         thread = self._known(thread_id, key, generation)
         if thread is None:
             thread = Thread(key, generation)
@@ -455,19 +558,7 @@ class Writer:
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)
-        return Commit(self.cache, thread_id, thread, [], written=written)
-
-
-def _lacking(
-    nodes: dict[str, Node | None], additions: Additions, whole: set[str]
-) -> _Lacking | None:
-    """What has to be read first: of a log that is not whole, items that may be there."""
-    split = {channel: node for channel, node in nodes.items() if isinstance(node, Split)}
-    channels = [channel for channel in split if channel not in additions.thread.named]
-    hashes: list[int] = []
-    for channel in split.keys() - channels - whole:
-        hashes += additions.unknown(channel, split[channel])
-    return _Lacking(channels, hashes) if channels or hashes else None
+        return Commit(self, thread_id, thread, [], written=written, keys=keys)
 
 
 def _heads_of(known: Thread, stamp: int) -> OrderedDict[str, Head]:

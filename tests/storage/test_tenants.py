@@ -249,6 +249,7 @@ def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
 KEYED = [
     "state",
     "advance",
+    "advance_into",
     "advance_now",
     "new_writes",
     "head_of",
