@@ -58,8 +58,7 @@ class Additions:
         """The reference of a channel's value; what is new in it is added to the log."""
         log = self.thread.named[channel]
         first = log.next
-        kept = self._placed(log, node.parts[: node.kept])
-        rest = self._placed(log, node.parts[node.kept :])
+        kept, rest = node.kept, self._placed(log, node.parts) if node.parts else []
         ranges = joined([*kept, *rest]) if rest else kept
         if node.kind == ITEM:
             return [ITEM, log.key, ranges[0][0]]

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidConfig
 
-_TEXT: Final = frozenset({str})
+_MAPPING: Final = (dict, Mapping)
 
 
 class Address(NamedTuple):
@@ -36,17 +36,21 @@ class Address(NamedTuple):
 
 def address(config: RunnableConfig) -> Address:
     """The address in a config; raises as `named` does."""
-    configurable = config.get("configurable") if isinstance(config, dict | Mapping) else None
-    if not isinstance(configurable, dict | Mapping):
+    configurable = config.get("configurable") if isinstance(config, _MAPPING) else None
+    if not isinstance(configurable, _MAPPING):
         raise InvalidConfig(
             f"the config {config!r} has no 'configurable' mapping; "
             "pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    return named(
+    at = thread_id, ns, uid = (
         configurable.get("thread_id"),
         configurable.get("checkpoint_ns", ""),
         configurable.get("checkpoint_id"),
     )
+    if not (type(thread_id) is type(ns) is str and (uid is None or type(uid) is str)):
+        return named(*at)
+    plain = thread_id and thread_id.isascii() and ns.isascii() and (uid is None or uid.isascii())
+    return Address(thread_id, ns, uid or None) if plain else named(*at)
 
 
 def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
@@ -55,9 +59,6 @@ def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Ad
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
     """
-    texts = thread_id, checkpoint_ns, "" if checkpoint_id is None else checkpoint_id
-    if thread_id and _TEXT.issuperset(map(type, texts)) and all(map(str.isascii, texts)):  # type: ignore[arg-type]
-        return Address(texts[0], texts[1], texts[2] or None)  # type: ignore[arg-type]
     return Address(
         check_thread_id(thread_id),
         check_text("checkpoint_ns", checkpoint_ns),

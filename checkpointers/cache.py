@@ -231,6 +231,34 @@ def keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
             kept.popitem(last=False)
 
 
+class Keys:
+    """Keys of threads, namespaces and logs, of which the database gives out many at once.
+
+    So a put can make rows that refer to each other. None is given twice, and later ones are higher;
+    those that are left in the end are lost.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+        self._lock = threading.Lock()
+
+    def take(self, many: int) -> list[int] | None:
+        """So many keys, the highest first, if there are."""
+        with self._lock:
+            at = len(self._left) - many
+            if at < 0:
+                return None
+            taken = self._left[at:]
+            del self._left[at:]
+            return taken
+
+    def renew(self, keys: list[int]) -> None:
+        """Have others, the highest first."""
+        with self._lock:
+            if keys > self._left:
+                self._left = keys
+
+
 class Cache:
     """The threads that are kept, the least recently used dropped first.
 
@@ -243,6 +271,7 @@ class Cache:
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
         self._asked = 0
+        self.keys = Keys()
         self.peek = self._threads.get
         """The cached thread, if any; it may be stale."""
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -77,7 +78,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.values import Allowlist
-from perdure.checkpointers.writer import Commit, Writer
+from perdure.checkpointers.writer import Writer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, Watch, awaited
@@ -287,7 +288,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
         at = address(config)
-        check_text("the id of the checkpoint", checkpoint["id"])
+        if not (type(uid := checkpoint["id"]) is str and uid.isascii()):
+            check_text("the id of the checkpoint", uid)
         known = dict(get_checkpoint_metadata(config, metadata))
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
@@ -341,7 +343,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         asked = _task_writes(config, writes, task_id, task_path)
-        await self._awrite(asked, _items_in(value for _, value in writes))
+        await self._awrite(asked, _items_in(map(itemgetter(1), writes)))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The next version of a channel: a whole number, or in another saver's form."""
@@ -744,22 +746,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, asked: CheckpointPut | TaskWrites) -> None:
-        self.database.write(self._writer.job(asked), *self._outcome(asked))
+        self.database.write(*self._writer.job(asked))
 
     async def _awrite(self, asked: CheckpointPut | TaskWrites, items: int) -> None:
         if items <= OFF_LOOP_ITEMS:
             job = self._writer.job(asked)
         else:
             job = await self.database.in_thread(lambda: self._writer.job(asked))
-        await self.database.awrite(job, *self._outcome(asked))
-
-    def _outcome(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, Any, tuple[str], Watch]:
-        """What follows a commit, what follows a failure, and whose other writes wait."""
-        thread_id = asked.at.thread_id
-        undone = (
-            partial(self._cache.distrust, thread_id) if isinstance(asked, CheckpointPut) else None
-        )
-        return Commit.committed, undone, (thread_id,), self._watch
+        await self.database.awrite(*job)
 
 
 def serde_and_seal(
@@ -792,15 +786,20 @@ def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _items_in(values: Iterable[Any]) -> int:
-    return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
+    items = 0
+    for value in values:
+        if type(value) is _List or type(value) is dict:
+            items += len(value)
+    return items
 
 
 def _task_writes(
     config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
 ) -> TaskWrites:
     at = address(config)
-    check_text("task_id", task_id)
-    check_text("task_path", task_path)
+    if not (type(task_id) is type(task_path) is str and (task_id + task_path).isascii()):
+        check_text("task_id", task_id)
+        check_text("task_path", task_path)
     if at.checkpoint_id is None:
         raise InvalidConfig(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "

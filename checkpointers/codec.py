@@ -44,6 +44,7 @@ _NAMED: Final = 31  # any other name follows: its length in one byte, then itsel
 _PLAIN: Final = b"\x10"  # "msgpack"
 MESSAGE: Final = b"\x92"  # msgpack's array of two, with which a message in its own form begins
 _MESSAGES: Final = frozenset(CLASSES.values())
+_NULL: Final = b"\x11"
 _TYPED_APART: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
@@ -73,6 +74,8 @@ class Codec:
             Unstorable: It, or a part of it, cannot be stored, or would come back as another.
             ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
         """
+        if value is None and self.compact:
+            return _NULL
         if not self.compact or isinstance(value, _TYPED_APART):
             return self._checked(value, path)
         if isinstance(value, BaseMessage):
@@ -203,8 +206,6 @@ def _all_full(values: Sequence[Any]) -> list[bytes] | None:
     kinds = set(classes)
     if kinds <= _MESSAGES:
         return packed_messages(classes, values)
-    if any(issubclass(kind, BaseMessage) for kind in kinds):
-        return None
     try:
         return [_PLAIN + each for each in map(packb, values, repeat(None), repeat(PACK))]
     except TypeError:

@@ -300,7 +300,7 @@ class _Eraser:
             elif not _is_stopped(writes) and _is_stopped(kept):  # else the task would run again
                 kept.append([0, _NO_WRITES, self._encoded(None)])
         if not self._looking and kept != writes:
-            body = seal_writes(self.seal, self.thread_id, ns, row, kept)
+            body = seal_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
             yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _left_writes(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:

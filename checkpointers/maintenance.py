@@ -72,13 +72,14 @@ class Maintenance:
     def copy_thread(self, source: str, target: str, checkpoint_id: str | None) -> None:
         """Copy a thread into a new one; see `Checkpointer.copy_thread`."""
 
-        def flow() -> Flow[None]:
-            new = yield from copied(self.reader, source, target, checkpoint_id)
+        def flow() -> Flow[list[int]]:
+            new, keys = yield from copied(self.reader, source, target, checkpoint_id)
             if checkpoint_id is not None:
                 yield from self.sweep(target, new)
                 yield self.sql("removed", new)
+            return keys
 
-        self.database.write(flow, exclusive=(source, target))
+        self.database.write(flow, self.reader.cache.keys.renew, exclusive=(source, target))
 
     def delete_for_runs(self, run_ids: Iterable[str]) -> None:
         """See `Checkpointer.delete_for_runs`."""

@@ -50,14 +50,14 @@ class Split(NamedTuple):
 
     Attributes:
         kind: LIST, DICT or ITEM.
-        parts: Ranges of the log, and items that are not known to be stored.
-        kept: With how many ranges of the parent's value it begins.
+        kept: The ranges of the parent's value with which it begins.
+        parts: What follows: ranges of the log, and items that are not known to be stored.
         whole: Whether all items of the log were at hand: what was not found is not stored.
     """
 
     kind: int
+    kept: Ranges
     parts: list[bytes | Range]
-    kept: int
     whole: bool
 
 
@@ -227,9 +227,9 @@ def _split(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: st
     whole = log.whole  # before the comparison: another thread may be reading the rest
     if value.kind == ITEM:
         at = log.find(value.stored)
-        return Split(ITEM, [value.stored if at is None else (at, at + 1)], 0, whole)
-    parts, kept = _match(codec, log, log.find, value.values, value.full, hint, path)
-    return Split(value.kind or LIST, parts, kept, whole)
+        return Split(ITEM, [], [value.stored if at is None else (at, at + 1)], whole)
+    kept, parts = _match(codec, log, log.find, value.values, value.full, hint, path)
+    return Split(value.kind or LIST, kept, parts, whole)
 
 
 def here(
@@ -263,7 +263,7 @@ def here(
     if thread is not None and len(elements) >= _LONG:
         log = thread.named.get(channel)
         if log is not None and log.items:  # nothing may rest on what is not committed
-            parts, _ = _match(codec, log, log.find_stored, elements, full, [], path)
+            _, parts = _match(codec, log, log.find_stored, elements, full, [], path)
             return [kind, [_element(log, part) for part in parts]]
     pairs = zip(elements, full, strict=True)
     stored = [codec.stored(element, each, lambda: path) for element, each in pairs]
@@ -291,21 +291,22 @@ def _match(
     full: list[bytes],
     hint: Ranges,
     path: str,
-) -> tuple[list[bytes | Range], int]:
+) -> tuple[Ranges, list[bytes | Range]]:
     """Elements, given with their bytes, as ranges of the log, as far as it has them.
 
-    `hint` is where the parent's value stands, likely to be much the same; how many of its ranges
-    come first is returned too.
+    `hint` is where the parent's value stands, likely to be much the same; the ranges of it that
+    come first are returned apart.
     """
+    kept: Ranges = []
     parts: list[bytes | Range] = []
     i = 0
     for start, stop in hint:
         if not log.holds(start, stop, full[i : i + stop - start]):
             break
-        parts.append((start, stop))
+        kept.append((start, stop))
         i += stop - start
-    kept = len(parts)
-    near = _positions(log, hint[kept:]) if kept < len(hint) and i < len(values) else {}
+    rest = hint[len(kept) :]
+    near = _positions(log, rest) if rest and i < len(values) else {}
     while i < len(values):
         position = near.get(full[i])
         if position is None:
@@ -320,7 +321,7 @@ def _match(
         stop = position + _run(log, position, full, i)
         parts.append((position, stop))
         i += stop - position
-    return parts, kept
+    return kept, parts
 
 
 def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:

@@ -59,6 +59,7 @@ from perdure.storage.encryption import Seal
 from perdure.storage.flow import ALL, Flow, Last, NamedSQL, Row, Statement
 
 PAGE: Final = 1024  # items read at once
+_BLOCK: Final = 256  # keys that a process takes at once
 
 
 class Found(NamedTuple):
@@ -320,6 +321,18 @@ class Reader:
                 origin = (yield from self.load(thread_id, thread, key, aliases)).origin
             if channel not in written:
                 snapshot.said[channel] = (key, once(ranges, origin))
+
+    def new_keys(self, many: int) -> Flow[list[int]]:
+        """So many keys, the highest first, or more: `Keys.renew` takes the rest, once committed.
+
+        It is asked for before anything else is written, so that no two transactions wait for each
+        other.
+        """
+        keys = self.cache.keys.take(many)
+        if keys is None:
+            ((last,),) = yield self.sql("more_keys", many + _BLOCK)
+            keys = [*range(last, last - many - _BLOCK, -1)]
+        return keys
 
     # -- values
 

@@ -134,10 +134,9 @@ def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
 
 
 def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
-    """The data that binds a checkpoint to its row, all of it."""
+    """The data that binds a checkpoint to its row, all of it, with the ids as texts."""
     key, uid, parent, began, put_at = row[:5]
-    ids = unpack_id(uid) or "", unpack_id(parent)
-    return ("checkpoint", thread_id, ns, *ids, key, began, repr(put_at))
+    return ("checkpoint", thread_id, ns, uid, parent, key, began, repr(put_at))
 
 
 def seal_checkpoint(
@@ -145,7 +144,8 @@ def seal_checkpoint(
 ) -> bytes:
     """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
     parts = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
-    return seal.seal(pack(parts), checkpoint_place(thread_id, ns, row))
+    texts = row[0], snapshot.uid, snapshot.parent, *row[3:5]
+    return seal.seal(pack(parts), checkpoint_place(thread_id, ns, texts))
 
 
 def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
@@ -154,10 +154,11 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
-    key, uid, parent, began, _, body = row
-    fields, versions, seen, refs, said = _opened(seal, body, checkpoint_place(thread_id, ns, row))
-    at = unpack_id(uid) or "", key, unpack_id(parent), began
-    return Snapshot(*at, fields, versions, seen, refs, said=said)
+    key, packed, packed_parent, began, put_at, body = row
+    uid, parent = unpack_id(packed) or "", unpack_id(packed_parent)
+    at = checkpoint_place(thread_id, ns, (key, uid, parent, began, put_at))
+    fields, versions, seen, refs, said = _opened(seal, body, at)
+    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, said=said)
 
 
 def written_said(snapshot: Snapshot) -> dict[str, Any]:
@@ -169,15 +170,12 @@ def written_said(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def writes_place(thread_id: str, ns: str, row: Row) -> Place:
-    """Pending writes are also bound to the path that orders them."""
-    uid, task, path = row[:3]
-    return ("writes", thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "", path)
+def seal_writes(seal: Seal, at: Place, writes: list[Write]) -> bytes:
+    """The body of the row that has what one task wrote.
 
-
-def seal_writes(seal: Seal, thread_id: str, ns: str, row: Row, writes: list[Write]) -> bytes:
-    """The body of a row `(uid, task, path, ...)`: what one task wrote."""
-    return seal.seal(pack(writes), writes_place(thread_id, ns, row))
+    It is bound to `at`: thread, namespace, checkpoint, task, and the path that orders tasks.
+    """
+    return seal.seal(pack(writes), ("writes", *at))
 
 
 def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
@@ -186,7 +184,8 @@ def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
-    return _opened(seal, row[3], writes_place(thread_id, ns, row))  # type: ignore[no-any-return]
+    at = "writes", thread_id, ns, unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+    return _opened(seal, row[3], at)  # type: ignore[no-any-return]
 
 
 def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -> tuple[int, bytes]:

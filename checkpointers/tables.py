@@ -15,7 +15,6 @@ from perdure.checkpointers.records import (
     pack_id,
     tags_of,
     unpack_id,
-    writes_place,
 )
 from perdure.checkpointers.values import unpack
 from perdure.storage.encryption import Seal
@@ -88,7 +87,7 @@ class ThreadTables(Tables):
             keyed="uid, task",
             large="body",
             ids=(3, 4),
-            place=lambda row: writes_place(row[0], row[1], tuple(row[3:6])),
+            place=lambda row: ("writes", *row[:2], *row[3:6]),
         ),
     )
 

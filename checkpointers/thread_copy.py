@@ -20,6 +20,7 @@ from perdure.checkpointers.records import (
     seal_writes,
     span,
     tags_of,
+    unpack_id,
 )
 from perdure.checkpointers.threads import missing
 from perdure.errors import InvalidConfig
@@ -28,8 +29,12 @@ from perdure.storage.flow import ALL, Flow, Row, Statement
 _LOW = 0xFFFFFFFF
 
 
-def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) -> Flow[int]:
-    """Copy a thread; with a checkpoint, only the way to it. Returns the new thread's key.
+def copied(
+    reader: Reader, source: str, target: str, checkpoint_id: str | None
+) -> Flow[tuple[int, list[int]]]:
+    """Copy a thread; with a checkpoint, only the way to it.
+
+    Returns the new thread's key, and the keys that are left.
 
     Raises:
         UnknownThread: There is no source.
@@ -52,16 +57,15 @@ def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) 
     ((_, seq, _),) = yield reader.sql("find_thread", source)
     logs = yield reader.sql("thread_logs", thread)
     namespaces = yield reader.sql("thread_namespaces", thread)
-    many = 1 + len(logs) + len(namespaces)
-    ((end,),) = yield reader.sql("more_keys", many)
-    new, *keys = range(end - many + 1, end + 1)
+    keys = yield from reader.new_keys(1 + len(logs) + len(namespaces))
+    new = keys.pop()
     stamp = random.getrandbits(62)
     yield reader.sql("new_thread", new, target, seq, stamp, created_at, time.time())
     copier = _Copier(reader, source, target, new, keys)
     yield from copier.copy_logs(logs)
     for namespace, ns, head in namespaces:
         yield from copier.copy_namespace(ns, namespace, head, last)
-    return new
+    return new, keys
 
 
 class _Copier:
@@ -75,7 +79,7 @@ class _Copier:
 
     def copy_logs(self, logs: list[Row]) -> Flow[None]:
         for log, name, *ends in logs:
-            key = self.logs[log] = self.keys.pop(0)
+            key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.new, name)
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
@@ -97,7 +101,7 @@ class _Copier:
             head = max((row[0] & _LOW for row in rows), default=0)
         if not rows:
             return
-        namespace = self.keys.pop(0)
+        namespace = self.keys.pop()
         yield self.sql("new_namespace", namespace, self.new, ns)
         yield self.sql("pin", head, namespace)
         for row in rows:
@@ -107,7 +111,8 @@ class _Copier:
             if row[0] in uids:
                 writes = open_writes(self.seal, self.source, ns, row)
                 moved = [[i, channel, self._moved(ref)] for i, channel, ref in writes]
-                body = seal_writes(self.seal, self.target, ns, row, moved)
+                at = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+                body = seal_writes(self.seal, (self.target, ns, *at), moved)
                 yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _copy_checkpoint(self, ns: str, namespace: int, row: Row) -> Flow[None]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions
@@ -51,34 +50,7 @@ ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
-_BLOCK: Final = 256  # keys that a process takes at once
 _log = logging.getLogger("perdure")
-
-
-class Keys:
-    """Keys of threads, namespaces and logs, of which the database gives out many at once.
-
-    So a put can make rows that refer to each other. None is given twice; those that are left in the
-    end are lost.
-    """
-
-    def __init__(self) -> None:
-        self._left: list[int] = []
-        self._lock = threading.Lock()
-
-    def take(self, many: int) -> list[int] | None:
-        """So many keys, if there are."""
-        with self._lock:
-            if len(self._left) < many:
-                return None
-            at = len(self._left) - many
-            taken, self._left = self._left[at:], self._left[:at]
-            return taken
-
-    def add(self, keys: Sequence[int]) -> None:
-        """Have more."""
-        with self._lock:
-            self._left += keys
 
 
 @dataclass(slots=True)
@@ -107,7 +79,7 @@ class Commit:
     written: tuple[str, str, str, Row] | None = None
     fresh: bool = False
     replaced: bool = False
-    keys: Sequence[int] = ()
+    keys: list[int] = field(default_factory=list)
 
     def learn(self, early: list[Row]) -> None:
         """See whether tasks wrote at the checkpoint before it was put."""
@@ -127,7 +99,7 @@ class Commit:
         if self.written is not None:
             self._add_written(*self.written)
         if self.keys:
-            self.writer.keys.add(self.keys)
+            cache.keys.renew(self.keys)
         if self.replaced:
             cache.forget(self.thread_id)
         elif self.fresh:
@@ -160,12 +132,12 @@ class Writer:
     """Plans writes, from what is kept or in a transaction that reads it."""
 
     def __init__(self, reader: Reader, watch: Watch) -> None:
-        self.watch, self.keys = watch, Keys()
+        self.watch = watch
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
-    def job(self, asked: CheckpointPut | TaskWrites) -> Callable[[], Flow[Commit]]:
-        """What the database is to run, which is planned as far as can be here and now.
+    def job(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, ...]:
+        """What `Database.write` is to be called with, planned as far as can be here and now.
 
         If the thread is not as it was kept, it is read in the same place: writes keep their order.
 
@@ -185,7 +157,10 @@ class Writer:
                     return planned
             return (yield from self.anew(asked))
 
-        return flow
+        thread_id, undone = asked.at.thread_id, None
+        if isinstance(asked, CheckpointPut):
+            undone = partial(self.cache.distrust, thread_id)
+        return flow, Commit.committed, undone, (thread_id,), self.watch
 
     def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
@@ -255,10 +230,10 @@ class Writer:
         (thread_id, ns, _), snapshot = put.at, put.snapshot()
         nodes = put.nodes(self.codec, thread.named, parent)
         lacking = self._lacking(thread, head, nodes)
+        if keys is None and not lacking.hashes:
+            keys = self.cache.keys.take(lacking.keys) if lacking.keys else []
         if keys is None:
-            keys = self.keys.take(lacking.keys) if not lacking.hashes else None
-            if keys is None:
-                return lacking
+            return lacking
         stamp, now = random.getrandbits(62), time.time()
         if before is None:
             statements = [self._guard(put, thread, head, keys, stamp, now)]
@@ -288,7 +263,8 @@ class Writer:
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
+        if thread.pending:
+            statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
         statements.append(self.sql("early_writes", head.namespace, pack_id(snapshot.uid)))
 
         thread.stamp = stamp
@@ -395,9 +371,9 @@ class Writer:
         for task, (path, writes, body) in pending.items():
             referring = [_referring(additions, snapshot, write) for write in writes]
             if referring != writes:
-                row = pack_id(at.checkpoint_id), pack_id(task), path
-                sealed = seal_writes(self.seal, *at[:2], row, referring)
-                out.append(self.sql("refer_writes", sealed, namespace, *row[:2], body))
+                key = namespace, pack_id(at.checkpoint_id), pack_id(task)
+                sealed = seal_writes(self.seal, (*at, task, path), referring)
+                out.append(self.sql("refer_writes", sealed, *key, body))
         return out
 
     def _note_replaced(self, thread_id: str) -> None:
@@ -429,7 +405,7 @@ class Writer:
             before = yield from self._opened(put.at, thread, rows)
         made = self._put(put, thread, head, parent, before)
         if isinstance(made, _Lacking):
-            keys = yield from self._more_keys(made.keys)
+            keys = yield from self.reader.new_keys(made.keys)
             yield from self.reader.load_hashed(thread_id, thread, made.hashes)
             made = self._put(put, thread, head, parent, before, keys)
             assert isinstance(made, Commit)
@@ -437,18 +413,6 @@ class Writer:
         made.fresh, made.replaced = True, before is not None
         made.learn((yield made.statements)[-1])
         return made
-
-    def _more_keys(self, many: int) -> Flow[list[int]]:
-        """So many keys, or more: what is left is to be kept once this transaction is committed.
-
-        It is asked for before anything else is written, so that no two transactions wait for each
-        other.
-        """
-        keys = self.keys.take(many)
-        if keys is None:
-            ((last,),) = yield self.sql("more_keys", many + _BLOCK)
-            keys = [*range(last, last - many - _BLOCK, -1)]
-        return keys
 
     def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
@@ -508,7 +472,7 @@ class Writer:
         if thread is None or head is None:
             return None
         row = pack_id(uid), pack_id(asked.task), asked.path
-        body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
+        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), asked.encoded)
         known = thread.key, thread.generation
         added = self.sql("new_writes", head.namespace, *row, body, *known)
         statements = [added, *self._touched(thread)]
@@ -528,8 +492,8 @@ class Writer:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
         thread_id, ns, uid = asked.at
         rows, keys = (yield self.sql("state", None, ns, thread_id)), list[int]()
-        if not rows or rows[0][5] is None:  # first, see `_more_keys`
-            keys = yield from self._more_keys(1 if rows else 2)
+        if not rows or rows[0][5] is None:  # first, see `new_keys`
+            keys = yield from self.reader.new_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace, *_ = rows[0]
         else:
@@ -554,7 +518,7 @@ class Writer:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             asked.encoded = [merged[index] for index in sorted(merged)]
-        body = seal_writes(self.seal, thread_id, ns, row, asked.encoded)
+        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), asked.encoded)
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)

@@ -84,7 +84,9 @@ class SQLiteFile:
 
     def submit(self, job: Job[T]) -> Any:
         """Hand a job to the writer. Returns the future of its outcome."""
-        writer = self.writer  # before the gate, which a forked process may have inherited closed
+        writer = self._writer
+        if writer is None or self.refused:  # before the gate: a forked process may have it closed
+            writer = self.writer
         with self._gate:
             if self.refused:
                 self.check()

@@ -33,6 +33,7 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
+TIDY_S: Final = 0.01  # how often the size of the WAL is asked for, which costs a call of the system
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
@@ -61,14 +62,14 @@ class Job(Promise[T]):
         """Its transaction is committed."""
         try:
             if self.committed is not None:
-                self.committed(self._result)
+                self.committed(self.result)
         except Exception:
             _log.exception("committed() failed; the write is stored, undone() is called")
             self._undo()
 
     def fail(self, error: BaseException) -> None:
         """Its flow, or the commit, failed."""
-        super().fail(error)
+        self.error = error
         self._undo()
 
     def _undo(self) -> None:
@@ -95,6 +96,7 @@ class Writer:
         self._foreign = 0  # how often it was another
         self._commits: Counter[str] = Counter()  # by component
         self._vacuuming = False
+        self._tidied = 0.0  # when that was done last
         self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
@@ -112,7 +114,8 @@ class Writer:
             if jobs:
                 with self.lock:
                     self._commit(jobs)
-                    self._after_commit()
+                    if self._vacuuming or time.monotonic() - self._tidied >= TIDY_S:
+                        self._tidy()
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -121,13 +124,14 @@ class Writer:
         """Run jobs in one transaction; if one of them fails, each in a transaction of its own."""
         running: Job[Any] | None = None
         try:
-            conn = self._sound()
-            self._check_file()
+            conn = self._conn if not self._broken else self._sound()
+            if time.monotonic() - self._file_seen >= FILE_SEEN_S:
+                self._check_file()
             conn.execute("BEGIN IMMEDIATE")
             self._look()
             by = partial(execute, conn)
             for running in jobs:
-                running.keep(run(running.make(), by))
+                running.result = run(running.make(), by)
             running = None
             conn.execute("COMMIT")
         except BaseException as exc:
@@ -141,29 +145,26 @@ class Writer:
                 job.fail(error)
         else:
             for job in jobs:
-                self._commits[job.component] += 1
+                commits = self._commits[job.component] = self._commits[job.component] + 1
                 if job.watch is not None:
                     job.watch.own += 1
-                    job.watch.epoch = self._epoch(job.component, job.watch)
+                    job.watch.epoch = self._foreign, commits - job.watch.own
                 job.succeed()
         settle(jobs)
 
     def _check_file(self) -> None:
-        """Make sure, once a second, that what is written goes where others read it.
+        """Make sure that what is written goes where others read it.
 
         Raises:
             StorageUnavailable: The file at the path is another, or there is none.
         """
-        now = time.monotonic()
-        if now - self._file_seen < FILE_SEEN_S:
-            return
         if self._connector.identity() != self._file:
             raise StorageUnavailable(
                 f"the file at {self._connector.path!r} was moved, deleted or replaced while the "
                 "database was open: close it and open it again; replace a file only while no "
                 "process has it open"
             )
-        self._file_seen = now
+        self._file_seen = time.monotonic()
 
     def _look(self) -> None:
         """Notice what other processes have committed since the last look.
@@ -175,16 +176,13 @@ class Writer:
             self._version = version
             self._foreign += 1
 
-    def _epoch(self, component: str, watch: Watch) -> object:
-        return self._foreign, self._commits[component] - watch.own
-
     def epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.epoch`; while the connection is in use, it cannot be told."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
             self._look()
-            return self._epoch(component, watch)
+            return self._foreign, self._commits[component] - watch.own
         except Exception:  # a broken connection; or a tool that forbids SQL in an event loop
             return None
         finally:
@@ -227,11 +225,12 @@ class Writer:
 
     # -- the WAL and the size of the file
 
-    def _after_commit(self) -> None:
+    def _tidy(self) -> None:
         """Give some free pages back, if that is wanted, and empty the WAL when it has grown.
 
         Never fails: what could not be done is tried again later.
         """
+        self._tidied = time.monotonic()
         with suppress(sqlite3.Error, OSError):
             if self._vacuuming:
                 more = False  # a vacuum that fails is not tried for ever

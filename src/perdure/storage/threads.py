@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """The outcome of work that another thread does.
+    """The outcome of work that another thread does, `result` or `error`; `settle` delivers it.
 
     With `awaited` it is made within a coroutine, and its `future` is asyncio's.
     """
 
-    __slots__ = ("_error", "_loop", "_result", "future")
+    __slots__ = ("_loop", "error", "future", "result")
 
     def __init__(self, *, awaited: bool) -> None:
         self._loop = asyncio.get_running_loop() if awaited else None
         self.future: Future[T] | asyncio.Future[T] = (
             self._loop.create_future() if self._loop else Future()
         )
-        self._result: T
-        self._error: BaseException | None = None
+        self.result: T
+        self.error: BaseException | None = None
 
     def claim(self) -> bool:
         """Whether the work is still wanted."""
@@ -40,39 +40,28 @@ class Promise(Generic[T]):
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
         return not self.future.cancelled()
 
-    def keep(self, result: T) -> None:
-        """Record the result; `settle` delivers it."""
-        self._result = result
-
-    def fail(self, error: BaseException) -> None:
-        """Record the error; `settle` delivers it."""
-        self._error = error
-
-    def _deliver(self) -> None:
-        if self.future.done():
-            return  # cancelled while the work was being done
-        if self._error is not None:
-            self.future.set_exception(self._error)
-        else:
-            self.future.set_result(self._result)
-
 
 def settle(promises: Sequence[Promise[Any]]) -> None:
     """Deliver outcomes; each event loop is woken once."""
-    loops: dict[asyncio.AbstractEventLoop, list[Promise[Any]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
-        if promise._loop is None:
-            promise._deliver()
+        by_loop.setdefault(promise._loop, []).append(promise)
+    for loop, of_loop in by_loop.items():
+        if loop is None:
+            _deliver(of_loop)
         else:
-            loops.setdefault(promise._loop, []).append(promise)
-    for loop, of_loop in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(_deliver_all, of_loop)
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+                loop.call_soon_threadsafe(_deliver, of_loop)
 
 
-def _deliver_all(promises: list[Promise[Any]]) -> None:
+def _deliver(promises: list[Promise[Any]]) -> None:
     for promise in promises:
-        promise._deliver()
+        if promise.future.done():
+            continue  # cancelled while the work was being done
+        if promise.error is not None:
+            promise.future.set_exception(promise.error)
+        else:
+            promise.future.set_result(promise.result)
 
 
 _Task = tuple[Promise[Any], Callable[[], Any], Callable[[], object]]
@@ -133,9 +122,9 @@ class Threads:
                 given_up()
             else:
                 try:
-                    promise.keep(work())
+                    promise.result = work()
                 except BaseException as exc:
-                    promise.fail(exc)
+                    promise.error = exc
             with self._lock:  # first: who is told the outcome may have more work at once
                 self._undone -= 1
             if wanted:
