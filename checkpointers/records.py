@@ -109,8 +109,11 @@ def _tag_number(hash_key: bytes, text: str) -> int:
 
 def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Every tag of a checkpoint."""
-    tags = [tag(seal, key, value) for key, value in metadata.items() if key not in UNTAGGED]
-    return [number for number in tags if number is not None]
+    tags = []
+    for key, value in metadata.items():
+        if key not in UNTAGGED and (number := tag(seal, key, value)) is not None:
+            tags.append(number)
+    return tags
 
 
 def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:

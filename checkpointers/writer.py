@@ -81,11 +81,6 @@ class Commit:
     replaced: bool = False
     keys: list[int] = field(default_factory=list)
 
-    def learn(self, early: list[Row]) -> None:
-        """See whether tasks wrote at the checkpoint before it was put."""
-        if self.head is not None:
-            self.head.writes = None if early else {}
-
     def committed(self) -> None:
         """Have at hand what is stored now."""
         cache = self.writer.cache
@@ -149,11 +144,13 @@ class Writer:
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
-                    planned.learn((yield Guarded(planned.statements)))
+                    early = yield Guarded(planned.statements)
                 except Stale:
                     if isinstance(asked, CheckpointPut):  # others may not be planned upon it
                         self.cache.distrust(asked.at.thread_id)
                 else:
+                    if planned.head is not None:  # whether tasks wrote before the put
+                        planned.head.writes = None if early else {}
                     return planned
             return (yield from self.anew(asked))
 
@@ -183,7 +180,7 @@ class Writer:
         if not thread.lock.acquire(blocking=False):  # an event loop may not wait
             return None
         try:
-            head = thread.heads.get(ns, Head(0, 0, None))
+            head = thread.heads.get(ns) or Head(0, 0, None)
             parent = head.snapshot if uid is not None else None
             if (
                 thread.stamp is None
@@ -411,7 +408,9 @@ class Writer:
             assert isinstance(made, Commit)
             made.keys = keys
         made.fresh, made.replaced = True, before is not None
-        made.learn((yield made.statements)[-1])
+        early = (yield made.statements)[-1]
+        if made.head is not None:
+            made.head.writes = None if early else {}
         return made
 
     def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
