@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -165,23 +164,25 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             CorruptRecord: A stored row is damaged or was tampered with.
         """
         at = address(config)
-        return self._at_hand(at) or self._read(lambda: self._get(at))
+        epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
+        return self._at_hand(at, epoch) or self._read(lambda: self._get(at))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
-        found = self._at_hand(at, OFF_LOOP_ITEMS)
-        if found is not None:
-            return found
+        if self._reader.is_kept(at, OFF_LOOP_ITEMS):
+            epoch = self.database.epoch(self._watch)
+            if epoch is None:
+                epoch = await self.database.epoch_soon(self._watch)
+            found = self._at_hand(at, epoch)
+            if found is not None:
+                return found
         return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
 
-    def _at_hand(self, at: Address, most: int = sys.maxsize) -> CheckpointTuple | None:
-        """The head as this process keeps it, if it has at most so many items."""
-        items = None if at.checkpoint_id is not None else self._reader.items_kept(at)
-        if items is None or items > most:
-            return None
+    def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+        """The head as this process keeps it, if nobody else has written since."""
         with collector_paused():
-            return self._reader.at_hand(at, self.database.epoch(self._watch))
+            return self._reader.at_hand(at, epoch) if epoch is not None else None
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.

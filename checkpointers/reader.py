@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -139,10 +140,10 @@ class Reader:
             return None
         return (yield from self._tuple(at, found, (yield self._writes_of(found))))
 
-    def at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+    def at_hand(self, at: Address, epoch: object) -> CheckpointTuple | None:
         """The head, if this process put it last, nobody has written since, and all is at hand."""
         kept = self._kept_head(at)
-        if kept is None or epoch is None:
+        if kept is None:
             return None
         head = kept.thread.heads.get(at.checkpoint_ns)
         if head is None or head.snapshot is not kept.snapshot or head.epoch != epoch:
@@ -158,13 +159,13 @@ class Reader:
         flow.close()  # a write rests on what is not at hand
         return None
 
-    def items_kept(self, at: Address) -> int | None:
-        """How many items the head has that is kept, if one is."""
-        thread = self.cache.peek(at.thread_id)
+    def is_kept(self, at: Address, most: int = sys.maxsize) -> bool:
+        """Whether an address is that of a head which is kept, and has at most so many items."""
+        thread = self.cache.peek(at.thread_id) if at.checkpoint_id is None else None
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
-            return None
-        return sum(count(ranges) for _, ranges in head.snapshot.ranges.values())
+            return False
+        return sum([count(ranges) for _, ranges in head.snapshot.ranges.values()]) <= most
 
     def _kept_head(self, at: Address) -> Found | None:
         """The head that this process put last, if all its values are at hand."""

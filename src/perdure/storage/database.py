@@ -166,6 +166,9 @@ class Database(Protocol):
         None: it cannot be told at once. It does no I/O, and may be called in an event loop.
         """
 
+    async def epoch_soon(self, watch: Watch) -> object | None:
+        """The `epoch`; if a transaction is in the way, once it is committed, if that is soon."""
+
     def scrub_wanted(self) -> Flow[None]:
         """Record, in the transaction that deletes, that its bytes are to be overwritten.
 

@@ -288,6 +288,10 @@ class PostgresDatabase:
         """See `Database.epoch`: a server is asked by I/O only."""
         return None
 
+    async def epoch_soon(self, watch: Watch) -> object | None:
+        """See `epoch`."""
+        return None
+
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):

@@ -335,6 +335,13 @@ class SQLiteDatabase:
             return None
         return file.writer.epoch(self._component, watch)
 
+    async def epoch_soon(self, watch: Watch) -> object | None:
+        """See `Database.epoch_soon`."""
+        file = self._file
+        if file is None or self.read_only:
+            return None
+        return await file.writer.epoch_soon(self._component, watch)
+
     # -- maintenance
 
     def scrub_wanted(self) -> Flow[None]:

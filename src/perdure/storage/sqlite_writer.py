@@ -7,11 +7,12 @@ checkpoints are made here only, under a lock between processes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,7 +34,7 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
-TIDY_S: Final = 0.01  # how often the size of the WAL is asked for, which costs a call of the system
+SOON_S: Final = 0.02  # how long to wait to be told the epoch
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
@@ -80,6 +81,17 @@ class Job(Promise[T]):
             _log.exception("undone() failed")
 
 
+class _Asked(Promise[object | None]):
+    """Somebody waits to be told the epoch of a component."""
+
+    __slots__ = ("component", "watch")
+
+    def __init__(self, component: str, watch: Watch) -> None:
+        super().__init__(awaited=True)
+        self.component, self.watch = component, watch
+        self.result = None
+
+
 class Writer:
     """Commits jobs in the order in which they come; those that wait together share a transaction.
 
@@ -95,8 +107,8 @@ class Writer:
         self._version = -1  # what SQLite says changes when another connection commits
         self._foreign = 0  # how often it was another
         self._commits: Counter[str] = Counter()  # by component
+        self._asked: deque[_Asked] = deque()  # who waits to be told the epoch
         self._vacuuming = False
-        self._tidied = 0.0  # when that was done last
         self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
@@ -114,8 +126,8 @@ class Writer:
             if jobs:
                 with self.lock:
                     self._commit(jobs)
-                    if self._vacuuming or time.monotonic() - self._tidied >= TIDY_S:
-                        self._tidy()
+                    self._after_commit()
+                    settle(self._answered())
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -150,7 +162,18 @@ class Writer:
                     job.watch.own += 1
                     job.watch.epoch = self._foreign, commits - job.watch.own
                 job.succeed()
-        settle(jobs)
+        settle([*jobs, *self._answered()])
+
+    def _answered(self) -> list[_Asked]:
+        """Those who asked for the epoch, which is told by the connection as it is now."""
+        answered: list[_Asked] = []
+        with suppress(sqlite3.Error):
+            while self._asked:
+                if not answered:
+                    self._look()
+                answered.append(asked := self._asked.popleft())
+                asked.result = self._epoch(asked.component, asked.watch)
+        return answered
 
     def _check_file(self) -> None:
         """Make sure that what is written goes where others read it.
@@ -176,17 +199,34 @@ class Writer:
             self._version = version
             self._foreign += 1
 
+    def _epoch(self, component: str, watch: Watch) -> object:
+        return self._foreign, self._commits[component] - watch.own
+
     def epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.epoch`; while the connection is in use, it cannot be told."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
             self._look()
-            return self._foreign, self._commits[component] - watch.own
+            return self._epoch(component, watch)
         except Exception:  # a broken connection; or a tool that forbids SQL in an event loop
             return None
         finally:
             self.lock.release()
+
+    async def epoch_soon(self, component: str, watch: Watch) -> object | None:
+        """See `Database.epoch_soon`: told by who uses the connection."""
+        asked = _Asked(component, watch)
+        self._asked.append(asked)
+        epoch = self.epoch(component, watch)  # it may have become free just before
+        if epoch is not None:
+            asked.future.cancel()
+            return epoch
+        limit = asyncio.get_running_loop().call_later(SOON_S, settle, [asked])
+        try:
+            return await asked.future  # type: ignore[misc,no-any-return]
+        finally:
+            limit.cancel()
 
     def _undo(self) -> None:
         """Roll back; a connection that cannot is given up, lest it commits half a job later."""
@@ -225,12 +265,11 @@ class Writer:
 
     # -- the WAL and the size of the file
 
-    def _tidy(self) -> None:
+    def _after_commit(self) -> None:
         """Give some free pages back, if that is wanted, and empty the WAL when it has grown.
 
         Never fails: what could not be done is tried again later.
         """
-        self._tidied = time.monotonic()
         with suppress(sqlite3.Error, OSError):
             if self._vacuuming:
                 more = False  # a vacuum that fails is not tried for ever
