@@ -121,7 +121,7 @@ class Additions:
     def committed(self) -> None:
         """Have at hand what is written now."""
         for log, position, item in self.items:
-            self.thread.add_items(log, [(position, item)])
+            self.thread.size += log.add(position, item)
             log.planned -= 1
         for log, position, origin in self.aliases:
             log.origins[position] = origin

@@ -90,6 +90,16 @@ class ChannelLog:
             self._indexed = len(self.items)
         return self._index.get(item)
 
+    def add(self, position: int, item: bytes) -> int:
+        """Have an item at hand. Returns how many bytes more that takes."""
+        if position in self.items:
+            return 0
+        if self._indexed == len(self.items):  # else `find` does it
+            self._index.setdefault(item, position)
+            self._indexed += 1
+        self.items[position] = item
+        return len(item) + _ITEM_OVERHEAD
+
     def find_stored(self, item: bytes) -> int | None:
         """See `find`; what is only planned does not count."""
         position = self.find(item)
@@ -210,10 +220,7 @@ class Thread:
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
         """Keep items at their positions."""
-        for position, item in items:
-            if position not in log.items:
-                log.items[position] = item
-                self.size += len(item) + _ITEM_OVERHEAD
+        self.size += sum(log.add(position, item) for position, item in items)
 
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""

@@ -57,33 +57,33 @@ ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_
 ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
 -- advance: see sqlite.sql; a division tells whether nobody changed the thread, as an error undoes the whole request
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
-    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?) RETURNING 1)
-SELECT 1 / count(*) FROM advanced;
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2 WHERE thread = ?3 AND stamp = ?4
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6) RETURNING 1)
+SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
 -- advance_now: the same, and when it was written to
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ?, updated_at = greatest(updated_at, ?) WHERE thread = ? AND stamp = ?
-    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?) RETURNING 1)
-SELECT 1 / count(*) FROM advanced;
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?7) WHERE thread = ?3 AND stamp = ?4
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6) RETURNING 1)
+SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
 -- advance_into: see sqlite.sql and `advance`
 WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
     AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?) RETURNING 1)
-SELECT 1 / count(*) FROM advanced;
+SELECT 1 / count(*), false FROM advanced;
 
 -- new_thread: see `advance`
 WITH made AS (
     INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING RETURNING 1
 )
-SELECT 1 / count(*) FROM made;
+SELECT 1 / count(*), false FROM made;
 
 -- new_writes: see sqlite.sql and `advance`
 WITH added AS (
     INSERT INTO writes (namespace, uid, task, path, body) SELECT ?::bigint, ?::bytea, ?::bytea, ?::text, ?::bytea
     WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?) RETURNING 1
 )
-SELECT 1 / count(*) FROM added;
+SELECT 1 / count(*), false FROM added;
 
 -- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
 SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;

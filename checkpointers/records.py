@@ -20,8 +20,8 @@ VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which
 LABELS: Final = "perdure_labels"
 """Metadata: the names of the values in it that the checkpoints that follow are to have as well."""
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
-# not worth an index: different at every checkpoint, or one of three values
-UNTAGGED: Final = frozenset({"step", "parents", "source"})
+# not worth an index: different at every checkpoint, or one of three values, or the same at each
+UNTAGGED: Final = frozenset({"step", "parents", "source", "ls_integration"})
 
 
 @lru_cache(maxsize=1024)

@@ -71,20 +71,22 @@ FROM (
 -- more_keys: keys that nothing has or had, by the last of so many
 INSERT INTO keys (name, last) VALUES ('', ?) ON CONFLICT (name) DO UPDATE SET last = keys.last + excluded.last RETURNING last;
 
--- new_thread: unless somebody has made it
-INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?);
+-- new_thread: unless somebody has made it; nobody has written at its checkpoints
+INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?) RETURNING 0;
 
--- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before
-UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
-AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
+-- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before; whether tasks wrote at it
+UPDATE threads SET seq = ?1, stamp = ?2 WHERE thread = ?3 AND stamp = ?4
+AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
+RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
 -- advance_now: the same, and when it was written to; apart, so that its index is not written each time
-UPDATE threads SET seq = ?, stamp = ?, updated_at = max(updated_at, ?) WHERE thread = ? AND stamp = ?
-AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ? AND uid = ?);
+UPDATE threads SET seq = ?1, stamp = ?2, updated_at = max(updated_at, ?7) WHERE thread = ?3 AND stamp = ?4
+AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
+RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
 -- advance_into: the same, with a namespace that is made
 UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
-AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?);
+AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?) RETURNING 0;
 
 -- changed: tell every process that the head is another
 UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
@@ -204,10 +206,7 @@ SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 
 -- new_writes: what a task wrote, which has written nothing yet, if nothing of the thread was removed
 INSERT INTO writes (namespace, uid, task, path, body) SELECT ?, ?, ?, ?, ?
-WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?);
-
--- early_writes: whether tasks wrote at a checkpoint before it was put
-SELECT 1 FROM writes WHERE namespace = ? AND uid = ? LIMIT 1;
+WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?) RETURNING 0;
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

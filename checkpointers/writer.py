@@ -144,13 +144,13 @@ class Writer:
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
-                    early = yield Guarded(planned.statements)
+                    rows = yield Guarded(planned.statements)
                 except Stale:
                     if isinstance(asked, CheckpointPut):  # others may not be planned upon it
                         self.cache.distrust(asked.at.thread_id)
                 else:
                     if planned.head is not None:  # whether tasks wrote before the put
-                        planned.head.writes = None if early else {}
+                        planned.head.writes = None if rows[0][-1] else {}
                     return planned
             return (yield from self.anew(asked))
 
@@ -262,7 +262,6 @@ class Writer:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
         if thread.pending:
             statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
-        statements.append(self.sql("early_writes", head.namespace, pack_id(snapshot.uid)))
 
         thread.stamp = stamp
         keep(thread.heads, ns, moved)
@@ -305,7 +304,7 @@ class Writer:
         if now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
             return self.sql("advance", seq, stamp, *known)
         thread.updated_at = now
-        return self.sql("advance_now", seq, stamp, now, *known)
+        return self.sql("advance_now", seq, stamp, *known, now)
 
     def _labelled(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
@@ -408,9 +407,9 @@ class Writer:
             assert isinstance(made, Commit)
             made.keys = keys
         made.fresh, made.replaced = True, before is not None
-        early = (yield made.statements)[-1]
+        rows, *_ = yield made.statements
         if made.head is not None:
-            made.head.writes = None if early else {}
+            made.head.writes = None if rows[0][-1] else {}
         return made
 
     def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:

@@ -52,15 +52,15 @@ class Last(list[Statement]):
 
 
 class Guarded(list[Statement]):
-    """A whole transaction, if the first statement changes a row; it rests on what is no more, else.
+    """A whole transaction, if the first statement has a row; it rests on what is no more, else.
 
-    The rows of the last statement are sent. In Postgres the first raises an error itself, as the
-    request is sent whole.
+    That row is sent. In Postgres the statement raises an error itself, as the request is sent
+    whole.
     """
 
 
 class Stale(Exception):
-    """The first statement of a `Guarded` request changed nothing; a flow may go on otherwise."""
+    """The first statement of a `Guarded` request has no row; a flow may go on otherwise."""
 
 
 Request = Statement | list[Statement]

@@ -49,7 +49,7 @@ class Transaction:
         asked = request if isinstance(request, list) else [request]
         if isinstance(request, Guarded):
             try:
-                return self._alone(asked)[-1]
+                return self._alone(asked)[0]
             except (errors.DivisionByZero, errors.UniqueViolation) as exc:
                 if self._conn.brackets:
                     self._asked([_ROLLBACK])

@@ -228,15 +228,14 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
 
 def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
     first, *others = statements
-    rows: list[Any] = []
     try:
-        changed = conn.execute(first.sql, first.params).rowcount
+        rows = conn.execute(first.sql, first.params).fetchall()
     except sqlite3.IntegrityError as exc:  # the key is there
         raise Stale from exc
-    if changed != 1:
+    if not rows:
         raise Stale
     for sql, params, many in others:
-        rows = (conn.executemany if many else conn.execute)(sql, params).fetchall()
+        (conn.executemany if many else conn.execute)(sql, params)
     return rows
 
 
