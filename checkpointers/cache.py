@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, starmap
 from typing import Any, Final
@@ -168,6 +167,7 @@ class Head:
         snapshot: The checkpoint; None: there is none.
         writes: The rows `(uid, task, path, body)` of pending writes, by task, if they are known.
         epoch: As long as the database has this one, nobody else has changed any of it.
+        flying: Whether it is planned, and not committed yet.
     """
 
     namespace: int
@@ -175,6 +175,7 @@ class Head:
     snapshot: Snapshot | None
     writes: dict[str, Row] | None = None
     epoch: object = None
+    flying: bool = False
 
 
 class Thread:
@@ -184,14 +185,14 @@ class Thread:
         stamp: What the thread's row has, if a write may rest on what follows; None: on nothing.
         seq: The counter of puts; `updated_at`: when it was last written to.
         logs, named: The logs, by key and by channel.
-        heads: By namespace; `flying`: the namespaces of which one is planned, not committed yet.
+        heads: By namespace.
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
         lock: Held while a write is planned: what is planned changes all of the above at once.
     """
 
     __slots__ = (
-        *("flying", "generation", "heads", "key", "lock", "logs", "named", "pending", "seq"),
+        *("generation", "heads", "key", "lock", "logs", "named", "pending", "seq"),
         *("size", "stamp", "updated_at"),
     )
 
@@ -203,9 +204,8 @@ class Thread:
         self.updated_at = 0.0
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
-        self.heads: OrderedDict[str, Head] = OrderedDict()
-        self.flying: set[str] = set()
-        self.pending: OrderedDict[tuple[str, str], dict[str, Pending]] = OrderedDict()
+        self.heads: dict[str, Head] = {}
+        self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
         self.lock = threading.Lock()
 
@@ -225,17 +225,17 @@ class Thread:
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""
         head = self.heads.get(ns)
-        found = head.snapshot if head is not None and ns not in self.flying else None
+        found = head.snapshot if head is not None and not head.flying else None
         return found if found is not None and found.uid == uid else None
 
 
-def keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep a value among the recent ones of a thread."""
-    with suppress(KeyError):  # another thread may be at it too
-        kept[key] = value
-        kept.move_to_end(key)
-        while len(kept) > _RECENT:
-            kept.popitem(last=False)
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > _RECENT:
+        for oldest in [*kept][:-_RECENT]:  # a copy: another thread may be at it too
+            kept.pop(oldest, None)
 
 
 class Keys:

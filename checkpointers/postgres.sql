@@ -67,8 +67,8 @@ WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
 -- advance_into: see sqlite.sql and `advance`
-WITH advanced AS (UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
-    AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?) RETURNING 1)
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?6) WHERE thread = ?3 AND stamp = ?4
+    AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RETURNING 1)
 SELECT 1 / count(*), false FROM advanced;
 
 -- new_thread: see `advance`

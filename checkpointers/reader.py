@@ -174,7 +174,7 @@ class Reader:
         if thread is None or head is None or at.checkpoint_id is not None:
             return None
         snapshot = head.snapshot
-        if snapshot is None or at.checkpoint_ns in thread.flying:
+        if snapshot is None or head.flying:
             return None
         for channel, ref in snapshot.refs.items():
             if isinstance(ref, bytes):

@@ -85,8 +85,8 @@ AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
 -- advance_into: the same, with a namespace that is made
-UPDATE threads SET seq = ?, stamp = ? WHERE thread = ? AND stamp = ?
-AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = threads.thread AND n.ns = ?) RETURNING 0;
+UPDATE threads SET seq = ?1, stamp = ?2, updated_at = max(updated_at, ?6) WHERE thread = ?3 AND stamp = ?4
+AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RETURNING 0;
 
 -- changed: tell every process that the head is another
 UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -59,9 +58,9 @@ class Commit:
 
     Attributes:
         statements: The first finds out whether the thread is as it was kept.
-        ns: The namespace whose head this is about, if it is about one.
-        head: What becomes the head, if something does.
-        branch: The id of the checkpoint, if it is a branch that nobody asked for.
+        snapshot: The checkpoint that is put, if one is.
+        head: The head of its namespace after it, which is that checkpoint, or stays another.
+        branch: Whether it is a branch that nobody asked for.
         written: What a task wrote: namespace and id of the checkpoint, task, row.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
         replaced: Whether a checkpoint of it has other content now: nothing is kept.
@@ -73,24 +72,27 @@ class Commit:
     thread: Thread
     statements: list[Statement]
     additions: Additions | None = None
-    ns: str | None = None
+    snapshot: Snapshot | None = None
     head: Head | None = None
-    branch: str = ""
+    branch: bool = False
     written: tuple[str, str, str, Row] | None = None
     fresh: bool = False
     replaced: bool = False
     keys: list[int] = field(default_factory=list)
+
+    def learn(self, rows: list[Row]) -> None:
+        """See in the first statement's row whether tasks wrote before the checkpoint was put."""
+        if self.head is not None and self.head.snapshot is self.snapshot:
+            self.head.writes = None if rows[0][-1] else {}
 
     def committed(self) -> None:
         """Have at hand what is stored now."""
         cache = self.writer.cache
         if self.additions is not None:
             self.additions.committed()
-        if self.ns is not None:
-            self.thread.flying.discard(self.ns)
-            cache.used(self.thread_id)
         if self.head is not None:
-            self.head.epoch = self.writer.watch.epoch
+            self.head.epoch, self.head.flying = self.writer.watch.epoch, False
+            cache.used(self.thread_id)
         if self.written is not None:
             self._add_written(*self.written)
         if self.keys:
@@ -99,10 +101,10 @@ class Commit:
             cache.forget(self.thread_id)
         elif self.fresh:
             cache.replace(self.thread_id, self.thread)
-        if self.branch:
+        if self.branch and self.snapshot is not None:
             _log.info(
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
-                *(self.thread_id, self.branch),
+                *(self.thread_id, self.snapshot.uid),
             )
 
     def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
@@ -144,13 +146,11 @@ class Writer:
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
-                    rows = yield Guarded(planned.statements)
+                    planned.learn((yield Guarded(planned.statements)))
                 except Stale:
                     if isinstance(asked, CheckpointPut):  # others may not be planned upon it
                         self.cache.distrust(asked.at.thread_id)
                 else:
-                    if planned.head is not None:  # whether tasks wrote before the put
-                        planned.head.writes = None if rows[0][-1] else {}
                     return planned
             return (yield from self.anew(asked))
 
@@ -184,7 +184,7 @@ class Writer:
             parent = head.snapshot if uid is not None else None
             if (
                 thread.stamp is None
-                or ns in thread.flying
+                or head.flying
                 or (parent.uid if parent is not None else None) != uid
             ):
                 return None
@@ -263,12 +263,10 @@ class Writer:
         if thread.pending:
             statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
 
-        thread.stamp = stamp
+        thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
-        thread.flying.add(ns)
-        branch = snapshot.uid if moved.pinned and not head.pinned else ""
-        new_head = moved if moved.snapshot is snapshot else None
-        return Commit(self, thread_id, thread, statements, additions, ns, new_head, branch)
+        branch = bool(moved.pinned and not head.pinned)
+        return Commit(self, thread_id, thread, statements, additions, snapshot, moved, branch)
 
     def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
         """What a put makes, and items that the database may have, of logs that are not at hand."""
@@ -298,13 +296,13 @@ class Writer:
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
             return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
-        if not head.namespace:
-            return self.sql("advance_into", seq, stamp, thread.key, thread.stamp, ns)
-        known = thread.key, thread.stamp, head.namespace, pack_id(put.checkpoint["id"])
-        if now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
-            return self.sql("advance", seq, stamp, *known)
+        known, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
+        if head.namespace and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
+            return self.sql("advance", seq, stamp, *known, head.namespace, uid)
         thread.updated_at = now
-        return self.sql("advance_now", seq, stamp, *known, now)
+        if head.namespace:
+            return self.sql("advance_now", seq, stamp, *known, head.namespace, uid, now)
+        return self.sql("advance_into", seq, stamp, *known, ns, now)
 
     def _labelled(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
@@ -407,9 +405,7 @@ class Writer:
             assert isinstance(made, Commit)
             made.keys = keys
         made.fresh, made.replaced = True, before is not None
-        rows, *_ = yield made.statements
-        if made.head is not None:
-            made.head.writes = None if rows[0][-1] else {}
+        made.learn((yield made.statements)[0])
         return made
 
     def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
@@ -523,20 +519,20 @@ class Writer:
         return Commit(self, thread_id, thread, [], written=written, keys=keys)
 
 
-def _heads_of(known: Thread, stamp: int) -> OrderedDict[str, Head]:
+def _heads_of(known: Thread, stamp: int) -> dict[str, Head]:
     """The heads that are kept of a thread with this stamp, as far as they are committed.
 
     They are good to plan upon. What tasks wrote at them, in this transaction too, is not known.
     """
     if not known.lock.acquire(blocking=False):  # a write is being planned
-        return OrderedDict()
+        return {}
     try:
         heads = known.heads.copy().items() if known.stamp == stamp else ()
-        return OrderedDict(
-            (ns, Head(head.namespace, head.pinned, head.snapshot))
+        return {
+            ns: Head(head.namespace, head.pinned, head.snapshot)
             for ns, head in heads
-            if ns not in known.flying
-        )
+            if not head.flying
+        }
     finally:
         known.lock.release()
 

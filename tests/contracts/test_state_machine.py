@@ -414,7 +414,7 @@ class SealedThreads(Threads):
     key = KEY
 
 
-short = settings(max_examples=rounds(40), stateful_step_count=25)
+short = settings(max_examples=rounds(200), stateful_step_count=25)
 TestThreads = Threads.TestCase
 TestThreads.settings = short
 TestSealedThreads = SealedThreads.TestCase
