@@ -1,9 +1,11 @@
 """Agents of `create_agent` on Postgres, against langgraph's `AsyncPostgresSaver`.
 
     python -m benchmarks.postgres_agents postgresql://postgres@127.0.0.1:5432/postgres --turns 200
+    python -m benchmarks.postgres_agents DSN --shapes threads --at-once 16 256
 
 The DSN is that of a superuser on this machine; nothing else should use that server. Each saver has
-a database and a process of its own, and they work in blocks of five turns, one after the other.
+a database, a process and a pool of ten connections of its own, and they work in blocks of five
+turns, one after the other; short threads come in blocks of as many as there are at once.
 CPU is that of the process and of all of the server's, so that its resolution is 10 ms.
 """
 
@@ -24,24 +26,29 @@ from benchmarks.common import Saver, Worker, ratio, table
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
 
 from perdure import PostgresCheckpointer
 
 BLOCK, LAST = 5, 4
-THREADS, TURNS, AT_ONCE = 256, 4, 16
+BLOCKS = 6
+TURNS, POOL = 4, 10
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
 async def peer(dsn: str) -> AsyncIterator[Saver]:
-    async with AsyncPostgresSaver.from_conn_string(dsn) as saver:
+    options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    async with AsyncConnectionPool(dsn, max_size=POOL, kwargs=options) as pool:
+        saver = AsyncPostgresSaver(pool)
         await saver.setup()
         yield saver
 
 
 @asynccontextmanager
 async def ours(dsn: str) -> AsyncIterator[Saver]:
-    async with PostgresCheckpointer(dsn) as saver:
+    async with PostgresCheckpointer(dsn, pool_size=POOL) as saver:
         yield saver
 
 
@@ -128,23 +135,32 @@ def long_thread(server: Server, shape: str, turns: int) -> None:
     table(title, ["", "CPU ms a turn", "ms a turn", "WAL kB a turn", "database MB"], rows)
 
 
-def crowd(server: Server) -> None:
-    """Short threads, many at once."""
+def crowd(server: Server, at_once: int) -> None:
+    """Short threads, so many at once."""
     server.make()
-    rows: dict[str, list[float]] = {}
-    for name in SAVERS:
-        worker = Worker(partial(course, name))
+    workers = {name: Worker(partial(course, name)) for name in SAVERS}
+    cpu: dict[str, list[float]] = {name: [] for name in SAVERS}
+    wall: dict[str, list[float]] = {name: [] for name in SAVERS}
+    size = max(at_once, 64)  # threads of a block
+    for name, worker in workers.items():
         worker.call("open", "chat", server.dsns[name])
-        worker.call("crowd", range(THREADS, THREADS + AT_ONCE), 2, AT_ONCE)
-        before = server.cpu()
-        seconds, used = worker.call("crowd", range(THREADS), TURNS, AT_ONCE)
-        turns = THREADS * TURNS
-        rows[name] = [turns / seconds, (used + server.cpu() - before) / turns * 1e3]
+        worker.call("crowd", range(-size, 0), TURNS, at_once)
+    for block in range(BLOCKS):
+        for name, worker in workers.items():
+            before = server.cpu()
+            seconds, used = worker.call(
+                "crowd", range(block * size, (block + 1) * size), TURNS, at_once
+            )
+            cpu[name].append((used + server.cpu() - before) / size / TURNS * 1e3)
+            wall[name].append(size * TURNS / seconds)
+    rows = []
+    for name, worker in workers.items():
         worker.call("close")
         worker.stop()
-    shown = [[n, *(ratio(a, b) for a, b in zip(rows[n], rows[PEER], strict=True))] for n in rows]
-    title = f"{THREADS} threads of {TURNS} turns of chat, {AT_ONCE} at once"
-    table(title, ["", "turns a second", "CPU ms a turn"], shown)
+        took, used = ([statistics.median(of[each]) for each in (name, PEER)] for of in (wall, cpu))
+        rows.append([name, ratio(*took), ratio(*used)])
+    title = f"{BLOCKS} times {size} threads of {TURNS} turns of chat, {at_once} at once"
+    table(title, ["", "turns a second", "CPU ms a turn"], rows)
 
 
 def main() -> None:
@@ -153,11 +169,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200, help="a multiple of 5, at least 40")
     shapes = ["chat", "tools", "team", "threads"]
     parser.add_argument("--shapes", nargs="+", choices=[*agents.SHAPES, "threads"], default=shapes)
+    parser.add_argument("--at-once", nargs="+", type=int, default=[16, 256], help="of threads")
     args = parser.parse_args()
     server = Server(args.dsn)
     for shape in args.shapes:
         if shape == "threads":
-            crowd(server)
+            for at_once in args.at_once:
+                crowd(server, at_once)
         else:
             long_thread(server, shape, max(40, args.turns // BLOCK * BLOCK))
 

@@ -1,0 +1,116 @@
+"""The functions of perdure that a put on a warm thread passes until its SQL is executed.
+
+    python -m benchmarks.put_path          # the way; --all adds every function that is entered
+
+The way are the calls that lead from `put` to the plan, from `put` to where that is handed to the
+writing thread, and from there to sqlite3's `execute`; what they call on the side, such as the
+codec, is not on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
+
+from perdure import SQLiteCheckpointer
+
+Function = tuple[str, str]  # module, qualified name
+PLAN: Function = ("checkpointers.writer", "Writer._put")
+
+
+def functions(frame: FrameType | None) -> list[Function]:
+    """Those of perdure on a stack, the outermost first."""
+    found = []
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("perdure."):
+            found.append((module.removeprefix("perdure."), frame.f_code.co_qualname))
+        frame = frame.f_back
+    return found[::-1]
+
+
+class Trace:
+    """Notes functions that are entered, in all threads, and the stacks at which `execute` is."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.entered: dict[Function, None] = {}
+        self.planned: list[Function] = []
+        self.handed_over: list[Function] = []
+        self.executed: list[Function] = []
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        """A profile function; see `sys.setprofile`."""
+        if not self.on:
+            return
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("perdure."):
+            (entered,) = functions(frame)[-1:]
+            self.entered[entered] = None
+            if entered == PLAN:
+                self.planned = functions(frame)
+        elif event == "c_call" and getattr(arg, "__qualname__", "") == "SimpleQueue.put":
+            self.handed_over = functions(frame)
+        elif event == "c_call" and getattr(arg, "__name__", "") == "execute":
+            self.executed = max(self.executed, functions(frame), key=len)
+
+
+def put(saver: SQLiteCheckpointer, at: RunnableConfig, number: int) -> RunnableConfig:
+    """A step that says one message more."""
+    checkpoint = empty_checkpoint()
+    said = [HumanMessage(f"message {i}", id=str(i)) for i in range(number)]
+    checkpoint["channel_values"] = {"messages": said}
+    checkpoint["channel_versions"] = {"messages": number}
+    return saver.put(at, checkpoint, {"source": "loop", "step": number}, {"messages": number})
+
+
+def traced(folder: Path) -> Trace:
+    """What a put enters, of the fourth one of a thread."""
+    trace, before = Trace(), threading.getprofile()
+    threading.setprofile(trace)  # of the writing thread, which is yet to start
+    try:
+        with SQLiteCheckpointer.open(folder / "x.db") as saver:
+            at: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+            for number in (1, 2, 3):
+                at = put(saver, at, number)
+            profile = sys.getprofile()
+            sys.setprofile(trace)
+            trace.on = True
+            try:
+                put(saver, at, 4)
+            finally:
+                trace.on = False
+                sys.setprofile(profile)
+    finally:
+        threading.setprofile(before)
+    return trace
+
+
+def way(trace: Trace) -> list[Function]:
+    """The distinct functions from `put` to `execute`."""
+    stacks = *trace.planned, *trace.handed_over, *trace.executed
+    return [*dict.fromkeys(stacks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every function that is entered")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = traced(Path(folder))
+    shown = list(trace.entered) if args.all else way(trace)
+    for module, name in shown:
+        print(f"{module:36} {name}")
+    print(f"{len(shown)} functions, {len({module for module, _ in shown})} modules")
+
+
+if __name__ == "__main__":
+    main()
