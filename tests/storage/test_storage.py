@@ -25,10 +25,11 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
+from perdure.storage import sqlite_connection
 from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.storage.sqlite_writer import WAL_LIMIT_BYTES
+from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
 from perdure.storage.threads import Threads
 
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT")
@@ -164,8 +165,12 @@ def test_other_files_are_refused(read_only: bool, tmp_path: Path) -> None:
     assert before == (foreign.read_bytes(), text.read_bytes())
 
 
-def test_the_wal_stays_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reuses", [False, True])
+def test_the_wal_stays_bounded(
+    reuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However much is written, the WAL is moved into the file again and again."""
+    monkeypatch.setattr(sqlite_connection, "REUSES_WAL", reuses)  # safe: nobody else writes
     database = opened(tmp_path / "x.db", synchronous="normal")
     sizes = []
     for n in range(600):

@@ -38,6 +38,13 @@ CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
 _EARLIER: Final = "SELECT 1 FROM pragma_table_info('migrations') WHERE name = 'component'"
+WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
+_PAGE_BYTES: Final = 4096
+REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
+"""Whether SQLite may overwrite the WAL in place, which costs a third of what emptying it does.
+
+Before, that can damage the file: https://sqlite.org/wal.html#walresetbug
+"""
 _INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
 _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
@@ -134,6 +141,9 @@ class Connector:
     def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
         conn.execute("PRAGMA secure_delete = ON")
+        if self.on_disk and REUSES_WAL:
+            conn.execute(f"PRAGMA wal_autocheckpoint = {WAL_LIMIT_BYTES // _PAGE_BYTES}")
+            conn.execute(f"PRAGMA journal_size_limit = {2 * WAL_LIMIT_BYTES}")
         return conn
 
     def add(self, conn: sqlite3.Connection, schema: Schema) -> None:

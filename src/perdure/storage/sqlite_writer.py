@@ -2,7 +2,7 @@
 
 Between commits the WAL is kept short and the file small. SQLite before 3.51.3 can damage a WAL file
 when several connections write and checkpoint at once (https://sqlite.org/wal.html#walresetbug), so
-checkpoints are made here only, under a lock between processes.
+checkpoints are made here only, under a lock between processes; from then on SQLite makes them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from typing import Any, Final
 from filelock import Timeout
 
 from perdure.errors import StorageUnavailable
+from perdure.storage import sqlite_connection
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, T, run
-from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
+from perdure.storage.sqlite_connection import (
+    WAL_LIMIT_BYTES,
+    Connector,
+    execute,
+    mapped,
+    perform,
+    translated,
+)
 from perdure.storage.threads import Promise, settle
 
 _log = logging.getLogger("perdure")
@@ -35,7 +43,6 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
 SOON_S: Final = 0.02  # how long to wait to be told the epoch
-WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
 
@@ -277,6 +284,8 @@ class Writer:
                     more = _vacuum_step(self._conn)
                 finally:
                     self._vacuuming = more
+            if sqlite_connection.REUSES_WAL:  # SQLite itself sees to it
+                return
             if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
                 self._checkpoint(self._conn, wait_s=0.05)
 
