@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import SQLiteCheckpointer
 
 Function = tuple[str, str]  # module, qualified name
-PLAN: Function = ("checkpointers.writer", "Writer._put")
+PLAN: Function = ("checkpointers.writer", "CheckpointWriter._put")
 
 
 def functions(frame: FrameType | None) -> list[Function]:

@@ -144,6 +144,6 @@ def _origins(log: ChannelLog, ranges: Ranges) -> Ranges:
         if start < ALIASES:
             out.append((start, stop))
         else:
-            # one that is not known must not be taken for an item: see `Reader.resolve`
+            # one that is not known must not be taken for an item: see `CheckpointReader.resolve`
             out += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return joined(out)

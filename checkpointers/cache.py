@@ -238,7 +238,7 @@ def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
             kept.pop(oldest, None)
 
 
-class Keys:
+class KeyBlock:
     """Keys of threads, namespaces and logs, of which the database gives out many at once.
 
     So a put can make rows that refer to each other. None is given twice, and later ones are higher;
@@ -278,7 +278,7 @@ class Cache:
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
         self._asked = 0
-        self.keys = Keys()
+        self.keys = KeyBlock()
         self.peek = self._threads.get
         """The cached thread, if any; it may be stale."""
 

@@ -60,7 +60,7 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
-from perdure.checkpointers.reader import Reader, collector_paused
+from perdure.checkpointers.reader import CheckpointReader, collector_paused
 from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -75,9 +75,9 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
-from perdure.checkpointers.threads import Threads, missing
+from perdure.checkpointers.threads import ThreadReader, missing
 from perdure.checkpointers.values import Allowlist
-from perdure.checkpointers.writer import Writer
+from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, Lock, Watch, awaited
@@ -122,10 +122,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Make the parts, for the serializer as it is."""
         self._codec = Codec(self.serde)
         self._cache = Cache(self._cache_bytes)
-        self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
+        self._reader = CheckpointReader(self._sql, self._seal, self._cache, self._codec)
         self._watch = Watch()
-        self._writer = Writer(self._reader, self._watch)
-        self._threads = Threads(self._reader)
+        self._writer = CheckpointWriter(self._reader, self._watch)
+        self._threads = ThreadReader(self._reader)
         self._differences = Differences(self._reader)
         self._listing = Listing(self._reader, self.database)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)

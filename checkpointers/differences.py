@@ -9,7 +9,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot, Thread
 from perdure.checkpointers.manifest import DICT, LIST, Ranges, covered, joined, positions
 from perdure.checkpointers.manifest import missing as lacking
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
 from perdure.checkpointers.status import SENDS, sent_to
 from perdure.checkpointers.threads import missing
@@ -21,7 +21,7 @@ _WHOLE: Final = -1  # in place of a position
 class Differences:
     """The flows that compare checkpoints."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
 
     def of(

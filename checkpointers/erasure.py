@@ -36,7 +36,7 @@ from perdure.checkpointers.manifest import (
     references,
     unflat,
 )
-from perdure.checkpointers.reader import PAGE, Reader, collector_paused
+from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_paused
 from perdure.checkpointers.records import (
     VIEWS,
     log_spans,
@@ -65,7 +65,10 @@ _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was se
 
 
 def erased(
-    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
+    reader: CheckpointReader,
+    maintenance: Maintenance,
+    thread_id: str,
+    message_ids: Collection[str] | None,
 ) -> Flow[ErasureReport]:
     """Take messages out of a thread; unknown ones are no error. None: remove the thread.
 
@@ -77,7 +80,10 @@ def erased(
 
 
 def _erased(
-    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
+    reader: CheckpointReader,
+    maintenance: Maintenance,
+    thread_id: str,
+    message_ids: Collection[str] | None,
 ) -> Flow[ErasureReport]:
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
@@ -105,7 +111,9 @@ def _erased(
     return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
 
 
-def _drop_views(reader: Reader, maintenance: Maintenance, thread_id: str, thread: int) -> Flow[int]:
+def _drop_views(
+    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread: int
+) -> Flow[int]:
     """Remove what models were shown: memories and summaries in it may quote messages."""
     views = 0
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
@@ -116,7 +124,7 @@ def _drop_views(reader: Reader, maintenance: Maintenance, thread_id: str, thread
 
 
 def _erased_thread(
-    reader: Reader, maintenance: Maintenance, thread_id: str, thread: int
+    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread: int
 ) -> Flow[ErasureReport]:
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", thread)):
@@ -131,7 +139,7 @@ def _erased_thread(
     return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
 
 
-def _hash(reader: Reader, message: BaseMessage) -> str:
+def _hash(reader: CheckpointReader, message: BaseMessage) -> str:
     """BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
     says = [message.type, message.id, message.content]
     text = json.dumps(says, ensure_ascii=False, separators=(",", ":"), default=repr)
@@ -148,7 +156,9 @@ class _Eraser:
         dicts: Logs whose items are pairs.
     """
 
-    def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
+    def __init__(
+        self, reader: CheckpointReader, thread_id: str, row: Row, remover: Remover
+    ) -> None:
         key, _, generation = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover

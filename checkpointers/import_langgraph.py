@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
@@ -211,7 +211,7 @@ class Importer:
     def __init__(
         self,
         source: _SQLiteFile | _PostgresTables,
-        reader: Reader,
+        reader: CheckpointReader,
         read: Callable[[Callable[[], Flow[Any]]], Any],
         write: Write,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import Address, address, optional_text
-from perdure.checkpointers.reader import Reader, damaged_index
+from perdure.checkpointers.reader import CheckpointReader, damaged_index
 from perdure.checkpointers.records import pack_id, place, span, tag, tags_of, unpack_id
 from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
@@ -49,7 +49,7 @@ def _at(metadata: Mapping[str, Any], name: str) -> Any:
 class Listing:
     """Lists checkpoints."""
 
-    def __init__(self, reader: Reader, database: Database) -> None:
+    def __init__(self, reader: CheckpointReader, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.read = database.read
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references, unflat
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     log_spans,
     open_writes,
@@ -30,7 +30,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.thread_copy import copied
-from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
@@ -59,9 +59,9 @@ class Kept(NamedTuple):
 class Maintenance:
     """Deletes, copies and prunes threads, in batches that let others write in between."""
 
-    def __init__(self, reader: Reader, listing: Listing, database: Database) -> None:
+    def __init__(self, reader: CheckpointReader, listing: Listing, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
-        self.listing, self.database, self.threads = listing, database, Threads(reader)
+        self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
 
     def delete_threads(self, thread_ids: Sequence[str]) -> None:
         """Remove threads and give their space back; unknown ones are no error."""

@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reader:
+class CheckpointReader:
     """The flows that read."""
 
     sql: NamedSQL
@@ -324,7 +324,7 @@ class Reader:
                 snapshot.said[channel] = (key, once(ranges, origin))
 
     def new_keys(self, many: int) -> Flow[list[int]]:
-        """So many keys, the highest first, or more: `Keys.renew` takes the rest, once committed.
+        """So many keys, the highest first, or more: `KeyBlock.renew` takes the rest, if committed.
 
         It is asked for before anything else is written, so that no two transactions wait for each
         other.

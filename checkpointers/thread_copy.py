@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import ALIASES, DICT_HERE, LIST, LIST_HERE, MAP
-from perdure.checkpointers.reader import PAGE, Reader
+from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
     content_hash,
     item_place,
@@ -30,7 +30,7 @@ _LOW = 0xFFFFFFFF
 
 
 def copied(
-    reader: Reader, source: str, target: str, checkpoint_id: str | None
+    reader: CheckpointReader, source: str, target: str, checkpoint_id: str | None
 ) -> Flow[tuple[int, list[int]]]:
     """Copy a thread; with a checkpoint, only the way to it.
 
@@ -71,7 +71,9 @@ def copied(
 class _Copier:
     """The flows that copy the parts of one thread into the new one with the key `new`."""
 
-    def __init__(self, reader: Reader, source: str, target: str, new: int, keys: list[int]) -> None:
+    def __init__(
+        self, reader: CheckpointReader, source: str, target: str, new: int, keys: list[int]
+    ) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.source, self.target, self.new = source, target, new
         self.keys = keys  # of its logs and namespaces

@@ -19,7 +19,7 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
-from perdure.checkpointers.reader import Found, Reader, damaged_index
+from perdure.checkpointers.reader import CheckpointReader, Found, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -35,10 +35,10 @@ from perdure.storage.flow import ALL, Flow, Row
 _SOON: Final = float("inf")
 
 
-class Threads:
+class ThreadReader:
     """The flows that look at threads."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
 
     # -- what was said

@@ -28,7 +28,7 @@ from perdure.checkpointers.manifest import (
     joined,
 )
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     LABELS,
     content_hash,
@@ -67,7 +67,7 @@ class Commit:
         keys: What is left of those that this transaction asked for.
     """
 
-    writer: Writer
+    writer: CheckpointWriter
     thread_id: str
     thread: Thread
     statements: list[Statement]
@@ -125,10 +125,10 @@ class _Lacking(NamedTuple):
     hashes: list[int]
 
 
-class Writer:
+class CheckpointWriter:
     """Plans writes, from what is kept or in a transaction that reads it."""
 
-    def __init__(self, reader: Reader, watch: Watch) -> None:
+    def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
         self.watch = watch
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal

@@ -23,7 +23,7 @@ from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.thread_messages import storable
-from perdure.storage.threads import Threads, awaited_for, waited_for
+from perdure.storage.threads import ThreadPool, awaited_for, waited_for
 
 T = TypeVar("T")
 Request = Sequence[BaseMessage]
@@ -222,7 +222,7 @@ class ModelCall:
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, so that it can time out."""
-        threads = Threads(1, "perdure-model", lasting=False)
+        threads = ThreadPool(1, "perdure-model", lasting=False)
         run = contextvars.copy_context().run
         call = partial(run, self._quiet().invoke, list(request), self.config)
         try:

@@ -26,7 +26,7 @@ from langgraph.store.base import ensure_embeddings
 
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.storage.flow import arun, run
-from perdure.storage.threads import Threads, TimedOut, awaited_for, waited_for
+from perdure.storage.threads import ThreadPool, TimedOut, awaited_for, waited_for
 from perdure.stores.vectors import Floats, vectors_of
 
 TIMEOUT_S = 60.0
@@ -198,7 +198,7 @@ class CheckedEmbedder:
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
-        self._threads = Threads(_MOST_THREADS, "perdure-embed", lasting=False)
+        self._threads = ThreadPool(_MOST_THREADS, "perdure-embed", lasting=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # of the dimensions and the cache
         self._cache: dict[tuple[str, bool], Floats] = {}  # by text and `query`; oldest use first

@@ -25,12 +25,12 @@ from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number
 from perdure.stores.puts import Limit, Preparer
-from perdure.stores.reading import Reader, Records, Wanted, micros
+from perdure.stores.reading import ItemReader, Records, Wanted, micros
 from perdure.stores.runner import Runner
 from perdure.stores.searching import Searcher
 from perdure.stores.values import fault
 from perdure.stores.vectors import Kind
-from perdure.stores.writer import Writer
+from perdure.stores.writer import ItemWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Parts:
 
     database: Database
     sql: NamedSQL
-    reader: Reader
-    writer: Writer
+    reader: ItemReader
+    writer: ItemWriter
     preparer: Preparer
     searcher: Searcher
     runner: Runner
@@ -83,7 +83,7 @@ class Parts:
 
         database = database_of(begin)
         records = Records(seal)
-        reader, writer = Reader(sql, records, values), Writer(sql, records)
+        reader, writer = ItemReader(sql, records, values), ItemWriter(sql, records)
         indexes = Indexes(
             sql,
             records,

@@ -184,7 +184,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Reader:
+class ItemReader:
     """The flows that read."""
 
     sql: NamedSQL

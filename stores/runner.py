@@ -22,7 +22,7 @@ from perdure.storage.flow import Flow, run, signed
 from perdure.stores.embedders import CheckedEmbedder
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.puts import Put
-from perdure.stores.writer import Writer
+from perdure.stores.writer import ItemWriter
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ class _Done(NamedTuple):
 class Runner:
     """Carries out effects."""
 
-    def __init__(self, database: Database, writer: Writer, embeddings: Embeddings) -> None:
+    def __init__(self, database: Database, writer: ItemWriter, embeddings: Embeddings) -> None:
         self.database, self.writer, self.embeddings = database, writer, embeddings
         self._calls = _Batches(self._call_together)
         self._puts = _Batches(self._put_together)

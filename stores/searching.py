@@ -22,7 +22,7 @@ from perdure.stores.index_view import Ints, Scope, Sought
 from perdure.stores.models import Embeddings
 from perdure.stores.namespaces import span
 from perdure.stores.ranking import Ranked, Term, Weights, rank
-from perdure.stores.reading import Reader, Wanted
+from perdure.stores.reading import ItemReader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
 from perdure.stores.text import STOP_WORDS, query_tokens, tokens
 from perdure.stores.vectors import Floats
@@ -57,7 +57,7 @@ class Searcher:
     """Runs queries."""
 
     sql: NamedSQL
-    reader: Reader
+    reader: ItemReader
     indexes: Indexes
     embeddings: Embeddings
     masked: Any  # turns tokens into keyed hashes, if the index holds those

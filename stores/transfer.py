@@ -36,7 +36,7 @@ from perdure.stores.puts import Put
 from perdure.stores.reading import ended, micros, moment, provenance_of
 from perdure.stores.runner import Effects, Write
 from perdure.stores.values import decode
-from perdure.stores.writer import Changes, New, Times, Writer
+from perdure.stores.writer import Changes, ItemWriter, New, Times
 
 PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
@@ -212,7 +212,7 @@ class Restored(NamedTuple):
 
 
 def _restore(
-    writer: Writer, given: Sequence[Restored], now: int, model: Model | None
+    writer: ItemWriter, given: Sequence[Restored], now: int, model: Model | None
 ) -> Flow[TransferReport]:
     """Put versions back, all or none."""
     report = TransferReport()
@@ -237,7 +237,7 @@ def _restore(
     return report
 
 
-def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None]:
+def _add(writer: ItemWriter, one: Restored, now: int, changes: Changes) -> Flow[None]:
     there = yield from writer.locate(one.put)
     ns, row, version, created, valid_from, _, size, closed, _, made = there
     statements: list[Statement] = []
@@ -261,7 +261,7 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
         changes.grow(ns, -1, -size)
 
 
-def _check_same(writer: Writer, here: Row | None, one: Restored) -> None:
+def _check_same(writer: ItemWriter, here: Row | None, one: Restored) -> None:
     if here is not None and not _same(writer, here, one.put):
         raise ImportFailed(
             f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
@@ -269,7 +269,7 @@ def _check_same(writer: Writer, here: Row | None, one: Restored) -> None:
         )
 
 
-def _same(writer: Writer, here: Row, put: Put) -> bool:
+def _same(writer: ItemWriter, here: Row, put: Put) -> bool:
     fields = writer.records.provenance(here[9], *here[1:4])
     return writer.records.text_of(here) == put.text and fields == (put.provenance or {})
 

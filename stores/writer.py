@@ -60,7 +60,7 @@ class Changes:
 
 
 @dataclass(slots=True)
-class Writer:
+class ItemWriter:
     """The flows that write."""
 
     sql: NamedSQL

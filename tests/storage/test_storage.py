@@ -30,7 +30,7 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
-from perdure.storage.threads import Threads
+from perdure.storage.threads import ThreadPool
 
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT")
 
@@ -251,7 +251,7 @@ def test_threads_are_started_as_they_are_needed() -> None:
         await asyncio.gather(*waiting)
         return one, two
 
-    threads = Threads(2, "some", lasting=True)
+    threads = ThreadPool(2, "some", lasting=True)
     found = asyncio.run(work())
     threads.close()
 
@@ -265,7 +265,7 @@ def test_a_thread_that_cannot_start(lasting: bool, monkeypatch: pytest.MonkeyPat
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    threads, done = Threads(2, "some", lasting=lasting), list[int]()
+    threads, done = ThreadPool(2, "some", lasting=lasting), list[int]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for i in range(3):

@@ -215,7 +215,7 @@ def erase(
 # -- the database
 
 
-class Database:
+class OpenedDatabase:
     """The database of a command: each part is opened when it is first used."""
 
     def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool, hasty: bool) -> None:
@@ -282,7 +282,7 @@ def opened(
     reads: bool = False,
     hasty: bool = False,
     key: str | None = None,
-) -> Iterator[Database]:
+) -> Iterator[OpenedDatabase]:
     """The database that a command works on; `key` instead of the configured one.
 
     With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
@@ -298,7 +298,7 @@ def opened(
             "one, --db names another"
         )
     with ExitStack() as stack:
-        yield Database(settings, stack, reads=reads, hasty=hasty)
+        yield OpenedDatabase(settings, stack, reads=reads, hasty=hasty)
 
 
 # -- ids
@@ -354,13 +354,13 @@ def item_place(
     return begin[chosen], chosen
 
 
-def short_id(file: Database, thread: str, *, whole: bool) -> str:
+def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
     """The id of a thread for a row: of a long one, on a terminal, the beginning that tells it."""
     whole = whole or len(thread) <= _SHORT_ID or not console().is_terminal
     return thread if whole else file.saver.beginning(thread)
 
 
-def thread_id(file: Database, given: str) -> str:
+def thread_id(file: OpenedDatabase, given: str) -> str:
     """The thread that an id, or the beginning of one, names."""
     try:
         return file.saver.thread(given).thread_id
@@ -369,7 +369,7 @@ def thread_id(file: Database, given: str) -> str:
     return the_one(given, (info.thread_id for info in found), "thread", "perdure threads")
 
 
-def checkpoint_id(file: Database, thread: str, given: str) -> str:
+def checkpoint_id(file: OpenedDatabase, thread: str, given: str) -> str:
     """The checkpoint of a thread that an id, or the beginning of one, names."""
     found = file.saver.checkpoints(thread, checkpoint_ns="")
     ids = [info.checkpoint_id for info in found if info.checkpoint_id.startswith(given)]

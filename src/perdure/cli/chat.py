@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from perdure.cli.app import DB, Database, User, app, completed_thread, opened
+from perdure.cli.app import DB, OpenedDatabase, User, app, completed_thread, opened
 from perdure.cli.history import COLORS
 from perdure.cli.memories import extract_due
 from perdure.cli.output import counted, line, note, note_line, speak
@@ -92,7 +92,7 @@ def chat(
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
-def _introduce(file: Database) -> None:
+def _introduce(file: OpenedDatabase) -> None:
     """Say what a chat is, who answers, and how it ends."""
     chosen = file.settings
     host = urlsplit(chosen.base_url or "").netloc.rpartition("@")[2]  # without a password
@@ -103,7 +103,7 @@ def _introduce(file: Database) -> None:
     note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
 
 
-def _extract(file: Database) -> None:
+def _extract(file: OpenedDatabase) -> None:
     """Extract the turns of runs that were cut off."""
     try:
         with at_work("looking for messages of runs that were cut off …"):
@@ -112,7 +112,7 @@ def _extract(file: Database) -> None:
         note(f"memories could not be extracted yet: {exc}", "dim")
 
 
-def _head(file: Database, thread: str) -> ThreadHead | None:
+def _head(file: OpenedDatabase, thread: str) -> ThreadHead | None:
     """The head of a thread, which is the user's or nobody's; None: the thread is new."""
     try:
         head = file.saver.head(thread)
@@ -147,7 +147,9 @@ def _check(head: ThreadHead, talk: _Talk) -> None:
 class _Talk:
     """A conversation as it goes on; a user without a name has no memory."""
 
-    def __init__(self, file: Database, configurable: dict[str, str], keep_last: int | None) -> None:
+    def __init__(
+        self, file: OpenedDatabase, configurable: dict[str, str], keep_last: int | None
+    ) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
@@ -188,7 +190,7 @@ class _Talk:
                 self.graph.update_state(self.config, update, as_node="respond")
 
 
-def _resume(talk: _Talk, file: Database, thread: str) -> None:
+def _resume(talk: _Talk, file: OpenedDatabase, thread: str) -> None:
     """Say where the thread stands, and finish what was cut off."""
     state = talk.graph.get_state(talk.config)
     if not state.created_at:

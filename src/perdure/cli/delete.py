@@ -12,7 +12,7 @@ import typer
 from perdure.cli.app import (
     DB,
     AsJson,
-    Database,
+    OpenedDatabase,
     Yes,
     app,
     completed_thread,
@@ -72,20 +72,20 @@ def delete(
         note("what other threads quote of it stays there")
 
 
-def _messages(file: Database, thread: str) -> int:
+def _messages(file: OpenedDatabase, thread: str) -> int:
     with suppress(PerdureError):  # it goes all the same
         return len(file.saver.history(thread))
     return file.saver.thread(thread).items
 
 
-def _named(file: Database, thread: str) -> str:
+def _named(file: OpenedDatabase, thread: str) -> str:
     from perdure.checkpointers.titles import about
 
     title = title_of(file, {"thread_id": thread, **about(file.saver, thread)})
     return f"{thread!r} ({title})" if title else repr(thread)
 
 
-def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt:
+def _forget(file: OpenedDatabase, ids: list[str], *, dry_run: bool = False) -> Receipt:
     """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
     from perdure.memory.store_adapter import QUARANTINE, WATERMARKS, notes_of
 

@@ -25,7 +25,7 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
-from perdure.cli.app import Database
+from perdure.cli.app import OpenedDatabase
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.import_ import Report
 from perdure.cli.progress import at_work, progress_bar
@@ -47,7 +47,7 @@ _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 class Importing:
     """Stores conversations, and makes memories of them, with a report."""
 
-    def __init__(self, file: Database, report: Report, *, wanted: bool, later: bool) -> None:
+    def __init__(self, file: OpenedDatabase, report: Report, *, wanted: bool, later: bool) -> None:
         self._file, self._report, self._wanted = file, report, wanted
         self._later = wanted and later
         report.user = file.user

@@ -17,10 +17,10 @@ from perdure.cli.app import (
     DB,
     AsJson,
     AsOf,
-    Database,
     Ids,
     Key,
     Limit,
+    OpenedDatabase,
     User,
     Words,
     Yes,
@@ -209,21 +209,21 @@ def forget(
 # -- finding them
 
 
-def _own(file: Database) -> list[Namespace]:
+def _own(file: OpenedDatabase) -> list[Namespace]:
     """The namespaces of a user; more may be below."""
     return [(label, file.user) for label in _LABELS]
 
 
-def _place(file: Database, given: str, own: list[Namespace]) -> tuple[Namespace, str]:
+def _place(file: OpenedDatabase, given: str, own: list[Namespace]) -> tuple[Namespace, str]:
     return item_place(file.store, own, given, "perdure memories list --ids", deleted=True)
 
 
-def _thread(file: Database, given: str) -> str:
+def _thread(file: OpenedDatabase, given: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
     return thread_id(file, given) if file.saver.threads(prefix=given, limit=1) else given
 
 
-def extract_due(file: Database) -> None:
+def extract_due(file: OpenedDatabase) -> None:
     """Extract what was said on the user's threads and no worker has read."""
     from perdure.memory.due import DueThreads, Pace
 
@@ -237,7 +237,7 @@ def extract_due(file: Database) -> None:
 # -- erasing them
 
 
-def _forget_keys(file: Database, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+def _forget_keys(file: OpenedDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
     from perdure.memory import Collection
 
     receipts = []
@@ -252,14 +252,14 @@ def _forget_keys(file: Database, keys: Iterable[str], *, dry_run: bool) -> Recei
     return reduce(sum_of, receipts)
 
 
-def _forget_matching(file: Database, **what: Any) -> Receipt:
+def _forget_matching(file: OpenedDatabase, **what: Any) -> Receipt:
     from perdure.memory import Collection
 
     of = [Collection(file.store, (label, "{user_id}")) for label in ("memories", "examples")]
     return reduce(sum_of, [each.forget_matching(config=file.config, **what) for each in of])
 
 
-def _forget_all(file: Database, *, dry_run: bool) -> Receipt:
+def _forget_all(file: OpenedDatabase, *, dry_run: bool) -> Receipt:
     """Erase all of a user: the notes first, so that it can be called again if it is cut off."""
     from perdure.memory.store_adapter import NOTES, notes_of
 
@@ -268,7 +268,7 @@ def _forget_all(file: Database, *, dry_run: bool) -> Receipt:
     return reduce(sum_of, [file.store.forget(place, dry_run=dry_run) for place in places])
 
 
-def _preview(file: Database, receipt: Receipt) -> None:
+def _preview(file: OpenedDatabase, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
     from perdure.memory.store_adapter import QUARANTINE, memory_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Database, Ids, Limit, app, opened, short_id
+from perdure.cli.app import DB, AsJson, Ids, Limit, OpenedDatabase, app, opened, short_id
 from perdure.cli.output import ago, line, note, show
 from perdure.errors import UnknownThread
 
@@ -63,7 +63,7 @@ def threads(
         raise typer.Exit(1)
 
 
-def _described(file: Database, text: str, limit: int) -> Iterator[dict[str, Any]]:
+def _described(file: OpenedDatabase, text: str, limit: int) -> Iterator[dict[str, Any]]:
     """What is known of threads; only of those that have the text, and only of so many."""
     from perdure.checkpointers.titles import about
     from perdure.checkpointers.titles import title as shown
@@ -115,7 +115,7 @@ def _text(value: Any) -> str:
     )
 
 
-def title_of(file: Database, info: Mapping[str, Any]) -> str:
+def title_of(file: OpenedDatabase, info: Mapping[str, Any]) -> str:
     """The title of a thread in a line; without one, the first words of a human."""
     from perdure.checkpointers.titles import title
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Database, app, opened
+from perdure.cli.app import DB, AsJson, OpenedDatabase, app, opened
 from perdure.cli.output import as_json, note, say
 from perdure.cli.retain import summary
 from perdure.errors import ConfigurationError, PerdureError
@@ -93,7 +93,7 @@ def worker(
         raise typer.Exit(1)
 
 
-def extractor(file: Database) -> Extractor:
+def extractor(file: OpenedDatabase) -> Extractor:
     """What asks the configured model."""
     from perdure.graphs.configured import configured_model
     from perdure.memory.model_extractor import ModelExtractor
@@ -104,7 +104,7 @@ def extractor(file: Database) -> Extractor:
     return ModelExtractor(model)
 
 
-def _retain(file: Database, background: Background, *, json: bool) -> None:
+def _retain(file: OpenedDatabase, background: Background, *, json: bool) -> None:
     """Apply the rules of the settings, but to threads that wait to be extracted."""
     if not file.settings.retention:
         return

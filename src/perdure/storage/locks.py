@@ -60,7 +60,7 @@ def offset_of(name: str) -> int:
     return int.from_bytes(digest, "big") % _OFFSETS
 
 
-class Turn:
+class LockTurn:
     """A place in the queue for a name; the first in the queue may take it from other processes.
 
     An event loop waits for it, or, with None, a thread.
@@ -91,7 +91,7 @@ class Turn:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
 
-_held: ContextVar[tuple[Turn, ...]] = ContextVar("perdure_locks", default=())
+_held: ContextVar[tuple[LockTurn, ...]] = ContextVar("perdure_locks", default=())
 
 
 class Between(Protocol):
@@ -193,10 +193,10 @@ class Locks:
         self._between = between
         self._pid = os.getpid()
         self._guard = threading.Lock()  # of what follows; held for moments only
-        self._queues: dict[str, deque[Turn]] = {}
+        self._queues: dict[str, deque[LockTurn]] = {}
         self._closed = False
 
-    def acquire(self, name: str, timeout_s: float | None) -> Turn:
+    def acquire(self, name: str, timeout_s: float | None) -> LockTurn:
         """Take a lock; the turn is given back with `release`.
 
         Raises:
@@ -204,7 +204,7 @@ class Locks:
             StorageUnavailable: It was not free in time, or the database is closed.
             StorageError: There can be no locks between processes.
         """
-        turn = Turn(self, name, timeout_s, None)
+        turn = LockTurn(self, name, timeout_s, None)
         with self._taking(turn) as first:
             if not first:
                 turn.reached.result(turn.left_s())
@@ -212,9 +212,9 @@ class Locks:
                 time.sleep(self._pause_s(turn))
         return turn
 
-    async def aacquire(self, name: str, timeout_s: float | None) -> Turn:
+    async def aacquire(self, name: str, timeout_s: float | None) -> LockTurn:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
-        turn = Turn(self, name, timeout_s, asyncio.get_running_loop())
+        turn = LockTurn(self, name, timeout_s, asyncio.get_running_loop())
         with self._taking(turn) as first:
             if not first:
                 async with asyncio.timeout(turn.left_s()):
@@ -224,7 +224,7 @@ class Locks:
         return turn
 
     @contextlib.contextmanager
-    def _taking(self, turn: Turn) -> Iterator[bool]:
+    def _taking(self, turn: LockTurn) -> Iterator[bool]:
         """Join the queue, and leave it if the lock cannot be had. Yields whether it is first."""
         with self._guard:
             queue = self._queues.setdefault(turn.name, deque())
@@ -247,7 +247,7 @@ class Locks:
             raise
         _held.set((*_held.get(), turn))
 
-    def _take(self, turn: Turn) -> bool:
+    def _take(self, turn: LockTurn) -> bool:
         """Take the lock between processes for the first of the queue, unless it has left."""
         if self._between is None:
             return True
@@ -262,7 +262,7 @@ class Locks:
             self._between.give_back(turn.name)
         return turn.taken
 
-    def _pause_s(self, turn: Turn) -> float:
+    def _pause_s(self, turn: LockTurn) -> float:
         """The pause before the next try; TimeoutError if the time is over."""
         left = turn.left_s()
         if left == 0:
@@ -270,7 +270,7 @@ class Locks:
         pause = 0.0 if self._between is None else self._between.pause_s
         return pause if left is None else min(pause, left)
 
-    def release(self, turn: Turn) -> None:
+    def release(self, turn: LockTurn) -> None:
         """Give a lock, or a place in the queue, to the next. In a forked process: do nothing."""
         _held.set(tuple(held for held in _held.get() if held is not turn))
         if self._pid != os.getpid():

@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.threads import Turn, Turns
+from perdure.storage.threads import WriteQueues, WriteTurn
 
 try:
     import psycopg
@@ -143,7 +143,7 @@ class PostgresDatabase:
         locks = None if between is None else AdvisoryLocks(between, *self._space, told=told)
         self._locks = Locks(locks)
         # what was handed in first is written first: a run that was left does not overtake the next
-        self._turns, self._handing_in = Turns(), Lock()
+        self._turns, self._handing_in = WriteQueues(), Lock()
         self._server: Server | None = None
         self._closed = False
 
@@ -240,7 +240,7 @@ class PostgresDatabase:
     def _write(
         self,
         server: Server,
-        turn: Turn,
+        turn: WriteTurn,
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None,
         undone: Callable[[], None] | None,

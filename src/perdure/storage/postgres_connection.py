@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.storage.flow import Row
 from perdure.storage.locks import Between
 from perdure.storage.postgres_pipeline import Pipelined
-from perdure.storage.threads import Threads
+from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
 _THREADS: Final = 8  # that do the work of coroutines
@@ -170,7 +170,7 @@ class Server:
         self.name = shown(dsn)
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
-        self.threads = Threads(_THREADS, "perdure-postgres", lasting=True)
+        self.threads = ThreadPool(_THREADS, "perdure-postgres", lasting=True)
         self._configure = partial(_configure, pooled=pooled)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(

@@ -30,8 +30,8 @@ from perdure.storage.sqlite_connection import (
     mapped,
 )
 from perdure.storage.sqlite_readers import AsyncReaders, Readers
-from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, Writer
-from perdure.storage.threads import Threads
+from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, SQLiteWriter
+from perdure.storage.threads import ThreadPool
 
 _READING_THREADS = 4
 _SIZES = (
@@ -50,10 +50,10 @@ class SQLiteFile:
         self.refused = ""  # why there is no more to do, if so
         self.readers = Readers(connector)
         self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
-        self.threads = Threads(_READING_THREADS, "perdure-read", lasting=True)
+        self.threads = ThreadPool(_READING_THREADS, "perdure-read", lasting=True)
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
-        self._writer: Writer | None = None
+        self._writer: SQLiteWriter | None = None
         check_path(path, connector.read_only)
         with mapped(path):
             if schema is None:
@@ -61,7 +61,7 @@ class SQLiteFile:
             elif connector.read_only:
                 connector.check_readable(schema)
             else:
-                self._writer = Writer(connector, schema)
+                self._writer = SQLiteWriter(connector, schema)
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
         # held while a transaction is made
@@ -69,7 +69,7 @@ class SQLiteFile:
         _files.add(self)
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> SQLiteWriter:
         """The writer, unless the database is closed or was opened read-only."""
         if self.refused:
             self.check()

@@ -99,7 +99,7 @@ class _Asked(Promise[object | None]):
         self.result = None
 
 
-class Writer:
+class SQLiteWriter:
     """Commits jobs in the order in which they come; those that wait together share a transaction.
 
     The tables of a component are made first.

@@ -67,7 +67,7 @@ def _deliver(promises: list[Promise[Any]]) -> None:
 _Task = tuple[Promise[Any], Callable[[], Any], Callable[[], object]]
 
 
-class Threads:
+class ThreadPool:
     """A few daemon threads that do work in the order in which it comes.
 
     One is started only while all others are at work: who does one thing after another has one
@@ -149,27 +149,27 @@ class Threads:
             thread.join()
 
 
-class Turns:
+class WriteQueues:
     """Queues for names, in which threads wait in the order in which work was handed in."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queues: dict[str, deque[Turn]] = {}
+        self._queues: dict[str, deque[WriteTurn]] = {}
 
-    def ask(self, names: Sequence[str]) -> Turn:
+    def ask(self, names: Sequence[str]) -> WriteTurn:
         """A place at the end of each queue."""
-        turn = Turn(self, tuple(dict.fromkeys(names)))
+        turn = WriteTurn(self, tuple(dict.fromkeys(names)))
         with self._changed:
             for name in turn.names:
                 self._queues.setdefault(name, deque()).append(turn)
         return turn
 
-    def wait_for(self, turn: Turn) -> None:
+    def wait_for(self, turn: WriteTurn) -> None:
         """Wait until it is the first in each of its queues."""
         with self._changed:
             self._changed.wait_for(lambda: all(self._queues[n][0] is turn for n in turn.names))
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: WriteTurn) -> None:
         """Leave its queues."""
         with self._changed:
             for name in turn.names:
@@ -179,12 +179,12 @@ class Turns:
             self._changed.notify_all()
 
 
-class Turn:
+class WriteTurn:
     """A place in queues; `with` waits for it, and leaves it at the end."""
 
     __slots__ = ("_turns", "names")
 
-    def __init__(self, turns: Turns, names: Sequence[str]) -> None:
+    def __init__(self, turns: WriteQueues, names: Sequence[str]) -> None:
         self._turns, self.names = turns, names
 
     def __enter__(self) -> None:
