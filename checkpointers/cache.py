@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, starmap
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.manifest import ALIASES, Ranges
 from perdure.storage.flow import Row
@@ -26,6 +26,18 @@ _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 UNREAD_STEP: Final = -1 << 31
 Write = list[Any]  # [index, channel, reference]
 Pending = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
+
+
+class Title(NamedTuple):
+    """What lists call a thread.
+
+    Attributes:
+        text: What the metadata says, else the first message of a human, cut to 80 characters.
+        message: That message's id, perhaps `""`; None: it is from the metadata.
+    """
+
+    text: str
+    message: str | None
 
 
 class ChannelLog:
@@ -188,12 +200,13 @@ class Thread:
         heads: By namespace.
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
+        title: What lists call it, and the id of the message that says so; see `Title`.
         lock: Held while a write is planned: what is planned changes all of the above at once.
     """
 
     __slots__ = (
         *("generation", "heads", "key", "lock", "logs", "named", "pending", "seq"),
-        *("size", "stamp", "updated_at"),
+        *("size", "stamp", "title", "updated_at"),
     )
 
     def __init__(self, key: int, generation: int) -> None:
@@ -207,6 +220,7 @@ class Thread:
         self.heads: dict[str, Head] = {}
         self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
+        self.title: Title | None = None
         self.lock = threading.Lock()
 
     def log(self, key: int, name: str, known: Thread | None = None) -> ChannelLog:

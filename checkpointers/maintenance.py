@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -21,6 +22,7 @@ from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, re
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     log_spans,
+    open_title,
     open_writes,
     pack_id,
     place,
@@ -77,6 +79,7 @@ class Maintenance:
             if checkpoint_id is not None:
                 yield from self.sweep(target, new)
                 yield self.sql("removed", new)
+                yield from self.untitled(target)
             return keys
 
         self.database.write(flow, self.reader.cache.keys.renew, exclusive=(source, target))
@@ -159,6 +162,15 @@ class Maintenance:
         forget = self.reader.cache.forget
         return self.database.write(make, lambda _: forget(thread_id), exclusive=(thread_id,))
 
+    def untitled(self, thread_id: str) -> Flow[None]:
+        """Leave no title that quotes a message, which may be removed."""
+        for thread, *_, stored in (yield self.sql("one_thread", thread_id)):
+            with suppress(CorruptRecord):  # it goes all the same
+                title = open_title(self.seal, thread_id, stored)
+                if title is None or title.message is None:
+                    return
+            yield self.sql("set_title", None, thread)
+
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
         """Remove a thread and all that belongs to it. An unknown one is no error."""
         rows = yield self.sql("one_thread", thread_id)
@@ -223,6 +235,8 @@ class Maintenance:
         )
         if not dry_run:
             yield self.sql("removed", thread)
+        if items and not dry_run:
+            yield from self.untitled(thread_id)
         return PruneReport(len(doomed), items, size_bytes=size + freed)
 
     def _doomed(self, thread_id: str, thread: int, keep: Keep) -> Flow[list[tuple[int, Kept]]]:

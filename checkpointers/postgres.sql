@@ -9,7 +9,8 @@ CREATE TABLE threads (
     generation bigint NOT NULL DEFAULT 0,
     stamp bigint NOT NULL DEFAULT 0,
     created_at double precision NOT NULL,
-    updated_at double precision NOT NULL
+    updated_at double precision NOT NULL,
+    title bytea
 ) WITH (fillfactor = 70);
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE TABLE namespaces (
@@ -103,17 +104,33 @@ SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND ui
 -- tags_beside: see `astray`
 SELECT '' WHERE false AND (?1::bigint, ?2::bigint, ?3::bigint) IS NULL;
 
+-- root_heads: the heads of some threads; apart, see `head_of`
+SELECT s.thread, c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM (
+    SELECT n.thread, CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END AS head
+    FROM namespaces n WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked)
+) s JOIN checkpoints c ON c.id = s.head;
+
+-- root_writes: what their tasks wrote
+SELECT s.thread, w.uid, w.task, w.path, w.body FROM (
+    SELECT n.thread, CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+    ELSE (n.namespace << 32) + n.pinned END AS head
+    FROM namespaces n WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked)
+) s JOIN checkpoints c ON c.id = s.head JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid ORDER BY w.path, w.task;
+
 -- begun_by_day: how many threads were begun on each day since 1970
 SELECT CAST(floor(created_at / 86400) AS bigint), count(*) FROM threads GROUP BY 1 ORDER BY 1;
 
 -- list_threads: a page, newest activity first
-SELECT thread, thread_id, created_at, updated_at, thread FROM threads
+SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
 ORDER BY threads.updated_at DESC, threads.thread DESC LIMIT ?4;
 
 -- tagged_threads: those of them whose head has a metadata value
-SELECT thread, thread_id, created_at, updated_at, thread FROM threads t
+SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
 AND EXISTS (
@@ -124,7 +141,7 @@ AND EXISTS (
 ) ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- open_threads: those of them whose head has pending writes; the head apart, see `head_of`
-SELECT thread, thread_id, created_at, updated_at, thread FROM threads t
+SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
 AND EXISTS (

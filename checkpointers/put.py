@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Title, Write
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -42,6 +42,8 @@ INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _LONG: Final = 8  # elements of an update from which on it is worth a look at the log
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
+TITLE_LENGTH: Final = 80  # characters
+TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
@@ -90,6 +92,7 @@ class CheckpointPut:
         fields: As they are stored: what of the checkpoint is neither channels nor its id, and the
             metadata.
         rests_on: Key and generation of the thread whose items it refers to, if it is known.
+        title: What it would have its thread called.
     """
 
     at: Address
@@ -99,6 +102,7 @@ class CheckpointPut:
     deliberate: bool = False
     fields: list[bytes] = field(default_factory=list)
     rests_on: tuple[int, int] | None = None
+    title: Title | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -120,6 +124,8 @@ class CheckpointPut:
             changed = channel in self.new_versions or self.at.checkpoint_id is None
             if changed and not channel.startswith("__"):
                 self._held(codec, channel)
+        if not self.at.checkpoint_ns:
+            self.title = title_of(self.metadata, self._values.get("messages"))
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.fields = [
             codec.encode(other, lambda: "checkpoint"),
@@ -203,6 +209,21 @@ class TaskWrites:
             out[index] = [index, channel, ref]
         self.encoded = list(out.values())
         self.rests_on = (thread.key, thread.generation) if thread is not None else None
+
+
+def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
+    """What a thread is called by the metadata or the first messages of a checkpoint."""
+    if metadata.get("title"):
+        return Title(_cut(str(metadata["title"])), None)
+    for message in messages[:TITLE_AMONG] if type(messages) is list else ():
+        if isinstance(message, BaseMessage) and message.type == "human":
+            return Title(_cut(str(message.text)), message.id or "")
+    return None
+
+
+def _cut(text: str) -> str:
+    text = text.strip()[:TITLE_LENGTH]
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 # -- values as parts of a log

@@ -250,7 +250,7 @@ class CheckpointReader:
         """Whether a run that names no checkpoint would start from the one of an address."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("state", uid, at.checkpoint_ns, at.thread_id)
-        return bool(rows) and rows[0][7] == rows[0][8]
+        return bool(rows) and rows[0][7] == rows[0][9]
 
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
 
-from perdure.checkpointers.cache import Snapshot, Write
+from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.manifest import ALIASES, flat
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
@@ -195,6 +195,16 @@ def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -
     """The position and the content of an item, from its row."""
     position = key & 0xFFFFFFFF
     return position, seal.open(body, item_place(thread_id, channel, position))
+
+
+def seal_title(seal: Seal, thread_id: str, title: Title) -> bytes:
+    """A title as it stands in the row of its thread."""
+    return seal.seal(pack([*title]), ("title", thread_id))
+
+
+def open_title(seal: Seal, thread_id: str, stored: bytes | None) -> Title | None:
+    """The title in the row of a thread, if it has one."""
+    return None if stored is None else Title(*_opened(seal, stored, ("title", thread_id)))
 
 
 def _opened(seal: Seal, body: bytes, place: Place) -> Any:

@@ -121,6 +121,7 @@ class ThreadHead:
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
         created_at: When its first checkpoint or write came (UTC).
         status: Whether it waits for an answer, was cut off, or is idle.
+        title: What the metadata says, else the first message of a human: 80 characters of it.
     """
 
     thread_id: str
@@ -129,6 +130,7 @@ class ThreadHead:
     updated_at: datetime
     created_at: datetime
     status: ThreadStatus
+    title: str = ""
 
     @property
     def owner(self) -> str | None:

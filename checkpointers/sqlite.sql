@@ -10,7 +10,8 @@ CREATE TABLE threads (
     generation INTEGER NOT NULL DEFAULT 0,
     stamp INTEGER NOT NULL DEFAULT 0,
     created_at REAL NOT NULL,
-    updated_at REAL NOT NULL
+    updated_at REAL NOT NULL,
+    title BLOB
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE TABLE namespaces (
@@ -64,7 +65,7 @@ SELECT s.*, (SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s
 FROM (
     SELECT t.thread, t.seq, t.generation, t.stamp, t.updated_at, n.namespace, n.pinned, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-    ELSE (n.namespace << 32) + n.pinned END AS head
+    ELSE (n.namespace << 32) + n.pinned END AS head, t.title
     FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
 ) s;
 
@@ -90,6 +91,9 @@ AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RE
 
 -- changed: tell every process that the head is another
 UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
+
+-- set_title: what lists call a thread
+UPDATE threads SET title = ? WHERE thread = ?;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ?1 WHERE thread = ?2 AND updated_at < ?1;
@@ -222,9 +226,6 @@ UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body 
     UNION ALL SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) > (?1, ?2) ORDER BY namespace, uid, task LIMIT 1)
 ) w LEFT JOIN namespaces n ON n.namespace = w.namespace LEFT JOIN threads t ON t.thread = n.thread;
 
--- writes_at: what the tasks of a checkpoint wrote, by its key
-SELECT w.uid, w.task, w.path, w.body FROM checkpoints c JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid WHERE c.id = ? ORDER BY w.path, w.task;
-
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;
 
@@ -278,12 +279,12 @@ DELETE FROM logs WHERE thread = ?;
 DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
-SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- tagged_threads: those of them whose head has a metadata value
-SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 AND EXISTS (
     SELECT 1 FROM namespaces n JOIN tags g ON g.tag = ?6 AND g.checkpoint = CASE n.pinned
@@ -293,7 +294,7 @@ AND EXISTS (
 ) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- open_threads: those of them whose head has pending writes
-SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 AND EXISTS (
     SELECT 1 FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
@@ -304,7 +305,19 @@ AND EXISTS (
 ) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
-SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread_id = ?;
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t WHERE thread_id = ?;
+
+-- root_heads: the heads of some threads
+SELECT n.thread, c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
+WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END
+WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked);
+
+-- root_writes: what their tasks wrote
+SELECT n.thread, w.uid, w.task, w.path, w.body FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
+WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END JOIN writes w ON w.namespace = n.namespace AND w.uid = c.uid
+WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked) ORDER BY w.path, w.task;
 
 -- ids_beside: the id before one in order, and the one after it
 SELECT (SELECT max(thread_id) FROM threads WHERE thread_id < ?1), (SELECT min(thread_id) FROM threads WHERE thread_id > ?1);
@@ -322,7 +335,7 @@ SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
 ) w;
 
 -- largest_threads: those with the most bytes of checkpoints, items and writes, as list_threads has them
-SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread FROM threads t JOIN (
+SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title FROM threads t JOIN (
     SELECT thread, sum(bytes) AS bytes FROM (
         SELECT n.thread, sum(length(c.body)) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace = c.id >> 32 GROUP BY 1
         UNION ALL SELECT l.thread, sum(length(i.body)) FROM items i JOIN logs l ON l.log = i.id >> 32 GROUP BY 1

@@ -38,10 +38,12 @@ class ThreadTables(Tables):
     tables = (
         Table(
             "threads",
-            "thread, thread_id, seq, generation, created_at, updated_at",
-            "r.thread_id",
+            "thread, thread_id, seq, generation, created_at, updated_at, title",
+            "r.thread_id, ''",
             key="thread",
             names="thread_id",
+            large="title",
+            place=lambda row: ("title", row[0]),
         ),
         Table(
             "namespaces",
@@ -104,7 +106,8 @@ class ThreadTables(Tables):
         out = [*row]
         for at in table.ids:
             out[at] = unpack_id(out[at])
-        out[-1] = self.seal.open(out[-1], table.place(out))
+        if out[-1] is not None:
+            out[-1] = self.seal.open(out[-1], table.place(out))
         if table.name == "items":  # the hash depends on the key; aliases have none
             out[3] = out[3] != 0
         return tuple(out)
@@ -120,7 +123,8 @@ class ThreadTables(Tables):
         if table.place is None:
             return row[1:]
         out = [*row]
-        out[-1] = self.seal.seal(out[-1], table.place(out))
+        if out[-1] is not None:
+            out[-1] = self.seal.seal(out[-1], table.place(out))
         if table.name == "items":
             out[3] = content_hash(self.seal, row[2] >> 32, row[-1]) if row[3] else 0
         for at in table.ids:

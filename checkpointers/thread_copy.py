@@ -14,9 +14,11 @@ from perdure.checkpointers.records import (
     item_place,
     leading_to,
     log_spans,
+    open_title,
     open_writes,
     place,
     seal_checkpoint,
+    seal_title,
     seal_writes,
     span,
     tags_of,
@@ -53,7 +55,8 @@ def copied(
         if found is None:
             raise missing(at)
         last = found.snapshot.key & _LOW
-    thread, _, created_at, *_ = rows[0]
+    thread, _, created_at, _, _, stored = rows[0]
+    title = open_title(reader.seal, source, stored)
     ((_, seq, _),) = yield reader.sql("find_thread", source)
     logs = yield reader.sql("thread_logs", thread)
     namespaces = yield reader.sql("thread_namespaces", thread)
@@ -61,6 +64,8 @@ def copied(
     new = keys.pop()
     stamp = random.getrandbits(62)
     yield reader.sql("new_thread", new, target, seq, stamp, created_at, time.time())
+    if title is not None:
+        yield reader.sql("set_title", seal_title(reader.seal, target, title), new)
     copier = _Copier(reader, source, target, new, keys)
     yield from copier.copy_logs(logs)
     for namespace, ns, head in namespaces:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from operator import index
 from os.path import commonprefix
 from typing import Any, Final
@@ -19,8 +21,9 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
+from perdure.checkpointers.put import TITLE_AMONG, title_of
 from perdure.checkpointers.reader import CheckpointReader, Found, damaged_index
-from perdure.checkpointers.records import leading_to, place, span
+from perdure.checkpointers.records import leading_to, open_title, place, span
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     HistoryItem,
@@ -145,8 +148,7 @@ class ThreadReader:
         narrow = ("open_threads",) if waiting else narrow
         while True:
             rows = yield from self._rows(limit, after, prefix, active_since, *narrow)
-            for row in rows:
-                head = yield from self._thread_head(row)
+            for head in (yield from self._thread_heads(rows)):
                 fits = not waiting or head.status.state == "waiting"
                 if fits and (not where or matches(head.metadata, where)):
                     out.append(head)
@@ -156,27 +158,51 @@ class ThreadReader:
 
     def head(self, thread_id: str) -> Flow[ThreadHead]:
         """The head of one thread; see `Checkpointer.head`."""
-        return (yield from self._thread_head((yield from self._row(thread_id))))
+        (head,) = yield from self._thread_heads([(yield from self._row(thread_id))])
+        return head
 
-    def _thread_head(self, row: Row) -> Flow[ThreadHead]:
-        _, thread_id, created_at, updated_at, _ = row
-        _, head, writes = yield from self._head(row)
-        uid, metadata, status = None, dict[str, Any](), IDLE
-        if head is not None:
-            uid, metadata = head.uid, self.reader.metadata(head)
-            status = yield from self.reader.status(thread_id, "", head, writes)
-        times = _time(thread_id, updated_at), _time(thread_id, created_at)
-        return ThreadHead(thread_id, uid, metadata, *times, status)
+    def _thread_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
+        """The heads of the threads of rows, in two requests for all of them."""
+        asked = json.dumps([row[0] for row in rows])
+        heads, writes = yield [self.sql("root_heads", asked), self.sql("root_writes", asked)]
+        checkpoints = {thread: row for thread, *row in heads}
+        written: dict[int, list[Row]] = {}
+        for thread, *row in writes:
+            written.setdefault(thread, []).append(tuple(row))
+        out = []
+        for thread, thread_id, created_at, updated_at, _, title in rows:
+            uid, metadata, status, head = None, dict[str, Any](), IDLE, None
+            if thread in checkpoints:
+                head = self.reader.open_row(thread_id, "", tuple(checkpoints[thread]))
+                uid, metadata = head.uid, self.reader.metadata(head)
+                status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
+            called = open_title(self.reader.seal, thread_id, title)
+            if called is None and head is not None:
+                called = yield from self._title(thread_id, head, metadata)
+            times = _time(thread_id, updated_at), _time(thread_id, created_at)
+            text = called.text if called is not None else ""
+            out.append(ThreadHead(thread_id, uid, metadata, *times, status, text))
+        return out
 
-    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None, list[Row]]]:
-        """The namespaces of a thread, the head of its root, and the rows of its writes."""
+    def _title(self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]) -> Flow[Any]:
+        """The title of a thread whose row has none, as that is about to be erased, or was."""
+        found = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
+        key, said = found.snapshot.said.get("messages", (0, [])) if found else (0, [])
+        first = [(position, position + 1) for position in islice(positions(said), TITLE_AMONG)]
+        messages: list[Any] = []
+        if found is not None and first:
+            log = yield from self.reader.load(thread_id, found.thread, key, first)
+            messages = self.reader.codec.values(log.full(first))
+        return title_of(metadata, messages)
+
+    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
+        """The namespaces of a thread, and the head of its root."""
         namespaces = yield self.sql("thread_namespaces", row[0])
-        head, writes = None, list[Row]()
+        head = None
         for key in [place(namespace, at) for namespace, ns, at in namespaces if ns == ""]:
-            rows, writes = yield [self.sql("checkpoint_at", key), self.sql("writes_at", key)]
-            for checkpoint in rows:
+            for checkpoint in (yield self.sql("checkpoint_at", key)):
                 head = self.reader.open_row(row[1], "", checkpoint)
-        return tuple(ns for _, ns, _ in namespaces), head, writes
+        return tuple(ns for _, ns, _ in namespaces), head
 
     def status(self, at: Address) -> Flow[ThreadStatus]:
         """Where a thread stands; see `Checkpointer.status`."""
@@ -202,7 +228,7 @@ class ThreadReader:
             since = check_moment("active_since", active_since).timestamp() - 1e-6
         prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
-            thread, _, _, updated_at, _ = yield from self._row(after)
+            thread, _, _, updated_at, *_ = yield from self._row(after)
             last = (updated_at, thread)
         return list((yield self.sql(narrow, *last, prefix.encode(), limit, since, *which)))
 
@@ -232,10 +258,10 @@ class ThreadReader:
         return rows[0]  # type: ignore[no-any-return]
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
-        thread, thread_id, created_at, updated_at, indexed = row
+        thread, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
-        namespaces, head, _ = yield from self._head(row)
+        namespaces, head = yield from self._head(row)
         active_at = self.reader.active_at(head, updated_at) if head else updated_at
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         times = [_time(thread_id, at) for at in (created_at, updated_at, active_at)]

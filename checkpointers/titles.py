@@ -15,7 +15,6 @@ ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 WHOSE: Final = ("user_id", "owner")
 """The metadata that says whose a conversation is."""
 TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
-_BEGINNING: Final = 2  # messages among which the first of a human is looked for
 
 
 def about(
@@ -52,7 +51,7 @@ async def aabout(
 
 
 def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
-    """The title of a thread; without one, the first message of a human; else `""`.
+    """The title of a thread; without one, the beginning of the first message of a human; else `""`.
 
     Args:
         saver: The checkpointer.
@@ -61,11 +60,7 @@ def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None =
     """
     with suppress(UnknownThread):  # another process deleted it
         known = about(saver, thread_id) if known is None else known
-        if known.get("title"):
-            return str(known["title"])
-        for item in saver.history(thread_id, ends=(_BEGINNING, 0)):
-            if getattr(item.value, "type", None) == "human":
-                return str(item.value.text)
+        return str(known.get("title") or saver.head(thread_id).title)
     return ""
 
 

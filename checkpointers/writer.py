@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
+from perdure.checkpointers.cache import Head, Snapshot, Thread, Title, Write, keep
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.manifest import (
     DICT,
@@ -34,10 +34,12 @@ from perdure.checkpointers.records import (
     content_hash,
     labels_in,
     log_spans,
+    open_title,
     open_writes,
     pack_id,
     place,
     seal_checkpoint,
+    seal_title,
     seal_writes,
     tags_of,
     written_said,
@@ -256,6 +258,7 @@ class CheckpointWriter:
                 statements.append(self.sql("pin", moved.pinned, head.namespace))
         else:
             statements += self._replacing(put.at, thread, snapshot, before, now)
+        statements += self._titled(thread_id, thread, put.title)
         statements += additions.statements()
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
@@ -333,6 +336,16 @@ class CheckpointWriter:
         before = self.reader.step(parent)
         begins = step is not None and before is not None and step != before + 1
         return seq if begins else parent.began
+
+    def _titled(self, thread_id: str, thread: Thread, title: Title | None) -> list[Statement]:
+        """Have a thread called so, unless it has a title from elsewhere."""
+        known = thread.title
+        if title is None or title == known:
+            return []
+        if known is not None and title.message not in (None, known.message):
+            return []
+        thread.title = title
+        return [self.sql("set_title", seal_title(self.seal, thread_id, title), thread.key)]
 
     def _replacing(
         self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
@@ -422,9 +435,11 @@ class CheckpointWriter:
         rows = yield self.sql("state", pack_id(uid), ns, thread_id)
         if not rows:
             return Thread(0, 0), Head(0, 0, None), None
-        key, seq, generation, stamp, updated_at, namespace, pinned, newest, existing = rows[0]
+        key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
+        title, existing = rest
         known, thread = self._known(thread_id, key, generation), Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
+        thread.title = open_title(self.seal, thread_id, title)
         if known is not None:
             thread.pending, thread.size = known.pending.copy(), known.size
             thread.heads = _heads_of(known, stamp)

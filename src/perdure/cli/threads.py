@@ -66,15 +66,11 @@ def threads(
 def _described(file: OpenedDatabase, text: str, limit: int) -> Iterator[dict[str, Any]]:
     """What is known of threads; only of those that have the text, and only of so many."""
     from perdure.checkpointers.titles import about
-    from perdure.checkpointers.titles import title as shown
 
     for head in file.saver.heads(limit=sys.maxsize if text else limit):
-        known = about(file.saver, head.thread_id, head.metadata)
-        title = known.get("title")
-        if text not in head.thread_id.casefold() and (
-            text not in (title or shown(file.saver, head.thread_id, known)).casefold()
-        ):
+        if text not in f"{head.thread_id}\0{head.title}".casefold():
             continue
+        title = about(file.saver, head.thread_id, head.metadata).get("title")
         with suppress(UnknownThread):  # another process deletes it
             yield {
                 **asdict(file.saver.thread(head.thread_id)),

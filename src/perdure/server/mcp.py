@@ -115,7 +115,7 @@ async def search_threads(
     threads = [
         {
             "thread_id": each["thread_id"],
-            "title": each["metadata"].get("title"),
+            "title": each["title"] or None,
             "status": each["status"],
         }
         for each in found

@@ -337,7 +337,7 @@ class Threads:
         def is_match(thread: Thread) -> bool:
             own, at = thread["metadata"], thread["updated_at"]
             return (
-                text.casefold() in f"{thread['thread_id']}\0{own.get('title', '')}".casefold()
+                text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and status in (None, thread["status"])
                 and (owner is None or own.get("owner", owner) == owner)
                 and (active_since is None or at >= active_since)
@@ -473,11 +473,13 @@ def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) 
     # the newest checkpoint tells whose it is: whoever made the record may be another
     own = {name: each for name, each in (("owner", owner), ("user_id", user)) if each is not None}
     moments = [each for each in (head, record) if each is not None]
+    title = given.get("title") or (head.title if head else "")
     return {
         "thread_id": thread_id,
         "created_at": min(each.created_at for each in moments),
         "updated_at": moments[0].updated_at,  # of the newest checkpoint, as threads are ordered
         "metadata": {**kept, **given, **own},
+        "title": str(title),  # which clients of langgraph's server do not know
         "status": _stands(status, known.get("status", "idle")),
         "interrupts": {
             task.id: [interrupt_of(one) for one in task.interrupts]
