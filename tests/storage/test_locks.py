@@ -126,7 +126,7 @@ async def until_queued(database: SQLiteDatabase, count: int) -> None:
     kept: Any = database if isinstance(database, PostgresDatabase) else database._file
     locks = getattr(kept, "locks", None) or kept._locks
     async with asyncio.timeout(PATIENCE_S):
-        while len(locks._queues["t"]) < count:  # noqa: ASYNC110
+        while len(locks._queues._queues["t"]) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

@@ -21,14 +21,14 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from typing import Final, Protocol
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.threads import Queues, Ticket
 
 if sys.platform == "win32":
     import msvcrt
@@ -60,38 +60,22 @@ def offset_of(name: str) -> int:
     return int.from_bytes(digest, "big") % _OFFSETS
 
 
-class LockTurn:
-    """A place in the queue for a name; the first in the queue may take it from other processes.
+class Hold:
+    """A lock that a run has, or waits for. The first in the queue may take it between processes."""
 
-    An event loop waits for it, or, with None, a thread.
-    """
-
-    def __init__(
-        self,
-        owner: Locks,
-        name: str,
-        timeout_s: float | None,
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self.owner, self.name, self.timeout_s, self._loop = owner, name, timeout_s, loop
+    def __init__(self, owner: Locks, name: str, timeout_s: float | None) -> None:
+        self.owner, self.name, self.timeout_s = owner, name, timeout_s
+        self.ticket: Ticket | None = None
         self.taken, self.session = False, 0  # between processes, and in which session
-        self.reached: Future[None] = Future()
+        self.given_back = False
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def reach(self) -> bool:
-        """Tell the one that waits that it is first. Returns False if its event loop is closed."""
-        if self._loop is not None and self._loop.is_closed():
-            return False
-        if self.reached.set_running_or_notify_cancel():
-            self.reached.set_result(None)
-        return True
 
     def left_s(self) -> float | None:
         """The remaining time to wait for it."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
 
-_held: ContextVar[tuple[LockTurn, ...]] = ContextVar("perdure_locks", default=())
+_held: ContextVar[tuple[Hold, ...]] = ContextVar("perdure_locks", default=())
 
 
 class Between(Protocol):
@@ -192,102 +176,92 @@ class Locks:
     def __init__(self, between: Between | None) -> None:
         self._between = between
         self._pid = os.getpid()
-        self._guard = threading.Lock()  # of what follows; held for moments only
-        self._queues: dict[str, deque[LockTurn]] = {}
+        self._queues = Queues()
+        self._guard = threading.Lock()  # between taking and giving back
         self._closed = False
 
-    def acquire(self, name: str, timeout_s: float | None) -> LockTurn:
-        """Take a lock; the turn is given back with `release`.
+    def acquire(self, name: str, timeout_s: float | None) -> Hold:
+        """Take a lock, which is given back with `release`.
 
         Raises:
             AlreadyLocked: This run has it.
             StorageUnavailable: It was not free in time, or the database is closed.
             StorageError: There can be no locks between processes.
         """
-        turn = LockTurn(self, name, timeout_s, None)
-        with self._taking(turn) as first:
-            if not first:
-                turn.reached.result(turn.left_s())
-            while not self._take(turn):
-                time.sleep(self._pause_s(turn))
-        return turn
+        hold = Hold(self, name, timeout_s)
+        with self._taking(hold, None) as ticket:
+            ticket.reached.result(hold.left_s())
+            while not self._take(hold):
+                time.sleep(self._pause_s(hold))
+        return hold
 
-    async def aacquire(self, name: str, timeout_s: float | None) -> LockTurn:
+    async def aacquire(self, name: str, timeout_s: float | None) -> Hold:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
-        turn = LockTurn(self, name, timeout_s, asyncio.get_running_loop())
-        with self._taking(turn) as first:
-            if not first:
-                async with asyncio.timeout(turn.left_s()):
-                    await asyncio.wrap_future(turn.reached)
-            while not await asyncio.to_thread(self._take, turn):  # noqa: ASYNC110 - across processes
-                await asyncio.sleep(self._pause_s(turn))
-        return turn
+        hold = Hold(self, name, timeout_s)
+        with self._taking(hold, asyncio.get_running_loop()) as ticket:
+            if not ticket.reached.done():
+                async with asyncio.timeout(hold.left_s()):
+                    await asyncio.wrap_future(ticket.reached)
+            while not await asyncio.to_thread(self._take, hold):  # noqa: ASYNC110 - across processes
+                await asyncio.sleep(self._pause_s(hold))
+        return hold
 
     @contextlib.contextmanager
-    def _taking(self, turn: LockTurn) -> Iterator[bool]:
-        """Join the queue, and leave it if the lock cannot be had. Yields whether it is first."""
-        with self._guard:
-            queue = self._queues.setdefault(turn.name, deque())
-            if queue and queue[0] in _held.get():
-                raise AlreadyLocked(
-                    f"{turn.name!r} is locked by this run already; it would wait for itself: take "
-                    "the lock once, around all that needs it"
-                )
-            queue.append(turn)
-            first = len(queue) == 1
+    def _taking(self, hold: Hold, loop: asyncio.AbstractEventLoop | None) -> Iterator[Ticket]:
+        """Join the queue, and leave it if the lock cannot be had."""
+        first = self._queues.first(hold.name)
+        if first is not None and any(held.ticket is first for held in _held.get()):
+            raise AlreadyLocked(
+                f"{hold.name!r} is locked by this run already; it would wait for itself: take "
+                "the lock once, around all that needs it"
+            )
+        ticket = hold.ticket = self._queues.ask(hold.name, loop=loop)
         try:
-            yield first
+            yield ticket
         except BaseException as exc:
-            self.release(turn)
+            self.release(hold)
             if isinstance(exc, TimeoutError):
                 raise StorageUnavailable(
-                    f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
+                    f"{hold.name!r} has been locked by another run for {hold.timeout_s} s; try "
                     "again, or wait longer with timeout_s"
                 ) from exc
             raise
-        _held.set((*_held.get(), turn))
+        _held.set((*_held.get(), hold))
 
-    def _take(self, turn: LockTurn) -> bool:
+    def _take(self, hold: Hold) -> bool:
         """Take the lock between processes for the first of the queue, unless it has left."""
         if self._between is None:
             return True
         if self._closed:
             raise StorageUnavailable("the database is closed")
-        if not self._between.take(turn.name):
+        if not self._between.take(hold.name):
             return False
         with self._guard:
-            turn.taken = turn in self._queues.get(turn.name, ())
-            turn.session = self._between.session
-        if not turn.taken:
-            self._between.give_back(turn.name)
-        return turn.taken
+            hold.taken = not hold.given_back
+            hold.session = self._between.session
+        if not hold.taken:
+            self._between.give_back(hold.name)
+        return hold.taken
 
-    def _pause_s(self, turn: LockTurn) -> float:
+    def _pause_s(self, hold: Hold) -> float:
         """The pause before the next try; TimeoutError if the time is over."""
-        left = turn.left_s()
+        left = hold.left_s()
         if left == 0:
             raise TimeoutError
         pause = 0.0 if self._between is None else self._between.pause_s
         return pause if left is None else min(pause, left)
 
-    def release(self, turn: LockTurn) -> None:
+    def release(self, hold: Hold) -> None:
         """Give a lock, or a place in the queue, to the next. In a forked process: do nothing."""
-        _held.set(tuple(held for held in _held.get() if held is not turn))
+        _held.set(tuple(held for held in _held.get() if held is not hold))
         if self._pid != os.getpid():
             return
         with self._guard:
-            queue = self._queues.get(turn.name)
-            if queue is None or turn not in queue:
-                return  # its event loop was closed, and others passed it over
-            was_first, taken = turn is queue[0], turn.taken
-            queue.remove(turn)
+            taken, hold.given_back = hold.taken and not hold.given_back, True
         if taken and self._between is not None and not self._closed:
-            self._between.give_back(turn.name)
-        with self._guard:
-            while was_first and queue and not queue[0].reach():
-                queue.popleft()
-            if not queue and self._queues.get(turn.name) is queue:
-                del self._queues[turn.name]
+            self._between.give_back(hold.name)
+        if hold.ticket is not None:
+            hold.ticket.leave()
 
     def check(self) -> None:
         """Make sure that the locks that the calling run has are its still.
@@ -299,10 +273,10 @@ class Locks:
         if not held or self._between is None:
             return
         self._between.check()
-        for turn in held:
-            if turn.taken and turn.owner is self and turn.session != self._between.session:
+        for hold in held:
+            if hold.taken and hold.owner is self and hold.session != self._between.session:
                 raise StorageUnavailable(
-                    f"the lock on {turn.name!r} was lost with its connection, and another run may "
+                    f"the lock on {hold.name!r} was lost with its connection, and another run may "
                     "have it now: end this run, and begin it again under a new lock"
                 )
 

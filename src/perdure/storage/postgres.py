@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.threads import WriteQueues, WriteTurn
+from perdure.storage.threads import Queues, Ticket
 
 try:
     import psycopg
@@ -143,7 +143,7 @@ class PostgresDatabase:
         locks = None if between is None else AdvisoryLocks(between, *self._space, told=told)
         self._locks = Locks(locks)
         # what was handed in first is written first: a run that was left does not overtake the next
-        self._turns, self._handing_in = WriteQueues(), Lock()
+        self._queues, self._handing_in = Queues(), Lock()
         self._server: Server | None = None
         self._closed = False
 
@@ -234,19 +234,19 @@ class PostgresDatabase:
         watch: Watch | None = None,
     ) -> T:
         """See `Database.write`."""
-        server, turn = self._writable(), self._turns.ask(exclusive or ())
-        return self._write(server, turn, make, committed, undone, exclusive)
+        server, ticket = self._writable(), self._queues.ask(*exclusive or ())
+        return self._write(server, ticket, make, committed, undone, exclusive)
 
     def _write(
         self,
         server: Server,
-        turn: WriteTurn,
+        ticket: Ticket,
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None,
         undone: Callable[[], None] | None,
         exclusive: Sequence[str] | None,
     ) -> T:
-        with turn:
+        with ticket:
             try:
                 result = self._transact(server, make, exclusive)
             except BaseException:
@@ -276,12 +276,12 @@ class PostgresDatabase:
             return self._later(lambda: self.write(make, committed, undone, exclusive))
         server = self._writable()
         with self._handing_in:  # in the order of turns: else all threads may wait for one to come
-            turn = self._turns.ask(exclusive or ())
-            work = partial(self._write, server, turn, make, committed, undone, exclusive)
+            ticket = self._queues.ask(*exclusive or ())
+            work = partial(self._write, server, ticket, make, committed, undone, exclusive)
             try:
-                return server.threads.submit(work, awaited=True, given_up=turn.leave)  # type: ignore[no-any-return]
+                return server.threads.submit(work, awaited=True, given_up=ticket.leave)  # type: ignore[no-any-return]
             except BaseException:
-                turn.leave()
+                ticket.leave()
                 raise
 
     def epoch(self, watch: Watch) -> object | None:
@@ -295,8 +295,8 @@ class PostgresDatabase:
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
-            server, turn = self._writable(), self._turns.ask(())
-            work = partial(self._write, server, turn, make, None, None, None)
+            server, ticket = self._writable(), self._queues.ask()
+            work = partial(self._write, server, ticket, make, None, None, None)
             server.threads.submit(work, awaited=False)
 
     def _writable(self) -> Server:

@@ -149,47 +149,23 @@ class ThreadPool:
             thread.join()
 
 
-class WriteQueues:
-    """Queues for names, in which threads wait in the order in which work was handed in."""
+class Ticket:
+    """A place in queues: `reached` is done once it is the first in each of them.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._queues: dict[str, deque[WriteTurn]] = {}
+    An event loop waits for that, or, with None, a thread; `with` waits, and leaves in the end.
+    """
 
-    def ask(self, names: Sequence[str]) -> WriteTurn:
-        """A place at the end of each queue."""
-        turn = WriteTurn(self, tuple(dict.fromkeys(names)))
-        with self._changed:
-            for name in turn.names:
-                self._queues.setdefault(name, deque()).append(turn)
-        return turn
+    __slots__ = ("_queues", "loop", "names", "reached")
 
-    def wait_for(self, turn: WriteTurn) -> None:
-        """Wait until it is the first in each of its queues."""
-        with self._changed:
-            self._changed.wait_for(lambda: all(self._queues[n][0] is turn for n in turn.names))
-
-    def leave(self, turn: WriteTurn) -> None:
-        """Leave its queues."""
-        with self._changed:
-            for name in turn.names:
-                self._queues[name].remove(turn)
-                if not self._queues[name]:
-                    del self._queues[name]
-            self._changed.notify_all()
-
-
-class WriteTurn:
-    """A place in queues; `with` waits for it, and leaves it at the end."""
-
-    __slots__ = ("_turns", "names")
-
-    def __init__(self, turns: WriteQueues, names: Sequence[str]) -> None:
-        self._turns, self.names = turns, names
+    def __init__(
+        self, queues: Queues, names: tuple[str, ...], loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self._queues, self.names, self.loop = queues, names, loop
+        self.reached: Future[None] = Future()
 
     def __enter__(self) -> None:
         try:
-            self._turns.wait_for(self)
+            self.reached.result()
         except BaseException:
             self.leave()
             raise
@@ -198,8 +174,58 @@ class WriteTurn:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the queues, also without having waited."""
-        self._turns.leave(self)
+        """Leave the queues, also without having waited. Twice is no error."""
+        self._queues.leave(self)
+
+
+class Queues:
+    """Queues for names, in which work waits in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()  # of what follows; held for moments only
+        self._queues: dict[str, deque[Ticket]] = {}
+
+    def ask(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """A place at the end of each queue."""
+        ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
+        with self._guard:
+            for name in ticket.names:
+                self._queues.setdefault(name, deque()).append(ticket)
+            self._tell(ticket)
+        return ticket
+
+    def first(self, name: str) -> Ticket | None:
+        """Who is first, if anybody waits."""
+        with self._guard:
+            queue = self._queues.get(name)
+            return queue[0] if queue else None
+
+    def leave(self, ticket: Ticket) -> None:
+        """See `Ticket.leave`."""
+        with self._guard:
+            self._remove(ticket)
+
+    def _remove(self, ticket: Ticket) -> None:
+        for name in ticket.names:
+            queue = self._queues.get(name)
+            if queue is None or ticket not in queue:
+                continue
+            queue.remove(ticket)
+            if queue:
+                self._tell(queue[0])
+            else:
+                del self._queues[name]
+
+    def _tell(self, ticket: Ticket) -> None:
+        """Tell who waits, if it is the first; if its event loop was closed, nobody does."""
+        if ticket.reached.done() or any(
+            self._queues[name][0] is not ticket for name in ticket.names
+        ):
+            return
+        if ticket.loop is not None and ticket.loop.is_closed():
+            self._remove(ticket)
+        elif ticket.reached.set_running_or_notify_cancel():
+            ticket.reached.set_result(None)
 
 
 # -- calls of what a user gives, which may hang
