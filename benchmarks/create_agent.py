@@ -22,7 +22,7 @@ from benchmarks.common import ON_DISK, SAVERS, Worker, bytes_in, ratio, table
 
 BLOCK = 5
 READERS = 3  # fresh processes that resume each thread
-THREADS, TURNS, AT_ONCE = 128, 4, 16
+SHORT = (32, 10, 1), (128, 4, 16)  # threads, turns of each, threads at once
 PEER, OURS = ON_DISK
 
 
@@ -120,30 +120,30 @@ def show(shape: str, turns: int, found: dict[str, Figures]) -> None:
     table(f"{shape}, {turns} turns", [*columns, "resume ms"], rows)
 
 
-def crowd(workers: dict[str, Worker], folder: Path) -> None:
-    """Short threads, many at once."""
+def crowd(workers: dict[str, Worker], folder: Path, many: int, turns: int, at_once: int) -> None:
+    """Short threads, one after another or many at once."""
     wall, cpu = dict.fromkeys(SAVERS, 0.0), dict.fromkeys(SAVERS, 0.0)
     for name, worker in workers.items():
-        worker.call("open", "chat", folder / f"threads {name}.db")
-        worker.call("crowd", range(THREADS, THREADS + AT_ONCE), 2, AT_ONCE)
-    share = THREADS // 4
+        worker.call("open", "chat", folder / f"threads {many} {name}.db")
+        worker.call("crowd", range(many, many + at_once), 2, at_once)
+    share = many // 4
     for block, name in rotating(4):
         threads = range(block * share, (block + 1) * share)
-        seconds, used = workers[name].call("crowd", threads, TURNS, AT_ONCE)
+        seconds, used = workers[name].call("crowd", threads, turns, at_once)
         wall[name] += seconds
         cpu[name] += used
     for worker in workers.values():
         worker.call("close")
-    turns = THREADS * TURNS
+    total = many * turns
     rows = [
         [
             name,
-            ratio(turns / wall[name], turns / wall[PEER]),
-            ratio(cpu[name] / turns * 1e3, cpu[PEER] / turns * 1e3),
+            ratio(total / wall[name], total / wall[PEER]),
+            ratio(cpu[name] / total * 1e3, cpu[PEER] / total * 1e3),
         ]
         for name in SAVERS
     ]
-    title = f"{THREADS} threads of {TURNS} turns of chat, {AT_ONCE} at once"
+    title = f"{many} threads of {turns} turns of chat, {at_once} at once"
     table(title, ["", "turns a second", "CPU ms a turn"], rows)
 
 
@@ -184,7 +184,8 @@ def main() -> None:
                 found[shape] = long_thread(workers, shape, turns, Path(folder))
                 show(shape, turns, found[shape])
             else:
-                crowd(workers, Path(folder))
+                for short in SHORT:
+                    crowd(workers, Path(folder), *short)
         for worker in workers.values():
             worker.stop()
     if found:

@@ -1,12 +1,13 @@
-"""What a put adds to the logs of its thread: each item once; manifests refer to its position."""
+"""What a write adds to the logs of its thread, and what is kept of that once it is committed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread
+from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread
 from perdure.checkpointers.manifest import (
     ALIASES,
     ITEM,
@@ -26,8 +27,11 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.put import Split
 from perdure.checkpointers.records import content_hash, item_place, place
 from perdure.checkpointers.values import pack
+from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
+
+_log = logging.getLogger("perdure")
 
 
 @dataclass(slots=True)
@@ -125,6 +129,72 @@ class Additions:
             log.planned -= 1
         for log, position, origin in self.aliases:
             log.origins[position] = origin
+
+
+@dataclass(slots=True)
+class Commit:
+    """A transaction: what it writes, and what is kept of the thread after it.
+
+    Attributes:
+        statements: The first finds out whether the thread is as it was kept.
+        snapshot: The checkpoint that is put, if one is.
+        head: The head of its namespace after it, which is that checkpoint, or stays another.
+        branch: Whether it is a branch that nobody asked for.
+        written: What a task wrote: namespace and id of the checkpoint, task, row.
+        fresh: Whether `thread` was read in this transaction: it is kept after it.
+        replaced: Whether a checkpoint of it has other content now: nothing is kept.
+        keys: What is left of those that this transaction asked for.
+    """
+
+    cache: Cache
+    watch: Watch
+    thread_id: str
+    thread: Thread
+    statements: list[Statement]
+    additions: Additions | None = None
+    snapshot: Snapshot | None = None
+    head: Head | None = None
+    branch: bool = False
+    written: tuple[str, str, str, Row] | None = None
+    fresh: bool = False
+    replaced: bool = False
+    keys: list[int] = field(default_factory=list)
+
+    def learn(self, rows: list[Row]) -> None:
+        """See in the first statement's row whether tasks wrote before the checkpoint was put."""
+        if self.head is not None and self.head.snapshot is self.snapshot:
+            self.head.writes = None if rows[0][-1] else {}
+
+    def committed(self) -> None:
+        """Have at hand what is stored now."""
+        cache = self.cache
+        if self.additions is not None:
+            self.additions.committed()
+        if self.head is not None:
+            self.head.epoch, self.head.flying = self.watch.epoch, False
+            cache.used(self.thread_id)
+        if self.written is not None:
+            self._add_written(*self.written)
+        if self.keys:
+            cache.keys.renew(self.keys)
+        if self.replaced:
+            cache.forget(self.thread_id)
+        elif self.fresh:
+            cache.replace(self.thread_id, self.thread)
+        if self.branch and self.snapshot is not None:
+            _log.info(
+                "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
+                *(self.thread_id, self.snapshot.uid),
+            )
+
+    def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
+        """Have a pending write at hand, if it is one of what is the head by now."""
+        thread = self.cache.peek(self.thread_id)
+        head = thread.heads.get(ns) if thread is not None else None
+        if head is None or head.snapshot is None or head.snapshot.uid != uid:
+            return
+        if head.writes is not None:
+            head.writes[task] = row
 
 
 def _said(log: ChannelLog, before: Ranges, rest: Ranges, first: int) -> Ranges:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import Additions
+from perdure.checkpointers.additions import Additions, Commit
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, Title, Write, keep
 from perdure.checkpointers.codec import MESSAGE
@@ -52,71 +51,6 @@ _LOW: Final = 0xFFFFFFFF
 _BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
-
-
-@dataclass(slots=True)
-class Commit:
-    """A transaction: what it writes, and what is kept of the thread after it.
-
-    Attributes:
-        statements: The first finds out whether the thread is as it was kept.
-        snapshot: The checkpoint that is put, if one is.
-        head: The head of its namespace after it, which is that checkpoint, or stays another.
-        branch: Whether it is a branch that nobody asked for.
-        written: What a task wrote: namespace and id of the checkpoint, task, row.
-        fresh: Whether `thread` was read in this transaction: it is kept after it.
-        replaced: Whether a checkpoint of it has other content now: nothing is kept.
-        keys: What is left of those that this transaction asked for.
-    """
-
-    writer: CheckpointWriter
-    thread_id: str
-    thread: Thread
-    statements: list[Statement]
-    additions: Additions | None = None
-    snapshot: Snapshot | None = None
-    head: Head | None = None
-    branch: bool = False
-    written: tuple[str, str, str, Row] | None = None
-    fresh: bool = False
-    replaced: bool = False
-    keys: list[int] = field(default_factory=list)
-
-    def learn(self, rows: list[Row]) -> None:
-        """See in the first statement's row whether tasks wrote before the checkpoint was put."""
-        if self.head is not None and self.head.snapshot is self.snapshot:
-            self.head.writes = None if rows[0][-1] else {}
-
-    def committed(self) -> None:
-        """Have at hand what is stored now."""
-        cache = self.writer.cache
-        if self.additions is not None:
-            self.additions.committed()
-        if self.head is not None:
-            self.head.epoch, self.head.flying = self.writer.watch.epoch, False
-            cache.used(self.thread_id)
-        if self.written is not None:
-            self._add_written(*self.written)
-        if self.keys:
-            cache.keys.renew(self.keys)
-        if self.replaced:
-            cache.forget(self.thread_id)
-        elif self.fresh:
-            cache.replace(self.thread_id, self.thread)
-        if self.branch and self.snapshot is not None:
-            _log.info(
-                "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
-                *(self.thread_id, self.snapshot.uid),
-            )
-
-    def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
-        """Have a pending write at hand, if it is one of what is the head by now."""
-        thread = self.writer.cache.peek(self.thread_id)
-        head = thread.heads.get(ns) if thread is not None else None
-        if head is None or head.snapshot is None or head.snapshot.uid != uid:
-            return
-        if head.writes is not None:
-            head.writes[task] = row
 
 
 class _Lacking(NamedTuple):
@@ -269,7 +203,17 @@ class CheckpointWriter:
         thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
         branch = bool(moved.pinned and not head.pinned)
-        return Commit(self, thread_id, thread, statements, additions, snapshot, moved, branch)
+        return Commit(
+            self.cache,
+            self.watch,
+            thread_id,
+            thread,
+            statements,
+            additions,
+            snapshot,
+            moved,
+            branch,
+        )
 
     def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
         """What a put makes, and items that the database may have, of logs that are not at hand."""
@@ -487,7 +431,7 @@ class CheckpointWriter:
         statements = [added, *self._touched(thread)]
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)
-        return Commit(self, thread_id, thread, statements, written=written)
+        return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
 
     def _touched(self, thread: Thread) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
@@ -531,7 +475,7 @@ class CheckpointWriter:
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
         _keep_pending(thread, asked, body)
         written = ns, uid or "", asked.task, (*row, body)
-        return Commit(self, thread_id, thread, [], written=written, keys=keys)
+        return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
 
 
 def _heads_of(known: Thread, stamp: int) -> dict[str, Head]:
