@@ -105,7 +105,7 @@ def _erased(
     yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
     yield reader.sql("removed", rows[0][0])
-    yield from maintenance.untitled(thread_id)
+    yield reader.sql("set_title", None, rows[0][0])  # also one of the metadata may quote a message
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
