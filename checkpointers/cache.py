@@ -273,6 +273,11 @@ class KeyBlock:
             del self._left[at:]
             return taken
 
+    def drop(self) -> None:
+        """Give none of them: a copy may have brought rows that have them."""
+        with self._lock:
+            self._left = []
+
     def renew(self, keys: list[int]) -> None:
         """Have others, the highest first."""
         with self._lock:

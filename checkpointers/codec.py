@@ -24,7 +24,13 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from ormsgpack import packb
 from pydantic import BaseModel
 
-from perdure.checkpointers.messages import CLASSES, is_plain, packed_messages, unpacked_messages
+from perdure.checkpointers.messages import (
+    CLASSES,
+    in_order,
+    is_plain,
+    packed_messages,
+    unpacked_messages,
+)
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
 from perdure.checkpointers.values import (
     PACK,
@@ -180,10 +186,16 @@ class Codec:
         if not self.compact or not isinstance(value, BaseMessage):
             return full
         if full[:1] == MESSAGE:
-            if is_plain(value):
-                return full
+            if is_plain(value):  # of equal messages the bytes are equal, whatever their order
+                return full if in_order(value) else self._in_order(value)
             full = self._checked(value, path)
         return self._as_read(full)
+
+    def _in_order(self, message: BaseMessage) -> bytes:
+        fields = message.__dict__
+        copy = unpacked_messages(self.full([message], lambda _: ""))[0]
+        object.__setattr__(copy, "__dict__", {n: fields[n] for n in type(message).model_fields})
+        return self.full([copy], lambda _: "")[0]
 
     def values(self, stored: Sequence[bytes]) -> list[Any]:
         """New values; no two callers share a mutable part.

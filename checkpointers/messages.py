@@ -122,6 +122,11 @@ def _says_plain(fields: dict[str, Any]) -> bool:
     )
 
 
+def in_order(message: BaseMessage) -> bool:
+    """Whether its fields stand in the order of its class."""
+    return [*message.__dict__] == [*type(message).model_fields]
+
+
 # -- to bytes and back
 
 _fields_of = attrgetter("__dict__")

@@ -81,8 +81,9 @@ SELECT 1 / count(*), false FROM made;
 
 -- new_writes: see sqlite.sql and `advance`
 WITH added AS (
-    INSERT INTO writes (namespace, uid, task, path, body) SELECT ?::bigint, ?::bytea, ?::bytea, ?::text, ?::bytea
-    WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?) RETURNING 1
+    INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1::bigint, ?2::bytea, ?3::bytea, ?4::text, ?5::bytea
+    WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
+    AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6) RETURNING 1
 )
 SELECT 1 / count(*), false FROM added;
 

@@ -21,7 +21,7 @@ from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Title, Write
-from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.codec import MESSAGE, Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
@@ -33,7 +33,9 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     positions,
+    unflat,
 )
+from perdure.checkpointers.messages import unpacked_messages
 from perdure.checkpointers.values import pack
 from perdure.errors import Unstorable
 
@@ -76,7 +78,7 @@ class Encoded(NamedTuple):
     """
 
     kind: int | None
-    values: list[Any]
+    values: Sequence[Any]
     full: list[bytes]
     stored: bytes
 
@@ -91,7 +93,7 @@ class CheckpointPut:
         deliberate: Whether its parent was read by its id: to go on from just there.
         fields: As they are stored: what of the checkpoint is neither channels nor its id, and the
             metadata.
-        rests_on: Key and generation of the thread whose items it refers to, if it is known.
+        known: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
     """
 
@@ -101,7 +103,7 @@ class CheckpointPut:
     new_versions: ChannelVersions
     deliberate: bool = False
     fields: list[bytes] = field(default_factory=list)
-    rests_on: tuple[int, int] | None = None
+    known: Thread | None = None
     title: Title | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
@@ -119,10 +121,12 @@ class CheckpointPut:
         self._values = dict(checkpoint["channel_values"])
         self._versions = dict(checkpoint["channel_versions"])
         self._seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
-        self.encode_tasks(codec, thread)
-        for channel in self._values:
-            changed = channel in self.new_versions or self.at.checkpoint_id is None
-            if changed and not channel.startswith("__"):
+        self.known = thread
+        for channel, value in self._values.items():
+            if channel.startswith("__"):  # tasks and inputs on their way, which are no history
+                path = f"channel_values[{channel!r}]"
+                self._here[channel] = here(codec, thread, channel, value, path)
+            elif channel in self.new_versions or self.at.checkpoint_id is None:
                 self._held(codec, channel)
         if not self.at.checkpoint_ns:
             self.title = title_of(self.metadata, self._values.get("messages"))
@@ -132,13 +136,17 @@ class CheckpointPut:
             codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
         ]
 
-    def encode_tasks(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode tasks and inputs on their way, which are no history."""
-        for channel, value in self._values.items():
-            if channel.startswith("__"):
-                path = f"channel_values[{channel!r}]"
-                self._here[channel] = here(codec, thread, channel, value, path)
-        self.rests_on = (thread.key, thread.generation) if thread is not None else None
+    def encode_rest(self, codec: Codec) -> None:
+        """Encode what did not change, too: the parent may not have it when it is planned."""
+        for channel in self._values.keys() - self._here.keys():
+            self._held(codec, channel)
+
+    def detach(self, key: int, generation: int) -> None:
+        """Have nothing rest on what may change until it is planned, in a thread in this state."""
+        for channel, ref in self._here.items():
+            self._here[channel] = whole(ref, self.known, (key, generation))
+        for channel, value in self._encoded.items():
+            self._encoded[channel] = value._replace(values=_AsGiven(value.values, value.full))
 
     def _held(self, codec: Codec, channel: str) -> Encoded:
         """A channel's value. If it did not change it is needed only if the parent is gone."""
@@ -184,7 +192,7 @@ class TaskWrites:
 
     Attributes:
         encoded: The writes as they are stored.
-        rests_on: Key and generation of the thread whose items they refer to, if it is known.
+        known: What is kept of the thread, to whose items they may refer.
     """
 
     at: Address
@@ -192,7 +200,7 @@ class TaskWrites:
     path: str
     writes: Sequence[tuple[str, Any]]
     encoded: list[Write] = field(default_factory=list)
-    rests_on: tuple[int, int] | None = None
+    known: Thread | None = None
 
     def encode(self, codec: Codec, thread: Thread | None) -> None:
         """Encode the writes; they may refer to what is in the logs of the thread.
@@ -207,8 +215,44 @@ class TaskWrites:
                 value = repr(value)  # as langgraph's savers store what a task raised
             ref = here(codec, thread, channel, value, f"the write to {channel!r}")
             out[index] = [index, channel, ref]
-        self.encoded = list(out.values())
-        self.rests_on = (thread.key, thread.generation) if thread is not None else None
+        self.encoded, self.known = list(out.values()), thread
+
+    def for_state(self, key: int, generation: int) -> list[Write]:
+        """The writes, for a thread in this state."""
+        return [[i, c, whole(ref, self.known, (key, generation))] for i, c, ref in self.encoded]
+
+
+class _AsGiven(Sequence[Any]):
+    """Values as they were when they were encoded, as far as it matters: messages."""
+
+    def __init__(self, values: Sequence[Any], full: list[bytes]) -> None:
+        self._values, self._full = values, full
+
+    def __len__(self) -> int:
+        return len(self._full)
+
+    def __getitem__(self, i: Any) -> Any:
+        full = self._full[i]
+        return unpacked_messages([full])[0] if full[:1] == MESSAGE else self._values[i]
+
+
+def whole(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
+    """A reference as `here` made it with what is known, for a thread with this key and generation.
+
+    If that is another state, it has no ranges of logs.
+    """
+    if isinstance(ref, bytes) or known is None or (known.key, known.generation) == state:
+        return ref
+    kind, inner = ref
+    if kind == MAP:
+        return [MAP, {name: whole(each, known, state) for name, each in inner.items()}]
+    items: list[bytes] = []
+    for element in inner:
+        if isinstance(element, bytes):
+            items.append(element)
+        else:
+            items += known.logs[element[0]].full(unflat(element[1:]))
+    return [kind, items]
 
 
 def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
@@ -308,7 +352,7 @@ def _match(
     codec: Codec,
     log: ChannelLog,
     find: Callable[[bytes], int | None],
-    values: list[Any],
+    values: Sequence[Any],
     full: list[bytes],
     hint: Ranges,
     path: str,

@@ -208,9 +208,10 @@ DELETE FROM checkpoints WHERE id = ?;
 -- find_writes: what a task wrote already
 SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 
--- new_writes: what a task wrote, which has written nothing yet, if nothing of the thread was removed
-INSERT INTO writes (namespace, uid, task, path, body) SELECT ?, ?, ?, ?, ?
-WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ? AND generation = ?) RETURNING 0;
+-- new_writes: what a task wrote, which has written nothing yet, if its namespace is there and nothing of the thread was removed
+INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1, ?2, ?3, ?4, ?5
+WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
+AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6) RETURNING 0;
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

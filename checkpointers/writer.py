@@ -78,22 +78,30 @@ class CheckpointWriter:
             Unstorable: A value cannot be stored.
         """
         planned = self.at_hand(asked)
+        if planned is None and isinstance(asked, CheckpointPut):
+            asked.encode_rest(self.codec)
 
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
                     planned.learn((yield Guarded(planned.statements)))
                 except Stale:
-                    if isinstance(asked, CheckpointPut):  # others may not be planned upon it
-                        self.cache.distrust(asked.at.thread_id)
+                    if isinstance(asked, CheckpointPut):
+                        undone()
                 else:
                     return planned
             return (yield from self.anew(asked))
 
-        thread_id, undone = asked.at.thread_id, None
-        if isinstance(asked, CheckpointPut):
-            undone = partial(self.cache.distrust, thread_id)
-        return flow, Commit.committed, undone, (thread_id,), self.watch
+        thread_id = asked.at.thread_id
+        undone = partial(self._undo, thread_id, planned)
+        is_put = isinstance(asked, CheckpointPut)
+        return flow, Commit.committed, undone if is_put else None, (thread_id,), self.watch
+
+    def _undo(self, thread_id: str, planned: Commit | None) -> None:
+        """Have nothing planned upon a put that failed, and drop keys that others may have."""
+        self.cache.distrust(thread_id)
+        if planned is not None and planned.statements[0].sql == self.sql["new_thread"]:
+            self.cache.keys.drop()
 
     def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
@@ -343,8 +351,7 @@ class CheckpointWriter:
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
         thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
-        if put.rests_on not in (None, (thread.key, thread.generation)):
-            put.encode_tasks(self.codec, None)
+        put.detach(thread.key, thread.generation)
         parent = before = None
         if uid is not None and head.namespace:
             parent = thread.snapshot(put.at.checkpoint_ns, uid)
@@ -429,7 +436,7 @@ class CheckpointWriter:
         known = thread.key, thread.generation
         added = self.sql("new_writes", head.namespace, *row, body, *known)
         statements = [added, *self._touched(thread)]
-        _keep_pending(thread, asked, body)
+        _keep_pending(thread, asked, asked.encoded, body)
         written = ns, uid or "", asked.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
 
@@ -460,20 +467,19 @@ class CheckpointWriter:
         if thread is None:
             thread = Thread(key, generation)
             thread.updated_at = updated_at
-        if asked.rests_on not in (None, (key, generation)):
-            asked.encode(self.codec, None)
+        writes = asked.for_state(key, generation)
         row = pack_id(uid), pack_id(asked.task), asked.path
         found = yield self.sql("find_writes", namespace, *row[:2])
         if found:
             stored = (*row[:2], *found[0])
             merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
-            for write in asked.encoded:
+            for write in writes:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
-            asked.encoded = [merged[index] for index in sorted(merged)]
-        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), asked.encoded)
+            writes = [merged[index] for index in sorted(merged)]
+        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), writes)
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
-        _keep_pending(thread, asked, body)
+        _keep_pending(thread, asked, writes, body)
         written = ns, uid or "", asked.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
 
@@ -496,12 +502,12 @@ def _heads_of(known: Thread, stamp: int) -> dict[str, Head]:
         known.lock.release()
 
 
-def _keep_pending(thread: Thread, asked: TaskWrites, body: bytes) -> None:
+def _keep_pending(thread: Thread, asked: TaskWrites, writes: list[Write], body: bytes) -> None:
     """Keep what may be in a log once the next checkpoint is put."""
-    if any(map(_may_be_in_a_log, asked.encoded)):
+    if any(map(_may_be_in_a_log, writes)):
         at = asked.at.checkpoint_ns, asked.at.checkpoint_id or ""
         known = thread.pending.get(at, {})
-        keep(thread.pending, at, {**known, asked.task: (asked.path, asked.encoded, body)})
+        keep(thread.pending, at, {**known, asked.task: (asked.path, writes, body)})
 
 
 def _fill(

@@ -42,6 +42,7 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
+_LOOK_S: Final = 0.001  # how long to wait while somebody else looks at the connection
 SOON_S: Final = 0.02  # how long to wait to be told the epoch
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
@@ -107,6 +108,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()  # held while the connection is in use
+        self._busy = False  # whether it is for more than a look
         self._connector = connector
         self._conn = connector.first_writer(schema)
         self._file, self._file_seen = connector.identity(), time.monotonic()
@@ -131,10 +133,12 @@ class SQLiteWriter:
                 if job.claim():
                     jobs.append(job)
             if jobs:
-                with self.lock:
+                with self._in_use():
                     self._commit(jobs)
                     self._after_commit()
-                    settle(self._answered())
+                while self._asked:
+                    with self._in_use():
+                        settle(self._answered())
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -211,7 +215,9 @@ class SQLiteWriter:
 
     def epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.epoch`; while the connection is in use, it cannot be told."""
-        if not self.lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False) and (
+            self._busy or not self.lock.acquire(timeout=_LOOK_S)
+        ):
             return None
         try:
             self._look()
@@ -225,15 +231,18 @@ class SQLiteWriter:
         """See `Database.epoch_soon`: told by who uses the connection."""
         asked = _Asked(component, watch)
         self._asked.append(asked)
-        epoch = self.epoch(component, watch)  # it may have become free just before
-        if epoch is not None:
-            asked.future.cancel()
-            return epoch
-        limit = asyncio.get_running_loop().call_later(SOON_S, settle, [asked])
         try:
-            return await asked.future  # type: ignore[misc,no-any-return]
+            epoch = self.epoch(component, watch)  # it may have become free just before
+            if epoch is not None:
+                return epoch
+            limit = asyncio.get_running_loop().call_later(SOON_S, settle, [asked])
+            try:
+                return await asked.future  # type: ignore[misc,no-any-return]
+            finally:
+                limit.cancel()
         finally:
-            limit.cancel()
+            with suppress(ValueError):  # it was answered
+                self._asked.remove(asked)
 
     def _undo(self) -> None:
         """Roll back; a connection that cannot is given up, lest it commits half a job later."""
@@ -251,9 +260,19 @@ class SQLiteWriter:
         return self._conn
 
     @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Have the connection for a while."""
+        with self.lock:
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
+    @contextmanager
     def _between_commits(self) -> Iterator[sqlite3.Connection]:
         """The connection, for other work than jobs."""
-        with self.lock, mapped(self._connector.path):
+        with self._in_use(), mapped(self._connector.path):
             try:
                 yield self._sound()
             except BaseException:
