@@ -139,6 +139,8 @@ def check_text(name: str, value: object) -> str:
     Raises:
         InvalidConfig: It is of another type, or has a lone surrogate.
     """
+    if type(value) is str and value.isascii():
+        return value
     if not isinstance(value, str):
         raise InvalidConfig(f"{name} is {value!r:.80}; expected text")
     try:

@@ -181,8 +181,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
         """The head as this process keeps it, if nobody else has written since."""
+        if epoch is None:
+            return None
         with collector_paused():
-            return self._reader.at_hand(at, epoch) if epoch is not None else None
+            return self._reader.at_hand(at, epoch)
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
@@ -289,8 +291,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
         at = address(config)
-        if not (type(uid := checkpoint["id"]) is str and uid.isascii()):
-            check_text("the id of the checkpoint", uid)
+        check_text("the id of the checkpoint", checkpoint["id"])
         known = dict(get_checkpoint_metadata(config, metadata))
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
@@ -798,9 +799,8 @@ def _task_writes(
     config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
 ) -> TaskWrites:
     at = address(config)
-    if not (type(task_id) is type(task_path) is str and (task_id + task_path).isascii()):
-        check_text("task_id", task_id)
-        check_text("task_path", task_path)
+    check_text("task_id", task_id)
+    check_text("task_path", task_path)
     if at.checkpoint_id is None:
         raise InvalidConfig(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "

@@ -26,8 +26,8 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.messages import (
     CLASSES,
-    in_order,
     is_plain,
+    packed_in_order,
     packed_messages,
     unpacked_messages,
 )
@@ -66,7 +66,7 @@ class Codec:
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
         self._allowlist = Allowlist(serde) if type(serde) is JsonPlusSerializer else None
-        self.compact = self._allowlist is not None
+        self.packs_messages = self._allowlist is not None
         self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
         self.replacement_noted = False
 
@@ -80,9 +80,9 @@ class Codec:
             Unstorable: It, or a part of it, cannot be stored, or would come back as another.
             ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
         """
-        if value is None and self.compact:
+        if value is None and self.packs_messages:
             return _NULL
-        if not self.compact or isinstance(value, _TYPED_APART):
+        if not self.packs_messages or isinstance(value, _TYPED_APART):
             return self._checked(value, path)
         if isinstance(value, BaseMessage):
             return self.stored(value, self.full([value], lambda _: path())[0], path)
@@ -103,7 +103,7 @@ class Codec:
         try:
             return self._encoded(value, path, exact=exact)
         except Exception as exc:
-            if self.compact and getattr(self.serde, "pickle_fallback", False):
+            if self.packs_messages and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
@@ -167,12 +167,12 @@ class Codec:
 
     def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
         """The bytes by which values are compared; an error, as of `encode`, names the `path`."""
-        if self.compact and (found := _all_full(values)) is not None:
+        if self.packs_messages and (found := _all_full(values)) is not None:
             return found
         return [self._full(value, path, i) for i, value in enumerate(values)]
 
     def _full(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
-        if self.compact and (found := _all_full([value])) is not None:
+        if self.packs_messages and (found := _all_full([value])) is not None:
             return found[0]
         if type(value) is bytearray:  # within a list the serializer makes them bytes
             value = bytes(value)
@@ -183,19 +183,13 @@ class Codec:
 
         Else those of what comes back in its place: storing that gives the same bytes again.
         """
-        if not self.compact or not isinstance(value, BaseMessage):
+        if not self.packs_messages or not isinstance(value, BaseMessage):
             return full
         if full[:1] == MESSAGE:
             if is_plain(value):  # of equal messages the bytes are equal, whatever their order
-                return full if in_order(value) else self._in_order(value)
+                return packed_in_order(value) or full
             full = self._checked(value, path)
         return self._as_read(full)
-
-    def _in_order(self, message: BaseMessage) -> bytes:
-        fields = message.__dict__
-        copy = unpacked_messages(self.full([message], lambda _: ""))[0]
-        object.__setattr__(copy, "__dict__", {n: fields[n] for n in type(message).model_fields})
-        return self.full([copy], lambda _: "")[0]
 
     def values(self, stored: Sequence[bytes]) -> list[Any]:
         """New values; no two callers share a mutable part.
@@ -206,7 +200,7 @@ class Codec:
         kinds = {each[:1] for each in stored}
         if kinds == {MESSAGE}:
             return unpacked_messages(stored)
-        if kinds == {_PLAIN} and self.compact:
+        if kinds == {_PLAIN} and self.packs_messages:
             with suppress(ValueError):  # only the serializer knows what is in one of them
                 return unpack_all([each[1:] for each in stored])
         return [*map(self.decode, stored)]

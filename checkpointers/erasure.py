@@ -41,6 +41,7 @@ from perdure.checkpointers.records import (
     VIEWS,
     log_spans,
     open_item,
+    open_title,
     open_writes,
     place,
     seal_checkpoint,
@@ -105,7 +106,7 @@ def _erased(
     yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
     yield reader.sql("removed", rows[0][0])
-    yield reader.sql("set_title", None, rows[0][0])  # also one of the metadata may quote a message
+    yield from eraser.untitle()
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
@@ -197,6 +198,15 @@ class _Eraser:
             for position, stored in items.items():  # what is left of another item may be this
                 self.additions.placed.setdefault((name, stored), position)
 
+    def untitle(self) -> Flow[None]:
+        """Leave no title that quotes what is erased."""
+        for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
+            title = open_title(self.seal, self.thread_id, stored)
+            told = {"title": title.text} if title is not None else {}
+            quotes = self.remover.without(told, Where(tasks=True)) is not told
+            if title is None or quotes or title.message in {"", *self.remover.ids}:
+                yield self.sql("set_title", None, thread)
+
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""
         self.remover.settle()
@@ -206,7 +216,7 @@ class _Eraser:
 
     def _may_name(self, stored: bytes) -> bool:
         """Whether something to erase may be in these bytes; what cannot hold it is not decoded."""
-        return not self.codec.compact or any(needle in stored for needle in self._needles)
+        return not self.codec.packs_messages or any(needle in stored for needle in self._needles)
 
     def run(self, *, looking: bool) -> Flow[None]:
         """Go over the thread once."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -79,7 +78,6 @@ class Maintenance:
             if checkpoint_id is not None:
                 yield from self.sweep(target, new)
                 yield self.sql("removed", new)
-                yield from self.untitled(target)
             return keys
 
         self.database.write(flow, self.reader.cache.keys.renew, exclusive=(source, target))
@@ -165,11 +163,9 @@ class Maintenance:
     def untitled(self, thread_id: str) -> Flow[None]:
         """Leave no title that quotes a message, which may be removed."""
         for thread, *_, stored in (yield self.sql("one_thread", thread_id)):
-            with suppress(CorruptRecord):  # it goes all the same
-                title = open_title(self.seal, thread_id, stored)
-                if title is None or title.message is None:
-                    return
-            yield self.sql("set_title", None, thread)
+            title = open_title(self.seal, thread_id, stored)
+            if title is None or title.message is not None:
+                yield self.sql("set_title", None, thread)
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
         """Remove a thread and all that belongs to it. An unknown one is no error."""

@@ -122,11 +122,6 @@ def _says_plain(fields: dict[str, Any]) -> bool:
     )
 
 
-def in_order(message: BaseMessage) -> bool:
-    """Whether its fields stand in the order of its class."""
-    return [*message.__dict__] == [*type(message).model_fields]
-
-
 # -- to bytes and back
 
 _fields_of = attrgetter("__dict__")
@@ -151,6 +146,14 @@ def packed_messages(
         return list(map(packb, pairs, repeat(None), repeat(PACK)))
     except TypeError:
         return None
+
+
+def packed_in_order(message: BaseMessage) -> bytes | None:
+    """The bytes of a message whose fields are not in the order of its class, in that order."""
+    cls, fields = type(message), message.__dict__
+    if [*fields] == [*cls.model_fields]:
+        return None
+    return packb((_CODES[cls], {name: fields[name] for name in cls.model_fields}), None, PACK)
 
 
 def unpacked_messages(packed: Sequence[bytes]) -> list[BaseMessage]:

@@ -8,6 +8,7 @@ one that was changed in place is stored again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -257,11 +258,12 @@ def whole(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
 
 def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """What a thread is called by the metadata or the first messages of a checkpoint."""
-    if metadata.get("title"):
-        return Title(_cut(str(metadata["title"])), None)
-    for message in messages[:TITLE_AMONG] if type(messages) is list else ():
-        if isinstance(message, BaseMessage) and message.type == "human":
-            return Title(_cut(str(message.text)), message.id or "")
+    with suppress(Exception):  # of a message that is none by its own rules
+        if metadata.get("title"):
+            return Title(_cut(str(metadata["title"])), None)
+        for message in messages[:TITLE_AMONG] if type(messages) is list else ():
+            if isinstance(message, BaseMessage) and message.type == "human":
+                return Title(_cut(str(message.text)), message.id or "")
     return None
 
 
@@ -339,7 +341,7 @@ def here(
 
 def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
     """The elements of a list, or the pairs of a dict, and the bytes of each."""
-    elements = [[*pair] for pair in value.items()] if type(value) is dict else value
+    elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
         return elements, codec.full(elements, lambda i: f"{path}[{i}]")
     except Unstorable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
@@ -203,8 +204,10 @@ def seal_title(seal: Seal, thread_id: str, title: Title) -> bytes:
 
 
 def open_title(seal: Seal, thread_id: str, stored: bytes | None) -> Title | None:
-    """The title in the row of a thread, if it has one."""
-    return None if stored is None else Title(*_opened(seal, stored, ("title", thread_id)))
+    """The title in the row of a thread; None: it has none, or that is damaged, and is made anew."""
+    with suppress(CorruptRecord, TypeError):
+        return None if stored is None else Title(*_opened(seal, stored, ("title", thread_id)))
+    return None
 
 
 def _opened(seal: Seal, body: bytes, place: Place) -> Any:

@@ -64,7 +64,7 @@ def copied(
     new = keys.pop()
     stamp = random.getrandbits(62)
     yield reader.sql("new_thread", new, target, seq, stamp, created_at, time.time())
-    if title is not None:
+    if title is not None and (checkpoint_id is None or title.message is None):
         yield reader.sql("set_title", seal_title(reader.seal, target, title), new)
     copier = _Copier(reader, source, target, new, keys)
     yield from copier.copy_logs(logs)

@@ -18,7 +18,7 @@ from perdure.checkpointers.address import (
     check_thread_id,
     optional_text,
 )
-from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.cache import Snapshot, Title
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.put import TITLE_AMONG, title_of
@@ -184,8 +184,10 @@ class ThreadReader:
             out.append(ThreadHead(thread_id, uid, metadata, *times, status, text))
         return out
 
-    def _title(self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]) -> Flow[Any]:
-        """The title of a thread whose row has none, as that is about to be erased, or was."""
+    def _title(
+        self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
+    ) -> Flow[Title | None]:
+        """The title of a thread whose row has none, as it was erased or pruned."""
         found = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
         key, said = found.snapshot.said.get("messages", (0, [])) if found else (0, [])
         first = [(position, position + 1) for position in islice(positions(said), TITLE_AMONG)]

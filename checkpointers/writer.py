@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -53,6 +54,17 @@ _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
 
 
+class WriteCall(NamedTuple):
+    """What `Database.write` is called with."""
+
+    make: Callable[[], Flow[Commit]]
+    committed: Callable[[Commit], None]
+    undone: Callable[[], None]
+    exclusive: tuple[str]
+    watch: Watch
+    patient: bool
+
+
 class _Lacking(NamedTuple):
     """What a put needs: keys, some of them for `logs`, and a look for items with these hashes."""
 
@@ -69,15 +81,15 @@ class CheckpointWriter:
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
-    def job(self, asked: CheckpointPut | TaskWrites) -> tuple[Any, ...]:
-        """What `Database.write` is to be called with, planned as far as can be here and now.
+    def job(self, asked: CheckpointPut | TaskWrites) -> WriteCall:
+        """What the database is asked to write, planned as far as can be here and now.
 
         If the thread is not as it was kept, it is read in the same place: writes keep their order.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        planned = self.at_hand(asked)
+        planned, thread_id = self.at_hand(asked), asked.at.thread_id
         if planned is None and isinstance(asked, CheckpointPut):
             asked.encode_rest(self.codec)
 
@@ -86,22 +98,24 @@ class CheckpointWriter:
                 try:
                     planned.learn((yield Guarded(planned.statements)))
                 except Stale:
-                    if isinstance(asked, CheckpointPut):
-                        undone()
+                    if isinstance(asked, CheckpointPut):  # others may not be planned upon it
+                        self.cache.distrust(thread_id)
+                        if planned.statements[0].sql == self.sql["new_thread"]:
+                            self.cache.keys.drop()  # another may have its key
                 else:
                     return planned
             return (yield from self.anew(asked))
 
-        thread_id = asked.at.thread_id
-        undone = partial(self._undo, thread_id, planned)
-        is_put = isinstance(asked, CheckpointPut)
-        return flow, Commit.committed, undone if is_put else None, (thread_id,), self.watch
+        undone = partial(self._undo, None if isinstance(asked, TaskWrites) else thread_id)
+        # what a task wrote is followed by a put, most of the time
+        patient = isinstance(asked, TaskWrites)
+        return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, patient)
 
-    def _undo(self, thread_id: str, planned: Commit | None) -> None:
-        """Have nothing planned upon a put that failed, and drop keys that others may have."""
-        self.cache.distrust(thread_id)
-        if planned is not None and planned.statements[0].sql == self.sql["new_thread"]:
-            self.cache.keys.drop()
+    def _undo(self, thread_id: str | None) -> None:
+        """Have nothing planned upon a put that failed; its keys may be those that failed it."""
+        if thread_id is not None:
+            self.cache.distrust(thread_id)
+        self.cache.keys.drop()
 
     def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
@@ -172,7 +186,7 @@ class CheckpointWriter:
         nodes = put.nodes(self.codec, thread.named, parent)
         lacking = self._lacking(thread, head, nodes)
         if keys is None and not lacking.hashes:
-            keys = self.cache.keys.take(lacking.keys) if lacking.keys else []
+            keys = self.cache.keys.take(lacking.keys)
         if keys is None:
             return lacking
         stamp, now = random.getrandbits(62), time.time()

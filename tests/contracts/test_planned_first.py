@@ -16,6 +16,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import TaskWrites
 from perdure.errors import StorageError
 from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.sqlite_writer import _Asked
 from tests.contracts.puts import at, listed, put, values_at
 from tests.contracts.test_kept_heads import aput, handed_in, held, said
 
@@ -231,6 +232,46 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     assert not writer._asked
     assert epoch() is not None
     assert not writer._asked
+
+
+def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes are acknowledged all the same, and the next ones too."""
+    saver, _ = files
+    put(saver, {"n": 1}, uid="a")
+    writer = saver.database._connected().writer  # type: ignore[attr-defined]
+    look = writer._look
+
+    def given_up() -> None:
+        if not writer._conn.in_transaction:
+            writer._asked.clear()
+        look()
+
+    async def course() -> None:
+        async with asyncio.timeout(5):
+            for uid, upon in (("b", "a"), ("c", "b")):
+                writer._asked.extend(_Asked("checkpointer", saver._watch) for _ in range(2))
+                await aput(saver, uid, {"n": uid}, upon)
+
+    monkeypatch.setattr(writer, "_look", given_up)
+    asyncio.run(course())
+    assert listed(saver, at()) == ["c", "b", "a"]
+
+
+def test_a_list_that_is_emptied_meanwhile(files: Savers) -> None:
+    one, other = files
+    put(one, {"notes": ["x"]}, uid="a1")
+    put(other, {"notes": ["x"]}, at(uid="a1"), uid="a2")
+    notes = [f"{number} " * 100 for number in range(5)]
+    given = [*notes]
+
+    async def course() -> None:
+        with held(one):
+            tasks = await handed_in(aput(one, "b", {"notes": notes}, "a2"))
+            notes.clear()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(course())
+    assert values_at(other, at(uid="b")) == {"notes": given}
 
 
 def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:

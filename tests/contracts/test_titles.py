@@ -96,6 +96,23 @@ def test_it_is_erased_with_its_message(saver: SQLiteCheckpointer) -> None:
     assert called(saver) == "And rivers?"
 
 
+def test_it_outlives_what_else_is_erased(saver: SQLiteCheckpointer) -> None:
+    """Also in a thread whose state has lost its first message."""
+    put(saver, said(ASKED, TOLD), uid="1")
+    put(saver, said(MORE), at(uid="1"), uid="2")
+    saver.erase("t", ["a1"])
+    assert stored(saver)
+    put(saver, said(MORE, TOLD), at(uid="2"), uid="3")
+
+    assert called(saver) == "How do ponds freeze?"
+
+
+def test_a_message_that_is_none_gives_none(saver: SQLiteCheckpointer) -> None:
+    put(saver, said(HumanMessage.model_construct(content=None, id="q")), uid="1")
+
+    assert called(saver) == ""
+
+
 def test_it_is_pruned_with_its_message(saver: SQLiteCheckpointer) -> None:
     put(saver, said(ASKED), uid="1")
     put(saver, said(MORE), at(uid="1"), uid="2")

@@ -25,7 +25,7 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage import sqlite_connection
+from perdure.storage import sqlite_connection, sqlite_writer
 from perdure.storage.database import Schema
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
@@ -179,6 +179,27 @@ def test_the_wal_stays_bounded(
     database.close()
 
     assert max(sizes) < 3 * WAL_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_patient_write_shares_the_next_commit(
+    database: SQLiteDatabase, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    """It waits for another write, as long as that is worth it."""
+    monkeypatch.setattr(sqlite_writer, "_PATIENCE_S", 60.0 if follows else 0.001)
+    database.write(partial(add, 0))
+
+    async def run() -> None:
+        Commits.count = 0
+        tasks = [asyncio.ensure_future(database.awrite(partial(add, 1), patient=True))]
+        await asyncio.sleep(0.02)  # the writing thread has it
+        if follows:
+            tasks.append(asyncio.ensure_future(database.awrite(partial(add, 2))))
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert Commits.count == 1
+    assert database.read(numbers) == [0, 1, 2][: 2 + follows]
 
 
 def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers import ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.titles import aabout, atitle
+from perdure.checkpointers.titles import atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, aviews
 from perdure.server.call import Call, Caller
@@ -82,8 +82,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
         row |= _open((await call.saver.ahead(thread_id)).status)
-        known = await aabout(call.saver, thread_id, metadata)
-        row["title"] = cut(await atitle(call.saver, thread_id, known), _TITLE)[0]
+        row["title"] = cut(thread["title"], _TITLE)[0]
     return row
 
 

@@ -132,6 +132,7 @@ class Database(Protocol):
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
 
@@ -142,6 +143,7 @@ class Database(Protocol):
             exclusive: Names of what is written, such as a thread: a flow that is about one of
                 them waits until this one is committed. None: all writers of the component wait.
             watch: Of who keeps in memory what this transaction leaves behind.
+            patient: Whether it may wait 2 ms for another write, to share its transaction.
 
         Raises:
             StorageError: The database was opened read-only, or refuses. Nothing was written.
@@ -154,6 +156,7 @@ class Database(Protocol):
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""
 

@@ -232,6 +232,7 @@ class PostgresDatabase:
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> T:
         """See `Database.write`."""
         server, ticket = self._writable(), self._queues.ask(*exclusive or ())
@@ -269,6 +270,7 @@ class PostgresDatabase:
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._server is None:

@@ -23,6 +23,7 @@ from perdure.storage.flow import Flow, Statement, T, rows_of
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.sqlite_connection import (
     DURABLE,
+    REUSES_WAL,
     Connector,
     Synchronous,
     check_name,
@@ -281,9 +282,10 @@ class SQLiteDatabase:
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> T:
         """See `Database.write`. SQLite has one writer at a time."""
-        job = Job(make, committed, undone, self._component, watch, awaited=False)
+        job = Job(make, committed, undone, self._component, watch, patient, awaited=False)
         return self._connected().submit(job).result()  # type: ignore[no-any-return]
 
     def awrite(
@@ -293,9 +295,10 @@ class SQLiteDatabase:
         undone: Callable[[], None] | None = None,
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
+        patient: bool = False,
     ) -> Awaitable[T]:
         """See `Database.write`."""
-        job = Job(make, committed, undone, self._component, watch, awaited=True)
+        job = Job(make, committed, undone, self._component, watch, patient, awaited=True)
         if self._file is None:
             return self._later(lambda file: file.submit(job))
         return self._file.submit(job)  # type: ignore[no-any-return]
@@ -362,7 +365,7 @@ class SQLiteDatabase:
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
-            "wal_reset_bug": sqlite3.sqlite_version_info < (3, 51, 3),
+            "wal_reset_bug": not REUSES_WAL,
             "synchronous": self._connector.synchronous,
             "size_bytes": size * pages,
             "free_bytes": size * free,

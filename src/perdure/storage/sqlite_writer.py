@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from filelock import Timeout
@@ -42,6 +42,7 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
+_PATIENCE_S: Final = 0.002  # how long a patient job waits for another
 _LOOK_S: Final = 0.001  # how long to wait while somebody else looks at the connection
 SOON_S: Final = 0.02  # how long to wait to be told the epoch
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
@@ -51,7 +52,7 @@ _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never hel
 class Job(Promise[T]):
     """A transaction to be made: see `Database.write`."""
 
-    __slots__ = ("committed", "component", "make", "undone", "watch")
+    __slots__ = ("committed", "component", "make", "patient", "undone", "watch")
 
     def __init__(
         self,
@@ -60,12 +61,13 @@ class Job(Promise[T]):
         undone: Callable[[], None] | None = None,
         component: str = "",
         watch: Watch | None = None,
+        patient: bool = False,
         *,
         awaited: bool,
     ) -> None:
         super().__init__(awaited=awaited)
         self.make, self.committed, self.undone = make, committed, undone
-        self.component, self.watch = component, watch
+        self.component, self.watch, self.patient = component, watch, patient
 
     def succeed(self) -> None:
         """Its transaction is committed."""
@@ -125,13 +127,9 @@ class SQLiteWriter:
         self._thread.start()
 
     def _run(self) -> None:
-        queue = self._queue
-        job = queue.get()
-        while job is not None:
-            jobs = [job] if job.claim() else []
-            while not queue.empty() and (job := queue.get()) is not None:
-                if job.claim():
-                    jobs.append(job)
+        more = True
+        while more:
+            jobs, more = self._group()
             if jobs:
                 with self._in_use():
                     self._commit(jobs)
@@ -140,8 +138,26 @@ class SQLiteWriter:
                     with self._in_use():
                         settle(self._answered())
             del jobs  # else the last results live until the next job
-            if job is not None:
+
+    def _group(self) -> tuple[list[Job[Any]], bool]:
+        """The jobs of the next transaction, which are all that wait, and whether more will come."""
+        jobs, queue, until = list[Job[Any]](), self._queue, 0.0
+        job = queue.get()
+        while job is not None:
+            if job.claim():
+                jobs.append(job)
+            if not queue.empty():
                 job = queue.get()
+            elif jobs and all(job.patient for job in jobs):
+                now = time.monotonic()
+                until = until or now + _PATIENCE_S
+                try:
+                    job = queue.get(timeout=max(0.0, until - now))
+                except Empty:
+                    return jobs, True
+            else:
+                return jobs, True
+        return jobs, False
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Run jobs in one transaction; if one of them fails, each in a transaction of its own."""
@@ -176,13 +192,18 @@ class SQLiteWriter:
         settle([*jobs, *self._answered()])
 
     def _answered(self) -> list[_Asked]:
-        """Those who asked for the epoch, which is told by the connection as it is now."""
+        """Those who asked for the epoch, which is told by the connection as it is now. Never fails.
+
+        They are taken first: an event loop may give up at any moment.
+        """
         answered: list[_Asked] = []
-        with suppress(sqlite3.Error):
-            while self._asked:
-                if not answered:
-                    self._look()
-                answered.append(asked := self._asked.popleft())
+        with suppress(IndexError):
+            while True:
+                answered.append(self._asked.popleft())
+        with suppress(Exception):  # they are told nothing
+            if answered:
+                self._look()
+            for asked in answered:
                 asked.result = self._epoch(asked.component, asked.watch)
         return answered
 
@@ -241,7 +262,7 @@ class SQLiteWriter:
             finally:
                 limit.cancel()
         finally:
-            with suppress(ValueError):  # it was answered
+            with suppress(ValueError, IndexError):  # it was answered, or others are right now
                 self._asked.remove(asked)
 
     def _undo(self) -> None:
