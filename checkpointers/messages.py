@@ -156,8 +156,10 @@ def packed_in_order(message: BaseMessage) -> bytes | None:
     return packb((_CODES[cls], {name: fields[name] for name in cls.model_fields}), None, PACK)
 
 
-def unpacked_messages(packed: Sequence[bytes]) -> list[BaseMessage]:
+def unpacked_messages(packed: Sequence[bytes], *, as_given: bool = False) -> list[BaseMessage]:
     """New messages from their bytes: no two callers share a mutable part.
+
+    One with other fields than its class has is validated, or `as_given`, if it was packed just now.
 
     Raises:
         CorruptRecord: They are no such bytes.
@@ -175,7 +177,7 @@ def unpacked_messages(packed: Sequence[bytes]) -> list[BaseMessage]:
         ):
             deque(setting, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            if fields.keys() != names[classes[i]]:  # of another langchain-core
+            if fields.keys() != names[classes[i]] and not as_given:  # of another langchain-core
                 made[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc

@@ -234,7 +234,9 @@ class _AsGiven(Sequence[Any]):
 
     def __getitem__(self, i: Any) -> Any:
         full = self._full[i]
-        return unpacked_messages([full])[0] if full[:1] == MESSAGE else self._values[i]
+        if full[:1] != MESSAGE:
+            return self._values[i]
+        return unpacked_messages([full], as_given=True)[0]
 
 
 def whole(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:

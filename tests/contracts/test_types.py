@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
@@ -246,6 +246,7 @@ tampering = st.tuples(
 
 
 @given(st.lists(messages_, max_size=4), st.none() | tampering)
+@example([HumanMessage("")], ("tool_calls", []))  # a field of another class
 def test_any_message_equals_langgraphs(messages: list[Any], tampered: Any) -> None:
     """Random messages, one of them tampered with in place, equal what langgraph gives back."""
     if tampered is not None and messages:
