@@ -145,7 +145,7 @@ class CheckpointPut:
     def detach(self, key: int, generation: int) -> None:
         """Have nothing rest on what may change until it is planned, in a thread in this state."""
         for channel, ref in self._here.items():
-            self._here[channel] = whole(ref, self.known, (key, generation))
+            self._here[channel] = without_ranges(ref, self.known, (key, generation))
         for channel, value in self._encoded.items():
             self._encoded[channel] = value._replace(values=_AsGiven(value.values, value.full))
 
@@ -220,7 +220,9 @@ class TaskWrites:
 
     def for_state(self, key: int, generation: int) -> list[Write]:
         """The writes, for a thread in this state."""
-        return [[i, c, whole(ref, self.known, (key, generation))] for i, c, ref in self.encoded]
+        return [
+            [i, c, without_ranges(ref, self.known, (key, generation))] for i, c, ref in self.encoded
+        ]
 
 
 class _AsGiven(Sequence[Any]):
@@ -239,7 +241,7 @@ class _AsGiven(Sequence[Any]):
         return unpacked_messages([full], as_given=True)[0]
 
 
-def whole(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
+def without_ranges(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
     """A reference as `here` made it with what is known, for a thread with this key and generation.
 
     If that is another state, it has no ranges of logs.
@@ -248,7 +250,7 @@ def whole(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
         return ref
     kind, inner = ref
     if kind == MAP:
-        return [MAP, {name: whole(each, known, state) for name, each in inner.items()}]
+        return [MAP, {name: without_ranges(each, known, state) for name, each in inner.items()}]
     items: list[bytes] = []
     for element in inner:
         if isinstance(element, bytes):

@@ -104,7 +104,9 @@ class CheckpointWriter:
                             self.cache.keys.drop()  # another may have its key
                 else:
                     return planned
-            return (yield from self.anew(asked))
+            if isinstance(asked, TaskWrites):
+                return (yield from self._writes_anew(asked))
+            return (yield from self._put_anew(asked))
 
         undone = partial(self._undo, None if isinstance(asked, TaskWrites) else thread_id)
         # what a task wrote is followed by a put, most of the time
@@ -153,12 +155,6 @@ class CheckpointWriter:
             raise
         finally:
             thread.lock.release()
-
-    def anew(self, asked: CheckpointPut | TaskWrites) -> Flow[Commit]:
-        """The whole transaction, which reads the thread as it is, and makes it if need be."""
-        if isinstance(asked, TaskWrites):
-            return self._writes_anew(asked)
-        return self._put_anew(asked)
 
     # -- a checkpoint
 
