@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from filelock import FileLock, Timeout
-
 from perdure.errors import ConfigurationError, MissingDependency, StorageUnavailable
 from perdure.memory.due import Job
 from perdure.settings import is_dsn
+from perdure.storage.locks import file_lock
 
 try:
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowStatus
@@ -142,6 +141,8 @@ class JobQueue:
                 "notification_listener_polling_interval_sec": _POLL_S,
                 "enable_otlp": False,
             }
+            logger = logging.getLogger("dbos")
+            stack.callback(logger.setLevel, logger.level)  # DBOS sets it, and leaves it so
             with _mapped("opened"):
                 if not _working:
                     DBOS(config=config)
@@ -165,9 +166,8 @@ class JobQueue:
 
     def _slot(self, stack: ExitStack) -> str:
         for number in count():
-            with suppress(Timeout):
-                lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
-                stack.enter_context(lock.acquire(timeout=0))
+            with suppress(TimeoutError):
+                stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
                 break
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"

@@ -155,7 +155,7 @@ def test_awaiting_in_a_forked_child(tmp_path: Path) -> None:
 
 @POSIX
 def test_closing_in_a_forked_child(tmp_path: Path) -> None:
-    """In the child close() is no error (now RuntimeError from filelock)."""
+    """In a forked child close() is no error."""
     database = opened(tmp_path / "x.db")
     database.write(partial(add, 1))
     status = child_of(database.close)

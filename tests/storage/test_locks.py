@@ -19,7 +19,7 @@ import pytest
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.database import Schema
-from perdure.storage.locks import FileLocks, Locks
+from perdure.storage.locks import FileLocks, Locks, file_lock
 from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
 from tests import postgres_server
@@ -269,7 +269,7 @@ def test_names_of_one_byte_do_not_stop_a_run(tmp_path: Path) -> None:
     mine = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))
     turns = [mine.acquire(name, 0) for name in "ab"]
     code = f"""
-from perdure.storage.locks import FileLocks, Locks
+from perdure.storage.locks import FileLocks, Locks, file_lock
 from perdure.errors import StorageUnavailable
 locks = Locks(FileLocks({str(tmp_path / "x.locks")!r}, offset=lambda name: 7))
 def free():
@@ -425,3 +425,44 @@ def tries(place: Place) -> None:
         take(at(place), "t", timeout_s=0.05)
     except StorageUnavailable:
         sys.exit(7)
+
+
+def test_a_locked_file_is_given_back_by_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Another process waits in vain for it, and gets it when its holder is killed."""
+    path = str(tmp_path / "x.lock")
+    code = f"""
+from perdure.storage.locks import file_lock
+with file_lock({path!r}, 0):
+    print("mine", flush=True)
+    input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        said = other.stdout.readline()
+        with pytest.raises(TimeoutError), file_lock(path, LATER_S):
+            pass
+        other.kill()
+        with file_lock(path, PATIENCE_S):
+            pass
+
+    assert said == "mine\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_holds_no_file_of_its_parent(tmp_path: Path) -> None:
+    """What a process gives back is free, while a child lives that it forked meanwhile."""
+    path = str(tmp_path / "x.lock")
+    reading, writing = os.pipe()
+    with file_lock(path, 0):
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent has looked
+            os._exit(0)
+    with file_lock(path, PATIENCE_S):
+        os.write(writing, b".")
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)

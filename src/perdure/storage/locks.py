@@ -42,6 +42,9 @@ if sys.platform == "win32":
     def _unlock_byte(fd: int, offset: int) -> None:
         os.lseek(fd, offset, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+
+    def _lock_whole(fd: int) -> None:
+        _lock_byte(fd, 0)
 else:
     import fcntl
 
@@ -52,6 +55,50 @@ else:
 
     def _unlock_byte(fd: int, offset: int) -> None:
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
+
+    def _lock_whole(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this descriptor, not of the process
+
+
+_PAUSE_S: Final = 0.01  # between two tries
+_whole_files: Final = set[int]()  # descriptors of files that are locked as a whole
+
+
+@contextlib.contextmanager
+def file_lock(path: str, timeout_s: float) -> Iterator[None]:
+    """Hold a file alone, which is made if need be; the others are threads and processes.
+
+    Raises:
+        TimeoutError: It was not free within `timeout_s` seconds.
+        OSError: The file cannot be opened, or its file system has no locks.
+    """
+    until = time.monotonic() + timeout_s
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    _whole_files.add(fd)
+    try:
+        while True:
+            try:
+                _lock_whole(fd)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= until:
+                    raise TimeoutError(f"{path!r} was not free within {timeout_s} s") from None
+                time.sleep(_PAUSE_S)
+        yield
+    finally:
+        if fd in _whole_files:
+            _whole_files.remove(fd)
+            os.close(fd)
+
+
+def _close_in_child() -> None:
+    """A forked process holds no lock: else it would keep one when its parent gives it back."""
+    while _whole_files:
+        os.close(_whole_files.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def offset_of(name: str) -> int:
@@ -105,7 +152,7 @@ class FileLocks(Between):
         offset: The byte for a name.
     """
 
-    pause_s = 0.01
+    pause_s = _PAUSE_S
     session = 0
 
     def __init__(self, path: str, offset: Callable[[str], int] = offset_of) -> None:

@@ -7,11 +7,9 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
-
-from filelock import FileLock, Timeout
 
 from perdure.errors import (
     ConfigurationError,
@@ -24,6 +22,7 @@ from perdure.errors import (
 from perdure.settings import is_dsn
 from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
 from perdure.storage.flow import Flow, Guarded, Request, Stale, T, run
+from perdure.storage.locks import file_lock
 
 Synchronous = Literal["full", "normal"]
 DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
@@ -85,11 +84,6 @@ class Connector:
             found = os.stat(self.path) if self.on_disk else None
             return found and (found.st_dev, found.st_ino)
         return None
-
-    @cached_property
-    def file_lock(self) -> FileLock:
-        """The lock between processes under which the file is opened and its WAL emptied."""
-        return FileLock(self.path + ".lock", thread_local=False)
 
     def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
@@ -195,21 +189,25 @@ class Connector:
         raise NotADatabase(f"{self.path!r} is an SQLite database of another application; {hint}")
 
     @contextlib.contextmanager
-    def between_processes(self) -> Iterator[None]:
-        """Alone among the processes that have the file open; see `file_lock`."""
+    def between_processes(self, wait_s: float | None = None) -> Iterator[None]:
+        """Alone among the processes that have the file open: to open it, to empty its WAL.
+
+        Raises:
+            StorageUnavailable: Another was not done within `wait_s`, or else `timeout_s`, seconds.
+        """
         if not self.on_disk:
             yield
             return
+        path, wait_s = self.path + ".lock", self.timeout_s if wait_s is None else wait_s
         try:
-            with self.file_lock.acquire(timeout=self.timeout_s):
+            with file_lock(path, wait_s):
                 yield
-        except Timeout as exc:
+        except TimeoutError as exc:
             raise StorageUnavailable(
-                f"another process has held {self.path + '.lock'!r} for {self.timeout_s} s: "
-                "try again"
+                f"another process has held {path!r} for {wait_s} s: try again"
             ) from exc
         except OSError as exc:
-            raise _unusable(exc, self.path + ".lock") from exc
+            raise _unusable(exc, path) from exc
 
     def reader(self) -> sqlite3.Connection:
         """A connection that only reads."""

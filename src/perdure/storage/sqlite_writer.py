@@ -19,9 +19,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from filelock import Timeout
-
-from perdure.errors import StorageUnavailable
+from perdure.errors import StorageError, StorageUnavailable
 from perdure.storage import sqlite_connection
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, T, run
@@ -317,7 +315,7 @@ class SQLiteWriter:
 
         Never fails: what could not be done is tried again later.
         """
-        with suppress(sqlite3.Error, OSError):
+        with suppress(sqlite3.Error, StorageError, OSError):
             if self._vacuuming:
                 more = False  # a vacuum that fails is not tried for ever
                 try:
@@ -335,11 +333,11 @@ class SQLiteWriter:
             return True
         emptied = False
         try:
-            with self._connector.file_lock.acquire(timeout=wait_s):
+            with self._connector.between_processes(wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 emptied = not busy
-        except Timeout:
+        except StorageUnavailable:
             pass  # the next commit tries again
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
