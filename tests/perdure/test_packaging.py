@@ -65,8 +65,8 @@ def test_star_imports_need_no_extra() -> None:
     """`import *` takes what can be imported; a missing extra is named where it is used."""
     extras = (
         *("bpe_openai", "cryptography", "dbos", "detect_secrets", "fastapi", "jinja2", "langchain"),
-        *("mcp", "onnxruntime", "opentelemetry", "phonenumbers", "psycopg", "psycopg_pool"),
-        *("python_multipart", "sqlalchemy", "sse_starlette", "tokenizers", "uvicorn"),
+        *("mcp", "opentelemetry", "phonenumbers", "psycopg", "psycopg_pool"),
+        *("python_multipart", "sqlalchemy", "sse_starlette", "uvicorn"),
     )
     packages = ("perdure", *(f"perdure.{name}" for name in ("checkpointers", "stores", "memory")))
     code = f"""
