@@ -31,7 +31,8 @@ from perdure.server.access import (
     Local,
     Unauthenticated,
 )
-from perdure.server.call import Call, Databases
+from perdure.server.call import Call
+from perdure.server.databases import Databases
 from perdure.server.logs import Audit
 from perdure.server.mcp import TOOLS, read_thread, search_threads
 from perdure.settings import Settings

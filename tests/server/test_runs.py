@@ -29,7 +29,8 @@ from perdure.graphs import chat_graph
 from perdure.memory import views
 from perdure.server import create_app, runs
 from perdure.server.access import Action, Filter, Identity, Local
-from perdure.server.call import Call, Databases
+from perdure.server.call import Call
+from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run_request import RunRequest

@@ -22,7 +22,8 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.graphs import chat_graph
 from perdure.server import create_app
 from perdure.server.access import action
-from perdure.server.call import Caller, Databases
+from perdure.server.call import Caller
+from perdure.server.databases import Databases
 from perdure.server.telemetry import Telemetry, _tracer
 from perdure.settings import Settings
 from tests.server.running import running
@@ -164,7 +165,7 @@ def test_spans_tell_what_is_done_without_content(
 
 def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
     async def course() -> None:
-        databases = Databases(settings, Telemetry(metrics=True))
+        databases = Databases(settings, Telemetry(metrics=True).watch)
         saver, store = await databases.of(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
             assert isinstance(saver, type(plain))

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import StorageUnavailable
 from perdure.server import call, create_app
-from perdure.server.call import Databases
+from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.settings import Settings

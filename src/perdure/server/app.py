@@ -27,14 +27,16 @@ from perdure.server import (
     pages_threads,
 )
 from perdure.server.access import Access, Local, action, public
-from perdure.server.call import Caller, Databases
+from perdure.server.call import Caller
+from perdure.server.databases import Databases
+from perdure.server.error_replies import add_error_replies
 from perdure.server.graphs import Graphs
 from perdure.server.guard import LOOPBACK, Guard
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS
 from perdure.server.paths import EncodedSlashes
-from perdure.server.reply import JSON, add_error_replies
+from perdure.server.reply import JSON
 from perdure.server.runs import Runs
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
@@ -94,8 +96,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.databases = Databases(chosen, telemetry)
-        app.state.databases.runs = app.state.runs = Runs(served, limits, telemetry)
+        watch = (telemetry.watch,) if telemetry is not None else ()
+        app.state.databases = Databases(chosen, *watch)
+        app.state.runs = Runs(served, limits, telemetry)
         try:
             yield
         finally:

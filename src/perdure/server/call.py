@@ -2,111 +2,62 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Protocol
 
 from fastapi import Depends
 from langchain_core.runnables import RunnableConfig
 from starlette.requests import HTTPConnection
 
-from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity
+from perdure.server.databases import Databases, OpenDatabase
 from perdure.server.threads import RESERVED, Threads
-from perdure.settings import Settings, is_dsn
-from perdure.stores import open_store
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
-
-if TYPE_CHECKING:
-    from perdure.server.runs import Runs
-    from perdure.server.telemetry import Telemetry
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 _OWN: Final = ("perdure", RESERVED)  # the first labels of perdure's own namespaces
 _PAGE: Final = 1_000  # read at once, where such are left out
-_MOST: Final = 32  # tenants that are open
-_CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
 
 
-class Parts(NamedTuple):
-    """The threads and the items of a database, or of a tenant of it."""
+class RunsUnderWay(Protocol):
+    """The runs of this process, as far as threads need to know them."""
 
-    saver: Checkpointer
-    store: WholeStore
+    def active(self, tenant: str | None, thread_id: str) -> Sequence[object]:
+        """Those of a thread that have not ended."""
 
-
-class Databases:
-    """The database of the settings, opened when it is first used; of tenants, each its own.
-
-    Of many tenants, those that were not asked for in the longest time are closed.
-    """
-
-    def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
-        self._settings, self._telemetry = settings, telemetry
-        self.runs: Runs | None = None
-        self._parts: dict[str | None, Parts] = {}  # last is who asked last
-        self._uses = Counter[str | None]()
-
-    async def of(self, tenant: str | None) -> Parts:
-        """What belongs to a tenant."""
-        parts = self._parts.pop(tenant, None) or self._opened(tenant)
-        idle = [each for each in self._parts if not self._uses[each]]
-        self._parts[tenant] = parts
-        await self._close(*idle[: max(0, len(self._parts) - _MOST)])
-        return parts
-
-    @contextmanager
-    def used(self, tenant: str | None) -> Iterator[None]:
-        """While it lasts, what belongs to a tenant is not closed."""
-        self._uses[tenant] += 1
-        try:
-            yield
-        finally:
-            self._uses[tenant] -= 1
-
-    async def aclose(self) -> None:
-        """Close all of it."""
-        await self._close(*self._parts)
-
-    def _opened(self, tenant: str | None) -> Parts:
-        db, options = self._settings.db, {"key": self._settings.key}
-        if tenant is None:
-            parts = Parts(open_checkpointer(db, **options), open_store(db, **options))
-        elif is_dsn(db):
-            options["tenant"] = tenant
-            saver = open_checkpointer(db, cache_bytes=_CACHE_BYTES, **options)
-            parts = Parts(saver, open_store(db, index_bytes=_INDEX_BYTES, **options))
-        else:
-            raise ConfigurationError(
-                f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
-                "a database on Postgres only"
-            )
-        if self._telemetry is not None:
-            self._telemetry.watch(parts)
-        return parts
-
-    async def _close(self, *tenants: str | None) -> None:
-        for part in chain(*map(self._parts.pop, tenants)):
-            await part.aclose()
+    def forget(self, tenant: str | None, thread_id: str) -> None:
+        """Forget what is known of a thread that is no more."""
 
 
 class Call:
-    """A request for an action. The database is out of reach until `permit` was awaited."""
+    """A request for an action. The database is out of reach until `permit` was awaited.
+
+    Args:
+        identity: Who asks.
+        action: What for.
+        access: What is allowed.
+        databases: What is out of reach before.
+        runs: What runs in this process; None: nothing does.
+    """
 
     def __init__(
-        self, identity: Identity, action: Action, access: Access, databases: Databases
+        self,
+        identity: Identity,
+        action: Action,
+        access: Access,
+        databases: Databases,
+        runs: RunsUnderWay | None = None,
     ) -> None:
         self.identity, self.action = identity, action
-        self._access, self._databases = access, databases
-        self._parts: Parts | None = None
+        self._access, self._databases, self._runs = access, databases, runs
+        self._database: OpenDatabase | None = None
         self._filter: Filter = {}
         self.recorded: list[dict[str, Any]] = []  # for each `permit`
 
@@ -129,7 +80,7 @@ class Call:
         writes = self.action in ("store:put", "store:delete")
         if is_own(asked.get("namespace") or ()) and (writes or not self.identity.is_admin):
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
-        self._parts = await self._databases.of(self.identity.tenant)
+        self._database = await self._databases.of(self.identity.tenant)
         return asked
 
     def used(self) -> AbstractContextManager[None]:
@@ -138,7 +89,7 @@ class Call:
 
     def another(self, action: Action) -> Call:
         """The same request for what it needs to be permitted as well, such as to read a source."""
-        return Call(self.identity, action, self._access, self._databases)
+        return Call(self.identity, action, self._access, self._databases, self._runs)
 
     @property
     def saver(self) -> Checkpointer:
@@ -153,11 +104,11 @@ class Call:
     @property
     def threads(self) -> Threads:
         """The threads that may be reached."""
-        runs, tenant, parts = self._databases.runs, self.identity.tenant, self._permitted()
+        runs, tenant, database = self._runs, self.identity.tenant, self._permitted()
         if runs is None:
-            return Threads(*parts, self._filter)
+            return Threads(*database, self._filter)
         about = partial(runs.active, tenant), partial(runs.forget, tenant)
-        return Threads(*parts, self._filter, *about)
+        return Threads(*database, self._filter, *about)
 
     async def listed(
         self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any
@@ -185,10 +136,10 @@ class Call:
         """The namespace of the user's memories."""
         return (NAMESPACE[0], self.identity.user)
 
-    def _permitted(self) -> Parts:
-        if self._parts is None:
+    def _permitted(self) -> OpenDatabase:
+        if self._database is None:
             raise RuntimeError(f"{self.action} reaches for the database before it is permitted")
-        return self._parts
+        return self._database
 
 
 def is_own(namespace: Sequence[str]) -> bool:
@@ -209,7 +160,7 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     identity: Identity = known or await access.identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
-    call = Call(identity, endpoint.action, access, state.databases)
+    call = Call(identity, endpoint.action, access, state.databases, state.runs)
     connection.state.call = call
     await state.audit.check(endpoint.action, connection.scope["method"])
     with state.clients.one((identity.tenant, identity.user)), call.used():

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server.access import Forbidden, Refused
 from perdure.server.call import IDS
+from perdure.server.error_replies import refusal
 from perdure.server.logs import SAFE, Audit, is_change
-from perdure.server.reply import refusal, split
+from perdure.server.reply import split
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""

@@ -23,7 +23,8 @@ from starlette.types import Receive, Scope, Send
 from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Identity, Local, action, public
-from perdure.server.call import Call, Caller, Databases, verbatim
+from perdure.server.call import Call, Caller, verbatim
+from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.messages import as_text, cut
 from perdure.server.reply import status_of

@@ -6,16 +6,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit
 
 import orjson
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from perdure.errors import (
     AlreadyLocked,
@@ -36,7 +33,7 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import Refused, Unauthenticated
+from perdure.server.access import Refused
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
     (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
@@ -113,55 +110,3 @@ def wants_json(request: Request) -> bool:
     """Whether a request for a page is for its JSON twin: at `.json`, or if JSON is accepted."""
     accepts = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or accepts.startswith("application/json")
-
-
-def refusal(request: Request, error: PerdureError) -> Response:
-    """The reply to a request that failed; to a browser without a session, the page to log in."""
-    headers = error.headers if isinstance(error, Refused) else {}
-    if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        part = "hx-request" in request.headers  # of the page that is shown
-        here = split(request.headers.get("hx-current-url", "") if part else str(request.url))
-        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
-        login = f"/ui/login?next={quote(back, safe='')}"
-        if part:
-            return Response(status_code=401, headers={"HX-Redirect": login})
-        if "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse(login, 303)
-    return _error(request, status_of(error), str(error), headers)
-
-
-def add_error_replies(app: FastAPI) -> None:
-    """Reply to an error of perdure with its status and its sentence."""
-
-    @app.exception_handler(PerdureError)
-    async def _(request: Request, error: Exception) -> Response:
-        assert isinstance(error, PerdureError)
-        return refusal(request, error)
-
-    @app.exception_handler(HTTPException)
-    async def _(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _error(request, error.status_code, error.detail, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def _(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _error(request, 422, "; ".join(map(_sentence, error.errors())))
-
-
-def _error(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    if request.url.path.startswith("/ui/") and not wants_json(request):
-        from perdure.server.pages import error_page  # pages need replies
-
-        return error_page(request, status, sentence, headers)
-    return JSON({"detail": sentence}, status, dict(headers or {}))
-
-
-def _sentence(error: Mapping[str, Any]) -> str:
-    """What of a request is wrong: where, the value, and what was expected."""
-    if error["type"] == "json_invalid":
-        return f"the body is no JSON: {error['ctx']['error']}"
-    where = ".".join(map(str, error["loc"]))
-    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"

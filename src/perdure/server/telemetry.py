@@ -20,7 +20,7 @@ from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer
 
 from perdure import __version__
 from perdure.errors import ConfigurationError, MissingDependency, PerdureError
-from perdure.server.call import Parts
+from perdure.server.databases import OpenDatabase
 
 if TYPE_CHECKING:
     from perdure.memory.due import DueThreads
@@ -60,7 +60,7 @@ class Telemetry:
         self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **own)
         self._counting: asyncio.Task[None] | None = None
         self._counted_at = 0.0
-        self._due: tuple[Parts, DueThreads] | None = None
+        self._due: tuple[OpenDatabase, DueThreads] | None = None
 
     @classmethod
     def configured(cls, *, metrics: bool = False) -> Telemetry | None:
@@ -78,7 +78,7 @@ class Telemetry:
 
     # -- what is measured
 
-    def watch(self, parts: Parts) -> None:
+    def watch(self, parts: OpenDatabase) -> None:
         """Give each part a subclass of its class whose public methods are measured."""
         for part, (kind, names) in zip(parts, _OPERATIONS.items(), strict=True):
             own, methods = type(part), dict[str, Any]()
@@ -141,7 +141,7 @@ class Telemetry:
 
     # -- counts, made when metrics are read
 
-    async def exposition(self, parts: Parts) -> bytes:
+    async def exposition(self, parts: OpenDatabase) -> bytes:
         """The metrics as Prometheus reads them.
 
         Sizes and jobs are at most a minute old, or of the last count while another takes long.
@@ -154,7 +154,7 @@ class Telemetry:
         await asyncio.wait([self._counting], timeout=_WAIT_S)
         return await asyncio.to_thread(generate_latest, self._registry)
 
-    async def _count(self, parts: Parts) -> None:
+    async def _count(self, parts: OpenDatabase) -> None:
         try:
             saver, store = await parts.saver.astats(), await parts.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
@@ -168,7 +168,7 @@ class Telemetry:
             _LOG.warning("sizes for the metrics cannot be counted: %s", exc)
         self._counted_at = time.monotonic()
 
-    def _states(self, parts: Parts) -> Counter[str]:
+    def _states(self, parts: OpenDatabase) -> Counter[str]:
         """How many threads wait for an extraction, by state; only new activity is read again."""
         from perdure.memory.due import DueThreads, Pace
         from perdure.memory.extraction import Extraction

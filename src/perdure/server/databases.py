@@ -1,0 +1,85 @@
+"""The databases of a server: that of the settings, and of tenants each its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Final, NamedTuple
+
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.errors import ConfigurationError
+from perdure.settings import Settings, is_dsn
+from perdure.stores import open_store
+from perdure.stores.whole_store import WholeStore
+
+_MOST: Final = 32  # tenants that are open
+_CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
+
+
+class OpenDatabase(NamedTuple):
+    """The threads and the items of a database, or of a tenant of it."""
+
+    saver: Checkpointer
+    store: WholeStore
+
+
+class Databases:
+    """The database of the settings, opened when it is first used; of tenants, each its own.
+
+    Of many tenants, those that were not asked for in the longest time are closed.
+
+    Args:
+        settings: Name the database.
+        watch: Called with what was opened.
+    """
+
+    def __init__(
+        self, settings: Settings, watch: Callable[[OpenDatabase], None] = lambda _: None
+    ) -> None:
+        self._settings, self._watch = settings, watch
+        self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
+        self._uses = Counter[str | None]()
+
+    async def of(self, tenant: str | None) -> OpenDatabase:
+        """What belongs to a tenant."""
+        parts = self._parts.pop(tenant, None) or self._opened(tenant)
+        idle = [each for each in self._parts if not self._uses[each]]
+        self._parts[tenant] = parts
+        await self._close(*idle[: max(0, len(self._parts) - _MOST)])
+        return parts
+
+    @contextmanager
+    def used(self, tenant: str | None) -> Iterator[None]:
+        """While it lasts, what belongs to a tenant is not closed."""
+        self._uses[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uses[tenant] -= 1
+
+    async def aclose(self) -> None:
+        """Close all of it."""
+        await self._close(*self._parts)
+
+    def _opened(self, tenant: str | None) -> OpenDatabase:
+        db, options = self._settings.db, {"key": self._settings.key}
+        if tenant is None:
+            parts = OpenDatabase(open_checkpointer(db, **options), open_store(db, **options))
+        elif is_dsn(db):
+            options["tenant"] = tenant
+            saver = open_checkpointer(db, cache_bytes=_CACHE_BYTES, **options)
+            parts = OpenDatabase(saver, open_store(db, index_bytes=_INDEX_BYTES, **options))
+        else:
+            raise ConfigurationError(
+                f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
+                "a database on Postgres only"
+            )
+        self._watch(parts)
+        return parts
+
+    async def _close(self, *tenants: str | None) -> None:
+        for part in chain(*map(self._parts.pop, tenants)):
+            await part.aclose()
