@@ -10,13 +10,13 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
-from perdure.storage.flow import NamedSQL, load
+from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
 
-_SQL: Final = NamedSQL(
-    load("perdure.checkpointers", "sqlite.sql") | load("perdure.checkpointers", "postgres.sql")
-)
-_SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
+_SQL: Final = {
+    tenants: load("perdure.checkpointers", "sqlite.sql", "postgres.sql", tenants=tenants)
+    for tenants in (False, True)
+}
 
 
 class PostgresCheckpointer(Checkpointer):
@@ -61,9 +61,10 @@ class PostgresCheckpointer(Checkpointer):
         timeout_s: float = 30.0,
     ) -> None:
         serde, seal = serde_and_seal(key, serde, allow, strict)
+        sql = _SQL[tenant is not None]
         database = PostgresDatabase(
             dsn,
-            _SCHEMA,
+            Schema("checkpointers", sql["schema"]),
             begin=lambda: agree_on_key(seal, database.path, read_only=read_only),
             schema=schema,
             tenant=tenant,
@@ -73,4 +74,4 @@ class PostgresCheckpointer(Checkpointer):
             pool_size=pool_size,
             timeout_s=timeout_s,
         )
-        super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, sql, serde=serde, seal=seal, cache_bytes=cache_bytes)

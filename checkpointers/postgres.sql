@@ -1,55 +1,61 @@
--- What differs from sqlite.sql.
+-- What differs from sqlite.sql. A list of numbers is JSON, which Postgres takes as an array once its brackets are braces.
+-- Tables that tenants share have a column `tenant` (`storage/postgres_schema.py`), which leads all keys.
 
 -- schema: the tables
-CREATE TABLE keys (name text PRIMARY KEY, last bigint NOT NULL);
-CREATE TABLE threads (
-    thread bigint PRIMARY KEY,
-    thread_id text COLLATE "C" NOT NULL UNIQUE,
+CREATE TABLE keys ({tenant_column}name text, last bigint NOT NULL, PRIMARY KEY ({tenant}name));
+CREATE TABLE threads ({tenant_column}
+    thread bigint,
+    thread_id text COLLATE "C" NOT NULL,
     seq bigint NOT NULL DEFAULT 0,
     generation bigint NOT NULL DEFAULT 0,
     stamp bigint NOT NULL DEFAULT 0,
     created_at double precision NOT NULL,
     updated_at double precision NOT NULL,
-    title bytea
+    title bytea,
+    PRIMARY KEY ({tenant}thread),
+    UNIQUE ({tenant}thread_id)
 ) WITH (fillfactor = 70);
-CREATE INDEX threads_activity ON threads (updated_at);
-CREATE TABLE namespaces (
-    namespace bigint PRIMARY KEY,
+CREATE INDEX threads_activity ON threads ({tenant}updated_at);
+CREATE TABLE namespaces ({tenant_column}
+    namespace bigint,
     thread bigint NOT NULL,
     ns text COLLATE "C" NOT NULL,
     pinned bigint NOT NULL DEFAULT 0,
-    UNIQUE (thread, ns)
+    UNIQUE ({tenant}thread, ns),
+    PRIMARY KEY ({tenant}namespace)
 );
-CREATE TABLE logs (
-    log bigint PRIMARY KEY,
+CREATE TABLE logs ({tenant_column}
+    log bigint,
     thread bigint NOT NULL,
     name text COLLATE "C" NOT NULL,
-    UNIQUE (thread, name)
+    UNIQUE ({tenant}thread, name),
+    PRIMARY KEY ({tenant}log)
 );
-CREATE TABLE items (id bigint PRIMARY KEY, h bigint NOT NULL, body bytea NOT NULL);
-CREATE INDEX items_h ON items (h);
-CREATE TABLE checkpoints (
-    id bigint PRIMARY KEY,
+CREATE TABLE items ({tenant_column}id bigint, h bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY ({tenant}id));
+CREATE INDEX items_h ON items ({tenant}h);
+CREATE TABLE checkpoints ({tenant_column}
+    id bigint,
     namespace bigint NOT NULL,
     uid bytea NOT NULL,
     parent bytea,
     began bigint NOT NULL,
     put_at double precision NOT NULL,
     body bytea NOT NULL,
-    UNIQUE (namespace, uid)
+    UNIQUE ({tenant}namespace, uid),
+    PRIMARY KEY ({tenant}id)
 );
-CREATE TABLE writes (
+CREATE TABLE writes ({tenant_column}
     namespace bigint NOT NULL,
     uid bytea NOT NULL,
     task bytea NOT NULL,
     path text COLLATE "C" NOT NULL,
     body bytea NOT NULL,
-    PRIMARY KEY (namespace, uid, task)
+    PRIMARY KEY ({tenant}namespace, uid, task)
 );
-CREATE TABLE tags (
+CREATE TABLE tags ({tenant_column}
     tag bigint NOT NULL,
     checkpoint bigint NOT NULL,
-    PRIMARY KEY (tag, checkpoint)
+    PRIMARY KEY ({tenant}tag, checkpoint)
 );
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
@@ -105,12 +111,15 @@ SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND ui
 -- tags_beside: see `astray`
 SELECT '' WHERE false AND (?1::bigint, ?2::bigint, ?3::bigint) IS NULL;
 
+-- same_hashes: candidates for being items that are stored already
+SELECT id, body FROM items WHERE h = ANY(translate(?, '[]', '{}')::bigint[]);
+
 -- root_heads: the heads of some threads; apart, see `head_of`
 SELECT s.thread, c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM (
     SELECT n.thread, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
     ELSE (n.namespace << 32) + n.pinned END AS head
-    FROM namespaces n WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked)
+    FROM namespaces n WHERE n.ns = '' AND n.thread = ANY(translate(?1, '[]', '{}')::bigint[])
 ) s JOIN checkpoints c ON c.id = s.head;
 
 -- root_writes: what their tasks wrote
@@ -118,7 +127,7 @@ SELECT s.thread, w.uid, w.task, w.path, w.body FROM (
     SELECT n.thread, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
     ELSE (n.namespace << 32) + n.pinned END AS head
-    FROM namespaces n WHERE n.ns = '' AND n.thread IN (SELECT value FROM json_each(?1) AS asked)
+    FROM namespaces n WHERE n.ns = '' AND n.thread = ANY(translate(?1, '[]', '{}')::bigint[])
 ) s JOIN checkpoints c ON c.id = s.head JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid ORDER BY w.path, w.task;
 
 -- begun_by_day: how many threads were begun on each day since 1970
@@ -155,5 +164,4 @@ AND EXISTS (
 ) ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- analyzed: the planner is told what a copy has added
-ANALYZE {schema}.threads, {schema}.namespaces, {schema}.logs, {schema}.items, {schema}.checkpoints,
-        {schema}.writes, {schema}.tags;
+ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags;

@@ -70,7 +70,7 @@ FROM (
 ) s;
 
 -- more_keys: keys that nothing has or had, by the last of so many
-INSERT INTO keys (name, last) VALUES ('', ?) ON CONFLICT (name) DO UPDATE SET last = keys.last + excluded.last RETURNING last;
+INSERT INTO keys (name, last) VALUES ('', ?) ON CONFLICT ({tenant}name) DO UPDATE SET last = keys.last + excluded.last RETURNING last;
 
 -- new_thread: unless somebody has made it; nobody has written at its checkpoints
 INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?) RETURNING 0;
@@ -215,7 +215,7 @@ AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6) RETUR
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (namespace, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;
+ON CONFLICT ({tenant}namespace, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;
 
 -- refer_writes: what a task wrote, as references to items, unless it has written more since
 UPDATE writes SET body = ? WHERE namespace = ? AND uid = ? AND task = ? AND body = ?;
@@ -360,7 +360,7 @@ INSERT INTO keys (name, last) SELECT '', max(last) FROM (
     SELECT 0 AS last UNION ALL SELECT max(thread) FROM threads
     UNION ALL SELECT max(namespace) FROM namespaces UNION ALL SELECT max(log) FROM logs
 ) AS used WHERE true
-ON CONFLICT (name) DO UPDATE SET last = CASE WHEN excluded.last > keys.last THEN excluded.last ELSE keys.last END;
+ON CONFLICT ({tenant}name) DO UPDATE SET last = CASE WHEN excluded.last > keys.last THEN excluded.last ELSE keys.last END;
 
 -- analyzed: SQLite plans these queries without statistics
 SELECT 1;

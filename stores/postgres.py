@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.storage.database import Schema
-from perdure.storage.flow import NamedSQL, load
+from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
 from perdure.stores.filters import EACH, steps_of
@@ -21,10 +21,10 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-_SQL: Final = NamedSQL(
-    load("perdure.stores", "sqlite.sql") | load("perdure.stores", "postgres.sql")
-)
-SCHEMA: Final = Schema("stores", _SQL["schema"])
+_SQL: Final = {
+    tenants: load("perdure.stores", "sqlite.sql", "postgres.sql", tenants=tenants)
+    for tenants in (False, True)
+}
 _FEW: Final = 4  # values that are compared one by one
 _READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
 _READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
@@ -143,13 +143,14 @@ class PostgresStore(WholeStore):
         )
         self.index_config: IndexConfig | None = config
         clock = self._clock
+        sql = _SQL[tenant is not None]
         parts = Parts.of(
-            _SQL,
+            sql,
             options,
             lambda: int(clock() * 1_000_000),
             lambda begin: PostgresDatabase(
                 dsn,
-                SCHEMA,
+                Schema("stores", sql["schema"]),
                 begin=begin,
                 schema=schema,
                 tenant=tenant,

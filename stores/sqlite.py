@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.storage.database import Schema
-from perdure.storage.flow import NamedSQL, load
+from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.filter_sql import JSONPlace
@@ -23,9 +23,8 @@ from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # read here, as no event loop may wait for a file
-_SCHEMA: Final = load("perdure.stores", "sqlite_schema.sql")
-_SQL: Final = NamedSQL(load("perdure.stores", "sqlite.sql") | _SCHEMA)
-SCHEMA: Final = Schema("stores", _SCHEMA["schema"])
+_SQL: Final = load("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
+SCHEMA: Final = Schema("stores", _SQL["schema"])
 
 
 class SQLiteStore(WholeStore):

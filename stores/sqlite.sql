@@ -3,15 +3,15 @@ SELECT value FROM store_settings WHERE name = ?;
 
 -- set_setting: a setting of the store
 INSERT INTO store_settings (name, value) VALUES (?, ?)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+ON CONFLICT ({tenant}name) DO UPDATE SET value = excluded.value;
 
 -- bump_setting: count something up
 INSERT INTO store_settings (name, value) VALUES (?, 1)
-ON CONFLICT (name) DO UPDATE SET value = store_settings.value + 1;
+ON CONFLICT ({tenant}name) DO UPDATE SET value = store_settings.value + 1;
 
 -- add_namespace: a new namespace; its counter is higher than that of one that was there and dropped
 INSERT INTO store_namespaces (path, changes)
-VALUES (?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING ns;
+VALUES (?, coalesce((SELECT CAST(value AS bigint) FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING ns;
 
 -- grow_namespace: count its items and bytes, and that it has changed
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;
@@ -28,23 +28,23 @@ WHERE path >= ? AND path < ?;
 
 -- held_expired: items and bytes under a prefix that have expired and were not swept
 SELECT count(*), coalesce(sum(i.size), 0) FROM store_namespaces n
-CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND i.expires_at <= ?;
+CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path >= ? AND n.path < ? AND i.expires_at <= ?;
 
 -- get: one present item
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ? AND i.key = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
+FROM store_namespaces n CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path = ? AND i.key = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- get_as_of: the version of a key that was valid at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ?1 AND i.key = ?2 AND i.valid_from <= ?3
+FROM store_namespaces n CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path = ?1 AND i.key = ?2 AND i.valid_from <= ?3
 AND (i.expires_at IS NULL OR i.expires_at > ?3)
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path = ?1 AND v.key = ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
+FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path = ?1 AND v.key = ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
 
 -- locate: what a put or a delete replaces, or else the last closed version of its key
 SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
@@ -76,7 +76,7 @@ INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 
 -- set_vectors: the vectors of a present version; it may have gone while they were made
 INSERT INTO store_index (id, vectors, model) SELECT id, ?2, ?3 FROM store_items WHERE id = ?1
-ON CONFLICT (id) DO UPDATE SET vectors = excluded.vectors, model = excluded.model;
+ON CONFLICT ({tenant}id) DO UPDATE SET vectors = excluded.vectors, model = excluded.model;
 
 -- drop_vectors: some vectors of other models
 UPDATE store_index SET vectors = NULL, model = NULL
@@ -91,7 +91,7 @@ UPDATE store_namespaces SET changes = changes + 1 WHERE path = ?;
 
 -- add_pending: a present version that waits for its vectors
 INSERT INTO store_pending (id, attempts, error) SELECT id, 1, ?2 FROM store_items WHERE id = ?1
-ON CONFLICT (id) DO UPDATE SET attempts = store_pending.attempts + 1, error = excluded.error;
+ON CONFLICT ({tenant}id) DO UPDATE SET attempts = store_pending.attempts + 1, error = excluded.error;
 
 -- hush_pending: an error may quote what was erased
 UPDATE store_pending SET error = ? WHERE id = ?;
@@ -116,15 +116,15 @@ WHERE p.id > ? AND n.path >= ? AND n.path < ? AND p.attempts <= ? ORDER BY p.id 
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        x.fields
 FROM store_items i JOIN store_namespaces n ON n.ns = i.ns LEFT JOIN store_index x ON x.id = i.id
-WHERE i.id > ? AND i.searched AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
+WHERE i.id > ? AND i.searched AND (x.model IS NULL OR x.model <> ?) ORDER BY i.id LIMIT ?;
 
 -- to_embed_count: how many those are
 SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id
-WHERE i.searched AND x.model IS NOT ?;
+WHERE i.searched AND (x.model IS NULL OR x.model <> ?);
 
 -- old_versions: closed versions under a prefix that a rule does not keep
-SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_to < ?3
+SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND v.valid_to < ?3
 AND (?4 >= 4611686018427387904 OR (SELECT count(*) FROM store_versions w
      WHERE w.ns = v.ns AND w.key = v.key AND w.version > v.version) >= ?4)
 LIMIT ?5;
@@ -133,12 +133,12 @@ LIMIT ?5;
 WITH closed (ns, key, version, valid_to, size, expired) AS (
     SELECT v.ns, v.key, v.version, v.valid_to,
            length(CAST(v.value AS BLOB)) + coalesce(length(CAST(v.provenance AS BLOB)), 0), 0
-    FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns WHERE n.path >= ?1 AND n.path < ?2
+    FROM store_namespaces n CROSS JOIN store_versions v WHERE v.ns = n.ns AND n.path >= ?1 AND n.path < ?2
     UNION ALL
     SELECT i.ns, i.key, i.version, i.expires_at,
            length(CAST(i.value AS BLOB)) + coalesce(length(CAST(i.provenance AS BLOB)), 0), 1
-    FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-    WHERE n.path >= ?1 AND n.path < ?2 AND i.expires_at <= ?3
+    FROM store_namespaces n CROSS JOIN store_items i
+    WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND i.expires_at <= ?3
 ), ranked AS (
     SELECT *, row_number() OVER (PARTITION BY ns, key ORDER BY version DESC) - 1 AS newer FROM closed
 ), judged AS (
@@ -156,12 +156,12 @@ DELETE FROM store_index WHERE id = ?;
 
 -- every_version: present and closed versions under a prefix
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2
+FROM store_namespaces n CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2
+FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path >= ?1 AND n.path < ?2
 ORDER BY 2, 3, 4;
 
 -- shrink_namespace: an item is about to go
@@ -172,23 +172,23 @@ FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;
 SELECT path FROM store_namespaces WHERE path >= ? AND path < ? ORDER BY path;
 
 -- key_page: keys of a namespace, from one on
-SELECT i.key FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path = ?1 AND i.key > ?2
+SELECT i.key FROM store_namespaces n CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path = ?1 AND i.key > ?2
 UNION
-SELECT v.key FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path = ?1 AND v.key > ?2
+SELECT v.key FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path = ?1 AND v.key > ?2
 ORDER BY 1 LIMIT ?3;
 
 -- history: every version of a key with how it lives and is searched, oldest first
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.ttl, i.searched, x.fields
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
-WHERE n.path = ?1 AND i.key = ?2
+FROM store_namespaces n CROSS JOIN store_items i LEFT JOIN store_index x ON x.id = i.id
+WHERE i.ns = n.ns AND n.path = ?1 AND i.key = ?2
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
        NULL, v.searched, x.fields
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns LEFT JOIN store_index x ON x.id = v.id
-WHERE n.path = ?1 AND v.key = ?2
+FROM store_namespaces n CROSS JOIN store_versions v LEFT JOIN store_index x ON x.id = v.id
+WHERE v.ns = n.ns AND n.path = ?1 AND v.key = ?2
 ORDER BY 4;
 
 -- touch: let an item live on for its time from now
@@ -196,39 +196,39 @@ UPDATE store_items SET expires_at = ?1 + ttl WHERE ttl IS NOT NULL AND expires_a
 AND ns = (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2) AND key = ?3;
 
 -- expired: items whose time is over
-SELECT i.id, i.ns, i.size, i.expires_at, n.path FROM store_items i CROSS JOIN store_namespaces n ON n.ns = i.ns
-WHERE i.expires_at IS NOT NULL AND i.expires_at <= ? ORDER BY i.expires_at LIMIT ?;
+SELECT i.id, i.ns, i.size, i.expires_at, n.path FROM store_items i CROSS JOIN store_namespaces n
+WHERE n.ns = i.ns AND i.expires_at IS NOT NULL AND i.expires_at <= ? ORDER BY i.expires_at LIMIT ?;
 
 -- under: present items under a prefix; within a namespace in the order in which they were made, or DESC: SQLite merges two lists
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.id
-FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
+FROM store_namespaces n CROSS JOIN store_items i {indexed}
+WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
 UNION ALL
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.made
-FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
+FROM store_namespaces n CROSS JOIN store_items i {indexed}
+WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?3)
 AND ({condition})
 ORDER BY 2, 11 {order} LIMIT ?4 OFFSET ?5;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        coalesce(i.made, i.id)
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND i.valid_from <= ?3
+FROM store_namespaces n CROSS JOIN store_items i
+WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND i.valid_from <= ?3
 AND (i.expires_at IS NULL OR i.expires_at > ?3)
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
        coalesce(v.made, v.id)
-FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
+FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
 ORDER BY 2, 11 {order} LIMIT ?4 OFFSET ?5;
 
 -- closed_as_of: versions under a prefix that were valid at a moment and closed after it
-SELECT n.path, v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
+SELECT n.path, v.id FROM store_namespaces n CROSS JOIN store_versions v
+WHERE v.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
 
 -- versions_by_ids: versions of a list of ids, present or closed
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
@@ -251,8 +251,8 @@ FROM store_versions v JOIN store_items i ON i.ns = v.ns AND i.key = v.key JOIN s
 WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
-SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ?1 AND n.path < ?2 AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
+SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed}
+WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})
 LIMIT ?4;
 
 -- explain: how a statement would be answered, a line of SQLite's own account a row
@@ -260,8 +260,8 @@ EXPLAIN QUERY PLAN {query};
 
 -- paths: namespaces in which something is present, or was at a moment
 SELECT n.path FROM store_namespaces n WHERE n.path >= ?1 AND n.path < ?2
-AND (EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns AND (?4 IS NULL OR i.valid_from <= ?4)
-             AND (i.expires_at IS NULL OR i.expires_at > coalesce(?4, ?3)))
+AND (EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns AND (CAST(?4 AS bigint) IS NULL OR i.valid_from <= ?4)
+             AND (i.expires_at IS NULL OR i.expires_at > coalesce(?4, CAST(?3 AS bigint))))
      OR ?4 IS NOT NULL AND EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns
                                    AND v.valid_from <= ?4 AND v.valid_to > ?4))
 ORDER BY n.path LIMIT ?5;
@@ -285,8 +285,8 @@ SELECT body, closed FROM store_indexes WHERE ns = ?;
 -- keep_index: the compact form of a namespace's index, unless something was erased since it was made
 INSERT INTO store_indexes (newest, closed, body, ns)
 SELECT ?, ?, ?, n.ns FROM store_namespaces n WHERE n.ns = ? AND n.path = ?
-AND coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) = ?
-ON CONFLICT (ns) DO UPDATE SET newest = excluded.newest, closed = excluded.closed, body = excluded.body;
+AND coalesce((SELECT CAST(value AS bigint) FROM store_settings WHERE name = 'erasures'), 0) = ?
+ON CONFLICT ({tenant}ns) DO UPDATE SET newest = excluded.newest, closed = excluded.closed, body = excluded.body;
 
 -- drop_indexes: all compact forms
 DELETE FROM store_indexes;
@@ -305,8 +305,8 @@ DELETE FROM store_indexes WHERE ns NOT IN (SELECT ns FROM store_namespaces);
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
        CASE WHEN i.searched THEN i.value END, i.provenance,
        CASE x.model WHEN ?1 THEN x.vectors END, x.fields
-FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
-WHERE n.ns = ?2 AND i.id > ?3 ORDER BY i.id LIMIT ?4;
+FROM store_namespaces n CROSS JOIN store_items i LEFT JOIN store_index x ON x.id = i.id
+WHERE i.ns = n.ns AND n.ns = ?2 AND i.id > ?3 ORDER BY i.id LIMIT ?4;
 
 -- index_of: what search needs of the versions of a list of ids, but for their values
 SELECT asked.value, CASE x.model WHEN ?1 THEN x.vectors END, x.fields

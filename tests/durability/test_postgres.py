@@ -24,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, rows_of
 from perdure.storage.postgres_connection import RUN, translated
 from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
@@ -140,7 +140,7 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
             with server.connection() as conn:
                 conn.run = run
                 conn.close()
-                return Transaction(server, conn, lambda _: [], Statement(""))._stands(number)
+                return Transaction(server, conn, [])._stands(number)
 
         assert stands(run, committed)
         for lost in (aborted, future):

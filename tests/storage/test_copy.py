@@ -383,7 +383,7 @@ def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
 def numbers(of: Database) -> list[int]:
     """The next key of a thread, and the next number of an item."""
     key = partial(rows_of, of.saver._sql["more_keys"], 1)
-    number = partial(rows_of, "SELECT nextval('{schema}.store_items_id_seq')")
+    number = partial(rows_of, "SELECT nextval('store_items_id_seq')")
     return [of.saver.database.write(key)[0][0], of.store.database.write(number)[0][0]]
 
 

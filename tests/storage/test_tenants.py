@@ -22,8 +22,7 @@ from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.due import Job
 from perdure.memory.job_queue import JobQueue
-from perdure.storage.postgres_connection import Translator
-from perdure.storage.postgres_schema import led
+from perdure.storage.postgres_pipeline import numbered
 from perdure.storage.table_copy import Copy
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
@@ -284,11 +283,11 @@ def large(schema: str) -> str:
 @pytest.mark.parametrize("name", KEYED)
 def test_a_policy_keeps_no_statement_from_its_keys(large: str, name: str) -> None:
     """Postgres applies a policy before it computes from a column, so by more than the tenant."""
-    sql = {**threads._SQL, **items._SQL}[name]
-    text = Translator(large, frozenset(tables(large)), led)[sql].decode()
+    text = numbered({**threads._SQL[True], **items._SQL[True]}[name]).decode()
     count = max(int(each) for each in re.findall(r"\$(\d+)", text))
     with psycopg.connect(user(), prepare_threshold=None) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'large', true)")
+        conn.execute(f"SET LOCAL search_path TO {large}")
         conn.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         conn.execute("SET LOCAL enable_hashjoin = off")  # few rows are quickly read whole
         conn.execute("SET LOCAL enable_mergejoin = off")

@@ -140,9 +140,15 @@ class NamedSQL(dict[str, str]):
         return Statement(self[name], params)
 
 
-def load(package: str, filename: str) -> NamedSQL:
-    """Read the named statements of a packaged `.sql` file."""
-    text = files(package).joinpath(filename).read_text(encoding="utf-8")
-    _, *parts = _HEADING.split(text)
-    bodies = (body.strip().rstrip(";") for body in parts[1::2])
-    return NamedSQL(zip(parts[::2], bodies, strict=True))
+def load(package: str, *filenames: str, tenants: bool = False) -> NamedSQL:
+    """Read the named statements of packaged `.sql` files; a later file replaces statements.
+
+    `{tenant}` stands before the columns of a key: of tables that tenants share, it is one too.
+    """
+    named = NamedSQL()
+    for filename in filenames:
+        text = files(package).joinpath(filename).read_text(encoding="utf-8")
+        _, *parts = _HEADING.split(text.replace("{tenant}", "tenant, " if tenants else ""))
+        bodies = (body.strip().rstrip(";") for body in parts[1::2])
+        named.update(zip(parts[::2], bodies, strict=True))
+    return named

@@ -39,7 +39,6 @@ try:
     from perdure.storage.postgres_connection import (
         AdvisoryLocks,
         Server,
-        Translator,
         checked_dsn,
         is_lost,
         leave,
@@ -53,7 +52,7 @@ try:
         uri,
     )
     from perdure.storage.postgres_pipeline import Pipelined
-    from perdure.storage.postgres_schema import NAMED, checked_tenant, led, make_tables, tables_of
+    from perdure.storage.postgres_schema import checked_tenant, make_tables, tables_of
     from perdure.storage.postgres_transaction import COMMIT, Transaction
 except ImportError as exc:
     raise MissingDependency(
@@ -61,12 +60,13 @@ except ImportError as exc:
     ) from exc
 
 T = TypeVar("T")
+_Call = tuple[str, Any]  # of a function of the server, and its parameter
 _log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
 _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
-    "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 _DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
@@ -126,17 +126,11 @@ class PostgresDatabase:
             raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected more than 0")
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
-        self._begun = (  # of a transaction that writes: its number, and how long it waits for locks
-            "SELECT pg_current_xact_id()::text, "
-            f"set_config('lock_timeout', '{max(1, min(int(timeout_s * 1000), 2**31 - 1))}', true)"
-        )
+        self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
         self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
         self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
-        self._named = [] if tenant is None else [Statement(f"SELECT {NAMED}", (tenant,))]
-        names = tables_of(tables)
-        self._sent = Translator(schema, names, None if tenant is None else led)
-        self._tables = sorted(names)
+        self._tables = ["schemas", "settings", *tables_of(tables.script)]
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
         told = direct is not None
@@ -195,10 +189,10 @@ class PostgresDatabase:
 
     def _opened(self) -> Server:
         self._check_open()
-        key = self._dsn, bool(self._options["pooled"])
+        key = self._dsn, self._schema, bool(self._options["pooled"])
         server = registry.get(key)
         if server is None or server.refused:
-            server = registry[key] = Server(self._dsn, **self._options)  # type: ignore[arg-type]
+            server = registry[key] = Server(*key[:2], **self._options)  # type: ignore[arg-type]
         else:
             server.users += 1
         try:
@@ -310,12 +304,12 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
-        excluding = self._naming(self._excluding(exclusive))
+        excluding = self._excluding(exclusive)
         for again in range(_TRIES):
             try:
                 with (
                     server.connection() as conn,
-                    Transaction(server, conn, partial(self._asked, conn), excluding) as whole,
+                    Transaction(server, conn, self._called(conn, *excluding)) as whole,
                 ):
                     return run(make(), whole.execute)
             except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
@@ -327,28 +321,30 @@ class PostgresDatabase:
             _pause(again)
         raise translated(error, server.name) from error
 
-    def _asked(self, conn: Pipelined, statements: Sequence[Statement]) -> list[list[Row]]:
-        return conn.ask(
-            [(self._sent[sql], params if many else (params,)) for sql, params, many in statements]
-        )
-
-    def _excluding(self, names: Sequence[str] | None) -> Statement:
-        """Keep others from writing what this transaction is about."""
+    def _excluding(self, names: Sequence[str] | None) -> list[_Call]:
+        """What keeps others from writing what a transaction is about; first its number."""
         of = *self._space, self._component.component
+        begun = "pg_current_xact_id()::text, set_config('lock_timeout', ?, true)"
+        calls: list[_Call] = [(begun, self._lock_timeout)]
         if names is None or len(names) > _MANY_NAMES:
-            return Statement(f"{self._begun}, pg_advisory_xact_lock(?)", (lock_key(*of),))
+            return [*calls, ("pg_advisory_xact_lock(?)", lock_key(*of))]
+        calls.append(("pg_advisory_xact_lock_shared(?)", lock_key(*of)))
         keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
-        shared = f"{self._begun}, pg_advisory_xact_lock_shared(?), "
         if len(keys) == 1:
-            return Statement(f"{shared}pg_advisory_xact_lock(?)", (lock_key(*of), *keys))
+            return [*calls, ("pg_advisory_xact_lock(?)", keys[0])]
         of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
-        return Statement(f"{shared}{of_many}", (lock_key(*of), keys))
+        return [*calls, (of_many, keys)]
 
-    def _naming(self, statement: Statement) -> Statement:
-        """A SELECT that also names the tenant, if there is one."""
-        if self._tenant is None:
-            return statement
-        return Statement(f"{statement.sql}, {NAMED}", (*statement.params, self._tenant))
+    def _called(self, conn: Pipelined, *calls: _Call) -> list[Statement]:
+        """A SELECT of some calls, and of those that name the transaction's schema and tenant."""
+        if not conn.stays:
+            calls += (("set_config('search_path', ?, true)", self._schema),)
+        if self._tenant is not None:
+            calls += (("set_config('perdure.tenant', ?, true)", self._tenant),)
+        if not calls:
+            return []
+        texts, params = zip(*calls, strict=True)
+        return [Statement(f"SELECT {', '.join(texts)}", params)]
 
     # -- reading
 
@@ -394,10 +390,10 @@ class PostgresDatabase:
         def execute(request: Request) -> Any:
             nonlocal begun
             asked = request if isinstance(request, list) else [request]
-            first = [] if begun else [*([_SNAPSHOT] if snapshot else []), *self._named]
+            first = [] if begun else [*([_SNAPSHOT] if snapshot else []), *self._called(conn)]
             last = [COMMIT] if isinstance(request, Last) and snapshot else []
             begun = snapshot
-            rows = self._asked(conn, [*first, *asked, *last])
+            rows = conn.ask([*first, *asked, *last])
             rows = rows[len(first) : len(first) + len(asked)]
             begun = snapshot and not last
             return rows if isinstance(request, list) else rows[0]
@@ -406,7 +402,7 @@ class PostgresDatabase:
             return run(flow, execute)
         finally:
             if begun and not conn.closed:
-                self._asked(conn, [COMMIT])
+                conn.ask([COMMIT])
 
     # -- locking
 
@@ -424,7 +420,8 @@ class PostgresDatabase:
 
     def scrub_wanted(self) -> Flow[None]:
         """See `Database.scrub_wanted`."""
-        yield Statement(_SCRUB_WANTED, (secrets.token_bytes(8),))
+        of = "" if self._tenant is None else "tenant, "
+        yield Statement(_SCRUB_WANTED.format(of), (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""

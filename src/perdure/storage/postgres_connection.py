@@ -1,11 +1,10 @@
-"""Connections to a Postgres server: the dialect, the pool of a process, locks, DSNs, errors."""
+"""Connections to a Postgres server: the pool of a process, locks, DSNs, errors."""
 
 from __future__ import annotations
 
 import atexit
 import hashlib
 import os
-import re
 import select
 import threading
 import time
@@ -64,55 +63,13 @@ RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """What tells a server from the one that it was before a crash, and from its standby."""
 
 
-# -- SQL: what is written for both databases, as Postgres takes it
-
-_NUMBERS: Final = (  # OFFSET: else row-level security would keep the cast from the indexes
-    "(SELECT e::bigint AS value FROM json_array_elements_text(${}::json) AS e OFFSET 0)"
-)
-_DIALECT: Final = (
-    ("CROSS JOIN", "JOIN"),  # with a condition; the order of joins is the planner's
-    ("json_each($1)", _NUMBERS.format(1)),
-    ("json_each($2)", _NUMBERS.format(2)),
-)
-_PARAMETER = re.compile(r"\?(\d*)")
-_TABLE = re.compile(r"\b(FROM|JOIN|INTO|UPDATE)\s+(\w+)")
-
-
-class Translator(dict[str, bytes]):
-    """Statements as they are sent, by their SQL: parameters numbered, tables with their schema."""
-
-    def __init__(
-        self, schema: str, tables: frozenset[str], also: Callable[[str], str] | None = None
-    ) -> None:
-        self._schema, self._tables, self._also = schema, tables, also or str
-
-    def __missing__(self, text: str) -> bytes:
-        count = 0
-
-        def parameter(found: re.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            return f"${found[1] or count}"
-
-        def table(found: re.Match[str]) -> str:
-            name = found[2]
-            return f"{found[1]} {self._schema}.{name}" if name in self._tables else found[0]
-
-        sent = _TABLE.sub(table, _PARAMETER.sub(parameter, text))
-        sent = sent.replace("{schema}", self._schema)
-        for ours, theirs in _DIALECT:
-            sent = sent.replace(ours, theirs)
-        made = self[text] = self._also(sent).encode()
-        return made
-
-
 def lock_key(*of: str) -> int:
     """The key of an advisory lock."""
     digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
-# -- a server, for all who open one DSN in this process
+# -- a server, for all who open one schema in this process
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
@@ -147,9 +104,11 @@ def connected(
     return conn
 
 
-def _configure(conn: Pipelined, *, pooled: bool) -> None:
+def _configure(conn: Pipelined, *, pooled: bool, schema: str) -> None:
     set_session(conn)
-    conn.prepares = not pooled and not is_pooled(conn)
+    conn.stays = not pooled and not is_pooled(conn)
+    if conn.stays:
+        conn.execute("SELECT set_config('search_path', %s, false)", (schema,), prepare=False)
     ((conn.run, isolation),) = conn.execute(
         f"SELECT ({RUN}), current_setting('default_transaction_isolation')", prepare=False
     )
@@ -163,15 +122,15 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
 
 
 class Server:
-    """The connections to one database, and the threads that use them for coroutines."""
+    """The connections for one schema, and the threads that use them for coroutines."""
 
-    def __init__(self, dsn: str, *, pooled: bool, size: int, timeout_s: float) -> None:
+    def __init__(self, dsn: str, schema: str, *, pooled: bool, size: int, timeout_s: float) -> None:
         self.dsn, self.pooled, self.timeout_s = dsn, pooled, timeout_s
         self.name = shown(dsn)
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
         self.threads = ThreadPool(_THREADS, "perdure-postgres", lasting=True)
-        self._configure = partial(_configure, pooled=pooled)
+        self._configure = partial(_configure, pooled=pooled, schema=schema)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
             dsn,
@@ -262,7 +221,7 @@ class Server:
             self._pool.close()
 
 
-registry: dict[tuple[str, bool], Server] = {}
+registry: dict[tuple[str, str, bool], Server] = {}
 _servers: WeakSet[Server] = WeakSet()
 registry_lock = threading.Lock()
 

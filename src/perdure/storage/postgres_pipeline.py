@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any, Final
 
@@ -19,15 +20,25 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
-from perdure.storage.flow import AnyText, Row
+from perdure.storage.flow import AnyText, Row, Statement
 
 _PREPARED: Final = 256  # statements of a connection; the server keeps a plan of each
 _BINARY: Final = pq.Format.BINARY
 
 _Kind = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
 _Run = tuple[_Kind, Sequence[Any], Sequence[pq.Format]]
-Sent = tuple[bytes, Sequence[Sequence[Any]]]
-"""A statement and the parameters of each time that it is run."""
+
+
+@lru_cache(4096)
+def numbered(sql: str) -> bytes:
+    """SQL as Postgres takes it: `?2` is `$2`, and a bare `?` has the number of its place.
+
+    SQLite takes `$2` only by name, so that one form for both does not exist; no literal of the
+    statements has a question mark.
+    """
+    head, *rest = sql.split("?")
+    parts = (part if part[:1].isdigit() else f"{at}{part}" for at, part in enumerate(rest, 1))
+    return "$".join((head, *parts)).encode()
 
 
 class _Whole(NumericBinaryLoader):
@@ -49,14 +60,14 @@ class Pipelined(psycopg.Connection[Row]):
 
     Attributes:
         run: Which run of the server it leads to.
-        prepares: Whether statements are prepared; psycopg itself prepares none, as it would also
-            deallocate ours.
+        stays: Whether its session stays with us, so that it knows our schema, and prepares
+            statements; psycopg itself prepares none, as it would also deallocate ours.
         brackets: Whether a request needs BEGIN and COMMIT to be a transaction as ours are.
         given_back: Whether it is closed, and the pool knows.
     """
 
     run: Any = None
-    prepares = True
+    stays = True
     brackets = False
     given_back = False
 
@@ -70,7 +81,7 @@ class Pipelined(psycopg.Connection[Row]):
         self._names: dict[_Kind, bytes] = {}  # of prepared statements
         self._numbers = count()
 
-    def ask(self, sent: Sequence[Sent]) -> list[list[Row]]:
+    def ask(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements up to the first that fails: one transaction, unless they begin one.
 
         Returns the rows of each, of the last time that it is run.
@@ -78,7 +89,11 @@ class Pipelined(psycopg.Connection[Row]):
         Raises:
             psycopg.Error: A statement failed, or the connection is lost.
         """
-        runs = [(at, self._dumped(sql, row)) for at, (sql, rows) in enumerate(sent) for row in rows]
+        runs = [
+            (at, self._dumped(numbered(sql), row))
+            for at, (sql, params, many) in enumerate(statements)
+            for row in (params if many else (params,))
+        ]
         try:
             self.pgconn.enter_pipeline_mode()
             due = [each for at, run in runs for each in self._send(at, *run)]
@@ -89,7 +104,7 @@ class Pipelined(psycopg.Connection[Row]):
             if not self.broken:
                 self.close()  # nobody knows what it is about
             raise
-        out: list[list[Row]] = [[] for _ in sent]
+        out: list[list[Row]] = [[] for _ in statements]
         failed = None
         for place, result in zip(due, results, strict=True):
             if result.status == pq.ExecStatus.TUPLES_OK:
@@ -116,7 +131,7 @@ class Pipelined(psycopg.Connection[Row]):
         """Send one statement. Of each result that is due, yields whose it is: a prepared one's."""
         pgconn = self.pgconn
         name = self._names.get(kind)
-        if name is None and self.prepares and len(self._names) < _PREPARED:
+        if name is None and self.stays and len(self._names) < _PREPARED:
             name = self._names[kind] = b"perdure_%d" % next(self._numbers)
             pgconn.send_prepare(name, *kind)
             yield kind

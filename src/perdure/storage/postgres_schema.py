@@ -2,21 +2,20 @@
 
 With tenants, each table has a column with the tenant of its rows, which leads all keys and indexes.
 A policy shows and takes the rows of the tenant that the transaction has named, and none if it has
-named none. The statements are the same with and without tenants.
+named none. Other statements than those that name a key are the same with and without tenants.
 
 Source: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import psycopg
 
 from perdure.errors import ConfigurationError, StorageError
 from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
-from perdure.storage.flow import Row
+from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import lock_key, shown
 
 _SCHEMAS: Final = """
@@ -30,26 +29,33 @@ SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND att
 to_regclass(%s) IS NOT NULL
 """
 _SETTINGS: Final = (
-    "CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value bytea NOT NULL)"
+    "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
+    "PRIMARY KEY ({tenant}name));"
 )
-NAMED: Final = "set_config('perdure.tenant', ?, true)"
-"""Names the tenant, until the transaction ends."""
 _MINE: Final = "nullif(current_setting('perdure.tenant', true), '')"  # '' is left in a session
-_COLUMN: Final = rf'CREATE TABLE \1 (tenant text COLLATE "C" NOT NULL DEFAULT {_MINE}, '
-_TABLE: Final = re.compile(r"CREATE TABLE ((?:IF NOT EXISTS )?(\w+)) \(")
-_KEY_OF_COLUMN: Final = re.compile(r"([(,]\s*)(\w+)([^,();]*?) (PRIMARY KEY|UNIQUE)(?=\s*[,)])")
-_KEY: Final = re.compile(r"\b(PRIMARY KEY|UNIQUE|ON \w+) \(")
-_POLICY: Final = """;
-ALTER TABLE {0} ENABLE ROW LEVEL SECURITY;
-ALTER TABLE {0} FORCE ROW LEVEL SECURITY;
-DROP POLICY IF EXISTS tenant ON {0};
-CREATE POLICY tenant ON {0} USING (tenant = {1})"""
+_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_MINE}, '
+_POLICY: Final = f"""
+ALTER TABLE {{0}} ENABLE ROW LEVEL SECURITY;
+ALTER TABLE {{0}} FORCE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS tenant ON {{0}};
+CREATE POLICY tenant ON {{0}} USING (tenant = {_MINE});"""
 
 
-def tables_of(component: Schema) -> frozenset[str]:
-    """The names of the tables that a component uses."""
-    script = _SCHEMAS + _SETTINGS + component.script
-    return frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", script))
+def tables_of(script: str) -> list[str]:
+    """The names of the tables that a script makes."""
+    words = [
+        statement.sql.replace("IF NOT EXISTS ", "").split() for statement in statements(script)
+    ]
+    return [line[2] for line in words if line[:2] == ["CREATE", "TABLE"]]
+
+
+def made(script: str, tenant: str | None) -> list[Statement]:
+    """The statements of a script; for tenants with their column and the policy of each table."""
+    if tenant is None:
+        return statements(script.replace("{tenant_column}", "").replace("{tenant}", ""))
+    policies = "".join(_POLICY.format(table) for table in tables_of(script))
+    keyed = script.replace("{tenant_column}", _COLUMN).replace("{tenant}", "tenant, ")
+    return statements(f"{keyed};{policies}")
 
 
 def make_tables(
@@ -82,14 +88,13 @@ def make_tables(
         if not conn.execute(found, (schema,)).fetchall():
             conn.execute(f"CREATE SCHEMA {schema}")
         conn.execute(f"SET LOCAL search_path TO {schema}")
-        made = str if tenant is None else for_tenants
-        for statement in statements(_SCHEMAS + made(_SETTINGS)):
+        for statement in [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]:
             conn.execute(statement.sql)
         _check(conn, schema, tenant)
         if _has(conn, component, schema):
             return
         with conn.pipeline():
-            for statement in statements(made(component.script)):
+            for statement in made(component.script, tenant):
                 conn.execute(statement.sql)
             conn.execute(
                 "INSERT INTO schemas (component, version) VALUES (%s, %s)",
@@ -109,18 +114,6 @@ def _has(conn: psycopg.Connection[Row], component: Schema, schema: str) -> bool:
 
 
 # -- tenants
-
-
-def for_tenants(script: str) -> str:
-    """A script that makes tables, as it makes them for tenants."""
-    keyed = _KEY_OF_COLUMN.sub(r"\1\2\3, \4 (\2)", script)
-    made = _TABLE.sub(_COLUMN, led(keyed))
-    return made + "".join(_POLICY.format(each[2], _MINE) for each in _TABLE.finditer(script))
-
-
-def led(sql: str) -> str:
-    """A statement as it is for tenants: the keys that it names are led by theirs."""
-    return _KEY.sub(r"\1 (tenant, ", sql)
 
 
 def checked_tenant(tenant: Any) -> str | None:

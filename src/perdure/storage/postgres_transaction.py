@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -19,8 +19,8 @@ _BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 COMMIT: Final = Statement("COMMIT")
 _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = f"""
-SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status($1::xid8) END, ({RUN})
-""".encode()
+SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END, ({RUN})
+"""
 _SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
 
 
@@ -29,7 +29,6 @@ class Transaction:
 
     Args:
         server: Whose connection `conn` is.
-        asked: Sends statements by it, in one request.
         excluding: The statement that keeps others from writing the same, and answers the number
             of the transaction.
     """
@@ -38,10 +37,9 @@ class Transaction:
         self,
         server: Server,
         conn: Pipelined,
-        asked: Callable[[Sequence[Statement]], list[list[Row]]],
-        excluding: Statement,
+        excluding: Sequence[Statement],
     ) -> None:
-        self._server, self._conn, self._asked, self._excluding = server, conn, asked, excluding
+        self._server, self._conn, self._excluding = server, conn, excluding
         self._number: str | None = None  # while it lasts
 
     def execute(self, request: Request) -> Any:
@@ -52,25 +50,25 @@ class Transaction:
                 return self._alone(asked)[0]
             except (errors.DivisionByZero, errors.UniqueViolation) as exc:
                 if self._conn.brackets:
-                    self._asked([_ROLLBACK])
+                    self._conn.ask([_ROLLBACK])
                 raise Stale from exc
         if self._number is not None:
-            rows = self._commit(asked) if isinstance(request, Last) else self._asked(asked)
+            rows = self._commit(asked) if isinstance(request, Last) else self._conn.ask(asked)
         elif isinstance(request, Last):
             rows = self._alone(asked)
         else:
-            _, ((self._number, *_),), *rows = self._asked([_BEGIN, self._excluding, *asked])
+            _, ((self._number, *_),), *rows = self._conn.ask([_BEGIN, *self._excluding, *asked])
         return rows if isinstance(request, list) else rows[0]
 
     def _alone(self, asked: Sequence[Statement]) -> list[list[Row]]:
         if self._conn.brackets:
-            return self._asked([_BEGIN, self._excluding, *asked, COMMIT])[2:-1]
-        return self._asked([self._excluding, *asked])[1:]  # one request is one transaction
+            return self._conn.ask([_BEGIN, *self._excluding, *asked, COMMIT])[2:-1]
+        return self._conn.ask([*self._excluding, *asked])[1:]  # one request is one transaction
 
     def _commit(self, asked: Sequence[Statement]) -> list[list[Row]]:
         assert self._number is not None
         try:
-            *rows, _ = self._asked([*asked, COMMIT])
+            *rows, _ = self._conn.ask([*asked, COMMIT])
         except psycopg.Error as exc:
             if not is_lost(exc) or not self._stands(self._number):
                 raise
@@ -88,7 +86,7 @@ class Transaction:
             self._commit([])
             return
         with suppress(psycopg.Error):  # it is lost, then
-            self._asked([_ROLLBACK])
+            self._conn.ask([_ROLLBACK])
 
     def _stands(self, number: str) -> bool:
         """Whether the transaction has been committed, its connection being lost.
@@ -120,7 +118,7 @@ class Transaction:
         """What became of a transaction, and the run of the server that says so."""
         try:
             with self._server.connection() as conn:
-                ((found,),) = conn.ask([(_STATUS, [(number,)])])
+                ((found,),) = conn.ask([Statement(_STATUS, (number,))])
         except errors.InvalidParameterValue:  # a number still to come
             return "aborted", None
         return found
