@@ -25,8 +25,8 @@ from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage.flow import Flow, rows_of
+from perdure.storage.postgres import Transaction
 from perdure.storage.postgres_connection import RUN, translated
-from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
 from tests.durability.cutting import Proxy
 
@@ -140,7 +140,9 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
             with server.connection() as conn:
                 conn.run = run
                 conn.close()
-                return Transaction(server, conn, [])._stands(number)
+                whole = Transaction(server, conn, [], [])
+                whole._number = number
+                return whole._stands()
 
         assert stands(run, committed)
         for lost in (aborted, future):

@@ -22,7 +22,7 @@ from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.due import Job
 from perdure.memory.job_queue import JobQueue
-from perdure.storage.postgres_pipeline import numbered
+from perdure.storage.postgres_connection import numbered
 from perdure.storage.table_copy import Copy
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from perdure.errors import (
     ConfigurationError,
@@ -28,7 +28,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import Schema, Watch
-from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
+from perdure.storage.flow import Flow, Guarded, Last, Request, Row, Stale, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.threads import Queues, Ticket
 
@@ -38,6 +38,7 @@ try:
 
     from perdure.storage.postgres_connection import (
         AdvisoryLocks,
+        Pipelined,
         Server,
         checked_dsn,
         is_lost,
@@ -51,9 +52,7 @@ try:
         translated,
         uri,
     )
-    from perdure.storage.postgres_pipeline import Pipelined
     from perdure.storage.postgres_schema import checked_tenant, make_tables, tables_of
-    from perdure.storage.postgres_transaction import COMMIT, Transaction
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
@@ -64,11 +63,19 @@ _Call = tuple[str, Any]  # of a function of the server, and its parameter
 _log = logging.getLogger("perdure")
 _MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
 _TRIES: Final = 10
+_GAVE_WAY: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
+_BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+_COMMIT: Final = Statement("COMMIT")
+_ROLLBACK: Final = Statement("ROLLBACK")
+_STATUS: Final = """
+SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
+"""
+_SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
 _DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
 _VACUUMED: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -200,7 +207,7 @@ class PostgresDatabase:
                 make_tables(conn, self._component, self._schema, self._tenant, self._read_only)
             if self._begin is not None:
                 if self._read_only:
-                    self._read(server, self._begin, snapshot=True)
+                    self._run(server, self._begin, [_SNAPSHOT])
                 else:
                     self._transact(server, self._begin, None)
         except BaseException:
@@ -304,21 +311,28 @@ class PostgresDatabase:
     def _transact(
         self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
     ) -> T:
-        excluding = self._excluding(exclusive)
+        return self._run(server, make, [_BEGIN], self._excluding(exclusive))
+
+    def _run(
+        self,
+        server: Server,
+        make: Callable[[], Flow[T]],
+        begin: Sequence[Statement],
+        calls: Sequence[_Call] = (),
+    ) -> T:
+        """Run a flow in a transaction, and anew if that is lost or gives way to another."""
         for again in range(_TRIES):
             try:
                 with (
                     server.connection() as conn,
-                    Transaction(server, conn, self._called(conn, *excluding)) as whole,
+                    Transaction(server, conn, begin, self._called(conn, *calls)) as whole,
                 ):
                     return run(make(), whole.execute)
-            except (errors.SerializationFailure, errors.DeadlockDetected) as exc:
-                error: psycopg.Error = exc
             except psycopg.Error as exc:
-                if not is_lost(exc):
+                if not (is_lost(exc) or isinstance(exc, _GAVE_WAY)):
                     raise translated(exc, server.name) from exc
                 error = exc
-            _pause(again)
+            time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
         raise translated(error, server.name) from error
 
     def _excluding(self, names: Sequence[str] | None) -> list[_Call]:
@@ -350,7 +364,7 @@ class PostgresDatabase:
 
     def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._read(self._connected(), make, snapshot=snapshot)
+        return self._run(self._connected(), make, [_SNAPSHOT] if snapshot else [])
 
     async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
@@ -370,39 +384,6 @@ class PostgresDatabase:
 
         self._check_open()
         return asyncio.ensure_future(after_connecting())
-
-    def _read(self, server: Server, make: Callable[[], Flow[T]], *, snapshot: bool) -> T:
-        """Run a flow, and anew if its connection turns out to be lost: it changes nothing."""
-        with mapped(server.name):
-            for again in range(_TRIES):
-                try:
-                    with server.connection() as conn:
-                        return self._read_once(conn, make(), snapshot=snapshot)
-                except psycopg.Error as exc:
-                    if not is_lost(exc) or again == _TRIES - 1:
-                        raise
-                    _pause(again)
-        raise AssertionError
-
-    def _read_once(self, conn: Pipelined, flow: Flow[T], *, snapshot: bool) -> T:
-        begun = False
-
-        def execute(request: Request) -> Any:
-            nonlocal begun
-            asked = request if isinstance(request, list) else [request]
-            first = [] if begun else [*([_SNAPSHOT] if snapshot else []), *self._called(conn)]
-            last = [COMMIT] if isinstance(request, Last) and snapshot else []
-            begun = snapshot
-            rows = conn.ask([*first, *asked, *last])
-            rows = rows[len(first) : len(first) + len(asked)]
-            begun = snapshot and not last
-            return rows if isinstance(request, list) else rows[0]
-
-        try:
-            return run(flow, execute)
-        finally:
-            if begun and not conn.closed:
-                conn.ask([COMMIT])
 
     # -- locking
 
@@ -455,5 +436,100 @@ def _both(schema: str) -> Flow[list[list[Row]]]:
     return (yield [version, Statement(_SIZES, (schema,))])  # type: ignore[no-any-return]
 
 
-def _pause(again: int) -> None:
-    time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
+class Transaction:
+    """Answers the requests of a flow in one transaction, which `with` ends.
+
+    Args:
+        server: Whose connection `conn` is.
+        begin: How it begins; nothing: each request sees a state of its own.
+        calls: The SELECT of what it calls first; one that writes is told its own number.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        conn: Pipelined,
+        begin: Sequence[Statement],
+        calls: Sequence[Statement],
+    ) -> None:
+        self._server, self._conn, self._begin, self._calls = server, conn, begin, calls
+        self._writes = _BEGIN in begin
+        self._open = False
+        self._number: str | None = None  # while one that writes is open
+
+    def execute(self, request: Request) -> Any:
+        """Answer a request; the last one goes with the COMMIT."""
+        asked = request if isinstance(request, list) else [request]
+        try:
+            rows = self._ask(asked, last=isinstance(request, Last | Guarded))
+        except (errors.DivisionByZero, errors.UniqueViolation) as exc:
+            if not isinstance(request, Guarded):
+                raise
+            if self._conn.brackets:
+                self._conn.ask([_ROLLBACK])
+            raise Stale from exc
+        return rows if isinstance(request, list) and not isinstance(request, Guarded) else rows[0]
+
+    def _ask(self, asked: Sequence[Statement], *, last: bool) -> list[list[Row]]:
+        single = self._writes and last and not self._conn.brackets  # a request is a transaction
+        begin = () if single else self._begin
+        first = [] if self._open else [*begin, *self._calls]
+        end = [_COMMIT] if last and (begin or self._open) else []
+        try:
+            rows = self._conn.ask([*first, *asked, *end])
+        except psycopg.Error as exc:
+            if self._number is None or not last or not is_lost(exc) or not self._stands():
+                raise
+            rows = [[] for _ in asked]
+        self._open = not last and (self._open or bool(begin))
+        if self._writes and first:
+            self._number = rows[len(begin)][0][0] if self._open else None
+        elif last:
+            self._number = None
+        return rows[len(first) : len(first) + len(asked)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not self._open or self._conn.closed:
+            return
+        if error is None:
+            self._ask([], last=True)
+            return
+        with suppress(psycopg.Error):  # it is lost, then
+            self._conn.ask([_ROLLBACK])
+
+    def _stands(self) -> bool:
+        """Whether it has been committed, its connection being lost.
+
+        After a crash, or on a standby that took over, its number may be that of another one, so
+        that only "not committed" can be believed.
+
+        Raises:
+            StorageUnavailable: Nobody can tell.
+        """
+        deadline = time.monotonic() + _SETTLED_S
+        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
+        while time.monotonic() < deadline:
+            with (
+                suppress(StorageUnavailable, psycopg.OperationalError),
+                self._server.connect(_SETTLED_S) as conn,
+            ):
+                status = self._status(conn)
+                if status == "committed" and conn.run != self._conn.run:
+                    why = "the server crashed, or another took over, so nobody knows if it was made"
+                    break
+                if status != "in progress":
+                    return status == "committed"
+            time.sleep(0.1)
+        raise StorageUnavailable(
+            f"{self._server.name}: the connection was lost at a commit, and {why}: read before you "
+            "write it again"
+        )
+
+    def _status(self, conn: Pipelined) -> str:
+        try:
+            return str(conn.ask([Statement(_STATUS, (self._number,))])[0][0][0])
+        except errors.InvalidParameterValue:  # a number still to come
+            return "aborted"

@@ -1,4 +1,9 @@
-"""Connections to a Postgres server: the pool of a process, locks, DSNs, errors."""
+"""Connections to a Postgres server: requests, the pool of a process, locks, DSNs, errors.
+
+A request is what libpq's pipeline mode sends at once. A cursor of psycopg costs several times what
+its statement does (docs/decisions/0018), so that statements go to libpq itself (`psycopg.pq`);
+psycopg adapts the values. https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,23 @@ import atexit
 import hashlib
 import os
 import select
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
+from itertools import count
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, pq
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+from psycopg.types.string import BytesBinaryDumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from perdure.errors import (
@@ -26,12 +36,16 @@ from perdure.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from perdure.storage.flow import Row
+from perdure.storage.flow import AnyText, Row, Statement
 from perdure.storage.locks import Between
-from perdure.storage.postgres_pipeline import Pipelined
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
+_PREPARED: Final = 256  # statements of a connection; the server keeps a plan of each
+_BINARY: Final = pq.Format.BINARY
+
+_Kind = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
+_Run = tuple[_Kind, Sequence[Any], Sequence[pq.Format]]
 _THREADS: Final = 8  # that do the work of coroutines
 _DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
     "application_name": "perdure",
@@ -61,6 +75,151 @@ _REFUSALS: Final = (
 )
 RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """What tells a server from the one that it was before a crash, and from its standby."""
+
+
+# -- requests
+
+
+@lru_cache(4096)
+def numbered(sql: str) -> bytes:
+    """SQL as Postgres takes it: `?2` is `$2`, and a bare `?` has the number of its place.
+
+    SQLite takes `$2` only by name, so that one form for both does not exist; no literal of the
+    statements has a question mark.
+    """
+    head, *rest = sql.split("?")
+    parts = (part if part[:1].isdigit() else f"{at}{part}" for at, part in enumerate(rest, 1))
+    return "$".join((head, *parts)).encode()
+
+
+class _Whole(NumericBinaryLoader):
+    """Sums of whole numbers, which Postgres makes of type numeric."""
+
+    def load(self, data: Any) -> Any:
+        return int(super().load(data))
+
+
+class _AnyText(BytesBinaryDumper):
+    """Text in a column of text or bytes."""
+
+    def dump(self, obj: Any) -> Any:
+        return super().dump(obj.as_bytes())
+
+
+class Pipelined(psycopg.Connection[Row]):
+    """A connection that takes many statements at a time.
+
+    Attributes:
+        run: Which run of the server it leads to.
+        stays: Whether its session stays with us, so that it knows our schema, and prepares
+            statements; psycopg itself prepares none, as it would also deallocate ours.
+        brackets: Whether a request needs BEGIN and COMMIT to be a transaction as ours are.
+    """
+
+    run: Any = None
+    stays = True
+    brackets = False
+
+    def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
+        super().__init__(pgconn, *args)
+        # one type for all whole numbers: a statement is prepared once, not for each width
+        self.adapters.register_dumper(int, Int8BinaryDumper)
+        self.adapters.register_dumper(AnyText, _AnyText)
+        self.adapters.register_loader("numeric", _Whole)
+        self._values = Transformer.from_context(self)
+        self._names: dict[_Kind, bytes] = {}  # of prepared statements
+        self._numbers = count()
+
+    def ask(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements up to the first that fails: one transaction, unless they begin one.
+
+        Returns the rows of each, of the last time that it is run.
+
+        Raises:
+            psycopg.Error: A statement failed, or the connection is lost.
+        """
+        runs = [
+            (at, self._dumped(numbered(sql), row))
+            for at, (sql, params, many) in enumerate(statements)
+            for row in (params if many else (params,))
+        ]
+        try:
+            self.pgconn.enter_pipeline_mode()
+            due = [each for at, run in runs for each in self._send(at, *run)]
+            self.pgconn.pipeline_sync()
+            results = self._results()
+            self.pgconn.exit_pipeline_mode()
+        except BaseException:
+            if not self.broken:
+                self.close()  # nobody knows what it is about
+            raise
+        out: list[list[Row]] = [[] for _ in statements]
+        failed = None
+        for place, result in zip(due, results, strict=True):
+            if result.status == pq.ExecStatus.TUPLES_OK:
+                self._values.set_pgresult(result, format=_BINARY)
+                out[place] = self._values.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
+            elif result.status != pq.ExecStatus.COMMAND_OK:
+                failed = failed or result
+                if not isinstance(place, int):
+                    del self._names[place]
+        if failed is not None:
+            raise errors.error_from_result(failed, self.info.encoding)
+        return out
+
+    def _dumped(self, sql: bytes, row: Sequence[Any]) -> _Run:
+        if not row:
+            return (sql, ()), (), ()
+        values = self._values
+        params = values.dump_sequence(row, [PyFormat.AUTO] * len(row))
+        return (sql, values.types or ()), params, values.formats or ()
+
+    def _send(
+        self, at: int, kind: _Kind, params: Sequence[Any], formats: Sequence[pq.Format]
+    ) -> Iterator[int | _Kind]:
+        """Send one statement. Of each result that is due, yields whose it is: a prepared one's."""
+        pgconn = self.pgconn
+        name = self._names.get(kind)
+        if name is None and self.stays and len(self._names) < _PREPARED:
+            name = self._names[kind] = b"perdure_%d" % next(self._numbers)
+            pgconn.send_prepare(name, *kind)
+            yield kind
+        if name is None:
+            pgconn.send_query_params(kind[0], params, kind[1], formats, _BINARY)
+        else:
+            pgconn.send_query_prepared(name, params, formats, _BINARY)
+        yield at
+
+    def _results(self) -> list[pq.abc.PGresult]:
+        """The results up to the end of a request."""
+        pgconn, found = self.pgconn, list[pq.abc.PGresult]()
+        unsent = pgconn.flush()
+        while True:
+            _wait(pgconn.socket, writing=bool(unsent))
+            pgconn.consume_input()
+            unsent = unsent and pgconn.flush()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    if pgconn.status == pq.ConnStatus.BAD:
+                        raise psycopg.OperationalError(pgconn.get_error_message())
+                elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+                    return found
+                else:
+                    found.append(result)
+
+
+if sys.platform == "win32":
+
+    def _wait(socket: int, *, writing: bool) -> None:
+        select.select([socket], [socket] if writing else [], [])
+
+else:
+
+    def _wait(socket: int, *, writing: bool) -> None:
+        poll = select.poll()  # select() takes no numbers above 1,023
+        poll.register(socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
+        poll.poll()
 
 
 def lock_key(*of: str) -> int:
@@ -159,8 +318,11 @@ class Server:
         try:
             yield conn
         finally:
-            if not conn.given_back:
-                self.give_back(conn)
+            self._lent.discard(conn)
+            broken = conn.broken
+            self._pool.putconn(conn)
+            if broken:
+                self._pool.drain()  # those that lie idle were lost with it
 
     def _taken(self) -> Pipelined:
         """A connection of the pool, which would not say why it cannot connect."""
@@ -180,6 +342,11 @@ class Server:
                 "use: give a larger pool_size"
             ) from exc
 
+    def connect(self, within_s: float) -> Pipelined:
+        """A connection beside the pool; see `connected`."""
+        options = {"connect_timeout": max(2, int(within_s))}
+        return connected(self.dsn, Pipelined, self._configure, **options)
+
     def _check_server(self, within_s: float) -> None:
         """Connect once as the pool does.
 
@@ -187,8 +354,7 @@ class Server:
             ConfigurationError: The server refuses the login or the database, or is too old.
             StorageUnavailable: It cannot be reached.
         """
-        options = {"connect_timeout": max(2, int(within_s))}
-        with connected(self.dsn, Pipelined, self._configure, **options) as conn:
+        with self.connect(within_s) as conn:
             version = conn.info.server_version // 10_000
             encoding = conn.info.parameter_status("server_encoding")
         if version < _OLDEST:
@@ -199,14 +365,6 @@ class Server:
             raise ConfigurationError(
                 f"{self.name} has server_encoding={encoding}; expected {_ENCODING}"
             )
-
-    def give_back(self, conn: Pipelined) -> None:
-        """Give a connection back to the pool, before `connection` does."""
-        conn.given_back, broken = conn.closed, conn.broken
-        self._lent.discard(conn)
-        self._pool.putconn(conn)
-        if broken:
-            self._pool.drain()  # those that lie idle were lost with it
 
     def check(self) -> None:
         """Refuse work once the database is closed, and in a forked process."""
@@ -396,39 +554,39 @@ def mapped(name: str) -> Iterator[None]:
         raise translated(exc, name) from exc
 
 
-def translated(exc: BaseException, name: str) -> StorageError:
+_TOO_LONG: Final = "Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {}"
+_LOCKED: Final = (
+    "another transaction holds a lock for longer than timeout_s ({}): see pg_locks and "
+    "pg_blocking_pids() there, or try again"
+)
+_POOLED: Final = "{}; a pooler is between: open it with pooled=True"
+_STANDBY: Final = (
+    "{}; it is a standby, or has default_transaction_read_only=on: name all hosts in the DSN, with "
+    "target_session_attrs=read-write"
+)
+_NO_RIGHT: Final = "{}; grant it to the role, or open it once as a role that may"
+_CANCELED: Final = "{}; try again, or give the role a larger statement_timeout"
+_ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
+    (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
+    (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),
+    (errors.LockNotAvailable, StorageUnavailable, _LOCKED),
+    (errors.InvalidSqlStatementName, StorageError, _POOLED),
+    (errors.DuplicatePreparedStatement, StorageError, _POOLED),
+    (errors.ReadOnlySqlTransaction, StorageUnavailable, _STANDBY),
+    (errors.InsufficientPrivilege, StorageError, _NO_RIGHT),
+    (errors.QueryCanceled, StorageUnavailable, _CANCELED),
+    (psycopg.Error, StorageError, "{}"),
+)
+
+
+def translated(exc: psycopg.Error, name: str) -> StorageError:
     """The `StorageError` that an error of psycopg becomes."""
-    if isinstance(exc, errors.DiskFull):
-        return StorageFull(f"{name}: {exc}; free space on the server, then write again")
-    if isinstance(exc, psycopg.Error) and is_lost(exc):
+    if is_lost(exc):
         reason = " ".join(str(exc).split())  # libpq's has several lines
         return StorageUnavailable(
             f"{name}: {reason}; check that the server runs and can be reached"
         )
     if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
         return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
-    if isinstance(exc, errors.ProgramLimitExceeded):
-        return StorageError(
-            f"{name}: Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {exc}"
-        )
-    if isinstance(exc, errors.LockNotAvailable):
-        return StorageUnavailable(
-            f"{name}: another transaction holds a lock for longer than timeout_s ({exc}): see "
-            "pg_locks and pg_blocking_pids() there, or try again"
-        )
-    if isinstance(exc, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
-        return StorageError(f"{name}: {exc}; a pooler is between: open it with pooled=True")
-    if isinstance(exc, errors.ReadOnlySqlTransaction):
-        return StorageUnavailable(
-            f"{name}: {exc}; it is a standby, or has default_transaction_read_only=on: name all "
-            "hosts in the DSN, with target_session_attrs=read-write"
-        )
-    if isinstance(exc, errors.InsufficientPrivilege):
-        return StorageError(
-            f"{name}: {exc}; grant it to the role, or open it once as a role that may"
-        )
-    if isinstance(exc, errors.QueryCanceled):
-        return StorageUnavailable(
-            f"{name}: {exc}; try again, or give the role a larger statement_timeout"
-        )
-    return StorageError(f"{name}: {exc}")
+    _, becomes, advice = next(row for row in _ADVICE if isinstance(exc, row[0]))
+    return becomes(f"{name}: {advice.format(exc)}")
