@@ -1,8 +1,8 @@
 """SQL conditions that narrow a scan for a filter: true for every row that the filter matches.
 
 They let through more than the filter does, never less; what comes through is checked by
-`Filter.matches`. Strings, finite numbers, truths and null narrow, as operands of `$eq`, `$in` and
-an order, and so do `$contains` and what has to exist; of everything else SQL says nothing.
+`Filter.matches`. Texts, finite numbers and truths narrow, as operands of `$eq`, `$in` and an order;
+of everything else SQL says nothing.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def indexable(filter: Filter) -> list[str]:
         for field in _conjuncts(filter.node)
         if isinstance(field, Field) and _may_be_indexed(field.key)
         for part in _conjuncts(field.condition)
-        if isinstance(part, Compare) and part.operator != "$contains"
-        if _compared(part.operator, part.operand, JSONPlace("", (), "index")) is not _ANY
+        if isinstance(part, Compare)
+        and _compared(part.operator, part.operand, JSONPlace("", (), "index")) is not _ANY
     ]
     return list(dict.fromkeys(key for _, key in sorted(found, key=lambda pair: pair[0])))
 
@@ -135,26 +135,14 @@ def _compared(name: str, operand: Any, place: JSONPlace) -> Condition:
             exact = [key for value in operand if (key := _exact(value)) is not None]
             rest = [_equal(value, place) for value in operand if _exact(value) is None]
             return any_of([place.among(exact), *rest])
-        case "$contains" if isinstance(operand, str):
-            return place.somewhere(operand, quoted=False)
-        case "$contains":
-            return place.typed("= 'array'")
-        case "$exists" if operand:
-            return place.typed("IS NOT NULL")
-    bounds = _bounds(operand)
-    match name:
-        case "$gt" | "$gte" if bounds:  # a string may go on after a NUL, at which SQL cuts it
+        case "$gt" | "$gte" if bounds := _bounds(operand):  # a NUL cuts a string in SQL
             return place.within(bounds[0], None)
-        case "$lt" | "$lte" if bounds:
+        case "$lt" | "$lte" if bounds := _bounds(operand):
             return place.within(None, bounds[1])
     return _ANY
 
 
 def _equal(value: Any, place: JSONPlace) -> Condition:
-    if value is None:
-        return place.typed("= 'null'")
-    if isinstance(value, str) and not place.paths:
-        return place.somewhere(value, quoted=True)
     if (key := _exact(value)) is not None:
         return place.among([key])
     bounds = _bounds(value)
@@ -218,7 +206,7 @@ def index_expression(path: str, column: str) -> str:
 
 
 class JSONPlace(NamedTuple):
-    """The place of a value in a column: under one of the paths; anywhere without paths."""
+    """The place of a value in a column: under one of the paths; without paths it is not known."""
 
     column: str
     paths: tuple[Any, ...] = ("$",)
@@ -263,22 +251,6 @@ class JSONPlace(NamedTuple):
             return Condition(f"{self.expression} {asked}", params)
         text = f"json_extract({self.column}, ?) {asked}"
         return any_of([Condition(text, (path, *params)) for path in self.paths])
-
-    def typed(self, asked: str) -> Condition:
-        """The value's type in JSON meets a comparison, which no index serves."""
-        text = f"json_type({self.column}, ?) {asked}"
-        return any_of([Condition(text, (path,)) for path in self.paths])
-
-    def somewhere(self, text: str, *, quoted: bool) -> Condition:
-        """The column's JSON has the text anywhere, in either way that `json.dumps` writes it."""
-        if CUT.search(text):
-            return _ANY
-        forms = dict.fromkeys(json.dumps(text, ensure_ascii=ascii) for ascii in (False, True))
-        return any_of([self.holds(form if quoted else form[1:-1]) for form in forms])
-
-    def holds(self, text: str) -> Condition:
-        """The column's JSON has a text in it."""
-        return Condition(f"instr({self.column}, ?) > 0", (text,))
 
 
 def _json_paths(key: str) -> tuple[str, ...]:

@@ -73,14 +73,6 @@ class JSONBPlace(JSONPlace):
         ends = json.dumps(low), "{}" if high is None else json.dumps(high)
         return self._at(f"{_AT} BETWEEN ?::jsonb AND ?::jsonb", *ends)
 
-    def typed(self, asked: str) -> Condition:
-        """See `JSONPlace`."""
-        return self._at(f"jsonb_typeof({_AT}) {asked}")
-
-    def holds(self, text: str) -> Condition:
-        """See `JSONPlace`."""
-        return Condition(f"position(?::bytea IN {self.column}) > 0", (text.encode(),))
-
     def _at(self, text: str, *params: Any) -> Condition:
         return any_of([Condition(text, (list(path), *params)) for path in self.paths])
 
