@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.put_path import Function, functions
+
 from perdure.stores import SQLiteStore
 
 NAMED: Function = ("storage.flow", "NamedSQL.__call__")

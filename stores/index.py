@@ -1,34 +1,68 @@
-"""The in-memory index of one namespace: its items, words and vectors in arrays.
+"""The index of a namespace: its items, words and vectors in arrays, in memory and in the file.
 
 Rows are appended as items are put. Their words go to a short list that is searched from end to end;
 when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.
-A search works on a `View`, which stays as it is while the index changes.
+A search works on an `IndexView`, which stays as it is while the index changes. The compact form,
+`packed`, is a head in JSON, then the arrays, then the words.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perdure.errors import CorruptRecord
+from perdure.storage.encryption import Place, Seal
 from perdure.stores.expansion import Vocabulary
-from perdure.stores.index_view import ROW, Ints, Postings, Vectors, View, ordered, places
 from perdure.stores.models import Model
-from perdure.stores.vectors import Matrix
+from perdure.stores.namespaces import labels
+from perdure.stores.ranking import Arrangement, arrange
+from perdure.stores.vectors import Floats, Matrix, second_look
 
+Ints = NDArray[np.int64]
+Rows = NDArray[np.integer[Any]]
+Hits = tuple[Ints, Floats]  # rows that have a word, each once, and how often
+
+_FEW: Final = 4  # a filter that leaves less than one row in so many: only these are compared
+NOWHERE: Final[Hits] = np.empty(0, np.int64), np.empty(0, np.float32)
+ROW: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("expires", "<i8"),  # microseconds since 1970
+        ("since", "<i8"),  # when it was put, likewise
+        ("position", "<f8"),
+        ("at", "<f8"),  # seconds since 1970; NaN: unknown
+        ("thread", "<i4"),  # -1: none; so for `actor`
+        ("actor", "<i4"),
+        ("length", "<i4"),  # words
+        ("asks", "?"),
+        ("alive", "?"),
+    ],
+    align=True,
+)
 FOREVER: Final = (1 << 63) - 1  # when what does not expire expires
 _SHORT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
 _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
+_LOG = logging.getLogger("perdure")
+_FORM: Final = 2  # its version
+_ALIGNED: Final = 8  # bytes
+_LENGTH: Final = 8  # bytes of the length of the head
+_LARGEST: Final = 1 << 29  # bytes that are written; SQLite's own limit is 10^9
 
 
-class Entry(NamedTuple):
+class IndexedItem(NamedTuple):
     """The data of one version that search needs."""
 
     id: int  # of the version
@@ -72,7 +106,7 @@ class Index:
         self._recent = (none, none, np.empty(0, np.uint8))  # words, rows, counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
-        self._view: View | None = None
+        self._view: IndexView | None = None
         self._valid = (0, 0)  # from when to when the view holds
 
     @property
@@ -87,7 +121,7 @@ class Index:
 
     # -- changing
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(self, entries: Sequence[IndexedItem]) -> None:
         """Take items in, newer than those that are there."""
         if not entries:
             return
@@ -249,7 +283,7 @@ class Index:
             bare[owner] = False
         return list(self.rows["id"][bare].tolist())
 
-    def view(self, now: int) -> View:
+    def view(self, now: int) -> IndexView:
         """The items that are alive at a moment, in microseconds."""
         if self._view is not None and self._holds(now):
             return self._view
@@ -265,7 +299,7 @@ class Index:
             ends.min(where=ends > now, initial=FOREVER),
         )
         order = ordered(rows, np.flatnonzero(inside & (ends > now)))
-        self._view = View(
+        self._view = IndexView(
             order,
             self.vocabulary,
             list(self.actors),
@@ -293,3 +327,227 @@ def _renumbered(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> di
     rows[column] = numbers - none
     known = list(names)
     return numbered(known[number] for number in used[none:].tolist())
+
+
+# -- what a search sees
+
+
+class Postings(NamedTuple):
+    """The rows that have each word."""
+
+    starts: Ints  # where each word's entries begin, and where the last one's end
+    rows: Rows  # in order
+    counts: NDArray[np.uint8]  # how often each has the word
+
+
+class Vectors(NamedTuple):
+    """Vectors and the row of each; the vectors of a row stand side by side."""
+
+    matrix: Matrix
+    owner: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The rows of a search; those of a thread are adjacent, in its order."""
+
+    rows: NDArray[Any]  # of `ROW`
+
+    @cached_property
+    def lengths(self) -> Floats:
+        """Words in each row."""
+        return np.asarray(self.rows["length"], np.float32)
+
+    @cached_property
+    def arrangement(self) -> Arrangement | None:
+        """The neighbours of rows; None if no row belongs to a thread."""
+        thread = np.asarray(self.rows["thread"], np.int64)
+        if not (thread >= 0).any():
+            return None
+        return arrange(thread, self.lengths, self.rows["asks"], self.rows["at"])
+
+
+@dataclass(frozen=True)
+class IndexView:
+    """An index as it was at a moment, or some of its rows."""
+
+    order: Ints  # the rows that are in, those of a thread side by side, in its order
+    vocabulary: Vocabulary  # may have got more
+    actors: Sequence[str]  # by number
+    threads: Sequence[str]  # by number
+    nbytes: int  # what the index takes, about
+    rows: NDArray[Any]
+    postings: Postings
+    recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
+    vectors: tuple[Vectors, ...]
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether all rows are in, in their own order."""
+        return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
+
+    @cached_property
+    def _places(self) -> NDArray[np.int32]:
+        return places(self.order, len(self.rows))
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The rows that are in."""
+        return Candidates(self.rows if self._is_whole else self.rows[self.order])
+
+    def term(self, word: str) -> Hits:
+        """The rows that have a word, each once, and how often."""
+        number = self.vocabulary.get(word)
+        if number is None:
+            return NOWHERE
+        rows: Rows = np.empty(0, np.int32)
+        counts = np.empty(0, np.uint8)
+        if number < len(self.postings.starts) - 1:
+            begin, end = self.postings.starts[number : number + 2]
+            rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
+        words, of, often = self.recent
+        hits = (words == number).nonzero()[0]
+        if len(hits):
+            rows = np.concatenate([rows, of[hits]])
+            counts = np.concatenate([counts, often[hits]])
+        if self._is_whole:
+            return rows.astype(np.int64), counts.astype(np.float32)
+        at = self._places[rows]
+        inside = at >= 0
+        return at[inside].astype(np.int64), counts[inside].astype(np.float32)
+
+    def cosines(self, query: Floats, approximate_above: int) -> Floats:
+        """Similarity of each row's best vector to the query's; NaN for a row without one."""
+        out = np.full(len(self.rows), np.nan, np.float32)
+        few = _FEW * len(self.order) < len(self.rows)  # the best of all need not be among them
+        for matrix, owner in self.vectors:
+            if few:
+                chosen = np.flatnonzero(self._places[owner] >= 0)
+                matrix, owner = matrix.taken(chosen), owner[chosen]
+            count = len(owner)
+            if count > approximate_above and matrix.sketch is not None:
+                scores = matrix.estimates(query, 0, count, second_look(count))
+            else:
+                scores = matrix.scores(query, 0, count)
+            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            if len(firsts) < count:
+                scores = np.maximum.reduceat(scores, firsts)
+            out[owner[firsts]] = scores
+        return out if self._is_whole else out[self.order]
+
+    def narrowed(self, ids: Ints) -> IndexView:
+        """The same with only the rows that have one of some ids."""
+        return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
+
+    def until(self, at: int) -> IndexView:
+        """The same without the rows that were put after a moment."""
+        inside = self.rows["since"][self.order] <= at
+        return self if inside.all() else replace(self, order=self.order[inside])
+
+
+def ordered(rows: NDArray[Any], some: Ints) -> Ints:
+    """Some rows by thread, place in the thread, and age."""
+    thread = rows["thread"][some]
+    if not (thread >= 0).any():
+        return some[np.argsort(rows["id"][some], kind="stable")]
+    return some[np.lexsort((rows["id"][some], rows["position"][some], thread))]
+
+
+def places(order: Ints, count: int) -> NDArray[np.int32]:
+    """The place of each row among some, or -1."""
+    place = np.full(count, -1, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return place
+
+
+# -- the form in the file
+
+
+def sealed(
+    seal: Seal, path: bytes, index: Index, covered: Covered, made: Sequence[Any]
+) -> bytes | None:
+    """The compact form of a namespace's index, encrypted if the file is; None: it is too large."""
+    body = packed(index, covered, made)
+    return seal.seal(body, _place(path)) if len(body) <= _LARGEST else None
+
+
+def opened(
+    seal: Seal,
+    path: bytes,
+    body: bytes,
+    model: Model | None,
+    approximate_above: int,
+    made: Sequence[Any],
+) -> tuple[Index, Covered] | None:
+    """The index of a compact form; None: it is damaged, or was made in another way."""
+    try:
+        return unpacked(seal.open(body, _place(path)), model, approximate_above, made)
+    except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
+        of = labels(path)
+        _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
+        return None
+
+
+def _place(path: bytes) -> Place:
+    """The data that binds a compact form to its namespace."""
+    return ("index", path.decode())
+
+
+def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
+    """The compact form of an index, which is compacted first."""
+    index.compact()
+    vectors = index.vectors
+    arrays: list[NDArray[Any]] = [index.rows, *index.postings]
+    if vectors is not None:
+        arrays += [vectors.owner, vectors.matrix.rows]
+        arrays += [] if vectors.matrix.scale is None else [vectors.matrix.scale]
+    words = "\n".join(index.vocabulary).encode()
+    head = {
+        "version": _FORM,
+        "made": made,
+        "covered": covered,
+        "model": None if index.model is None else index.model.number,
+        "arrays": [(array.dtype.str, array.shape) for array in arrays[1:]],
+        "rows": len(index.rows),
+        "words": len(words),
+        "threads": list(index.threads),
+        "actors": list(index.actors),
+    }
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    parts = [len(text).to_bytes(_LENGTH, "little"), text]
+    for array in arrays:
+        body = array.tobytes()
+        parts += [body, b"\0" * (-len(body) % _ALIGNED)]
+    return b"".join([*parts, words])
+
+
+def unpacked(
+    body: bytes, model: Model | None, approximate_above: int, made: Sequence[Any]
+) -> tuple[Index, Covered] | None:
+    """The index of a compact form, without vectors if they are of another model.
+
+    Returns:
+        None: Its words or vectors were made in another way.
+    """
+    begin = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
+    head = json.loads(body[_LENGTH:begin])
+    if head["version"] != _FORM or head["made"] != list(made):
+        return None
+    arrays = []
+    for kind, shape in [(ROW, (head["rows"],)), *head["arrays"]]:
+        count = int(np.prod(shape))
+        arrays.append(np.frombuffer(body, kind, count, begin).reshape(shape))
+        size = arrays[-1].nbytes
+        begin += size + -size % _ALIGNED
+    rows, starts, of, counts, *rest = arrays
+    words = body[begin : begin + head["words"]].decode()
+    index = Index(model, approximate_above)
+    index.rows = rows.copy()
+    index.postings = Postings(starts, of, counts)
+    index.vocabulary = Vocabulary(words.split("\n") if words else ())
+    index.threads, index.actors = numbered(head["threads"]), numbered(head["actors"])
+    if rest and model is not None and head["model"] == model.number:
+        owner, numbers, *scale = rest
+        index.vectors = index.sketched(Matrix(numbers, *scale), owner)
+    return index, Covered(*head["covered"])

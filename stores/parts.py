@@ -20,7 +20,7 @@ from perdure.stores.base import PROVENANCE
 from perdure.stores.embedders import embedder_from
 from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
-from perdure.stores.index_cache import Indexes
+from perdure.stores.indexes import Indexes
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number

@@ -17,8 +17,8 @@ from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.expansion import synonyms
-from perdure.stores.index_cache import Indexes, Overtaken
-from perdure.stores.index_view import Ints, Scope, Sought
+from perdure.stores.index import Ints
+from perdure.stores.indexes import Indexes, Overtaken, Pool, Sought
 from perdure.stores.models import Embeddings
 from perdure.stores.namespaces import span
 from perdure.stores.ranking import Ranked, Term, Weights, rank
@@ -94,13 +94,13 @@ class Searcher:
 
     # -- the rows and their scores
 
-    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[Scope]:
+    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[Pool]:
         while True:
             with suppress(Overtaken):
-                found: Scope = yield Read(lambda: self._scope(wanted, sought))
+                found: Pool = yield Read(lambda: self._scope(wanted, sought))
                 return found
 
-    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[Scope]:
+    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[Pool]:
         as_of, closed = wanted.as_of, list[Row]()
         present = wanted
         if as_of is not None:
@@ -110,10 +110,10 @@ class Searcher:
         if wanted.filter is not None or wanted.provenance is not None:
             ids = yield from self.reader.ids(present)
             ids += [number for _, number in closed]
-        scope = self.indexes.scope(wanted.prefix, wanted.now, sought, ids, as_of, closed)
+        scope = self.indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
         return (yield from scope)
 
-    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, Ranked | None]]:
+    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Pool, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         model = self.embeddings.model
         vector = yield from self._vector(query, wanted)
@@ -215,7 +215,7 @@ class Searcher:
         self,
         wanted: Wanted,
         query: Query,
-        scope: Scope,
+        scope: Pool,
         ranked: Ranked,
         limit: int,
         offset: int,
@@ -258,7 +258,7 @@ class Searcher:
         return [items.get(number) for number in ids]
 
 
-def _named(scope: Scope, words: Sequence[str]) -> tuple[list[int], set[str]]:
+def _named(scope: Pool, words: Sequence[str]) -> tuple[list[int], set[str]]:
     """The actors of the scope whom a query's words name, and the words of their names.
 
     A mere role such as "user" names nobody.

@@ -280,7 +280,7 @@ SELECT ns, path, changes, items FROM store_namespaces
 WHERE path >= ? AND path < ? AND items > 0 ORDER BY path;
 
 -- get_index: the compact form of a namespace's index
-SELECT body, closed FROM store_indexes WHERE ns = ?;
+SELECT body FROM store_indexes WHERE ns = ?;
 
 -- keep_index: the compact form of a namespace's index, unless something was erased since it was made
 INSERT INTO store_indexes (newest, closed, body, ns)
@@ -317,9 +317,6 @@ OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 -- expiries: when items of a list of ids expire
 SELECT i.id, i.expires_at FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
 WHERE i.expires_at IS NOT NULL;
-
--- closed_since: which items of a namespace, up to an id, were closed after a closing; `+` keeps to the order of these
-SELECT id FROM store_versions WHERE seq > ? AND +ns = ? AND id <= ?;
 
 -- present_ids: the ids of all present items of a namespace
 SELECT id FROM store_items WHERE ns = ?;

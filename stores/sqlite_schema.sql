@@ -3,7 +3,7 @@
 -- `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 -- keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
 -- range of each. `store_index` holds what search needs of a version, whether present or closed, and
--- cannot make from it; `store_indexes` the compact form of a namespace's index (`index_form.py`): it
+-- cannot make from it; `store_indexes` the compact form of a namespace's index (`index.py`): it
 -- covers items up to the id `newest`, less those closed up to the `seq` `closed`.
 -- `store_namespaces.changes` is raised by whatever changes what search finds. Whether search finds a
 -- version at all is said by `searched`. `made` is the id that an item had first, where that is another;

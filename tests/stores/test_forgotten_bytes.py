@@ -18,7 +18,7 @@ from langgraph.store.base import PutOp
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import rows_of
-from perdure.stores import Provenance, SQLiteStore, index_cache
+from perdure.stores import Provenance, SQLiteStore, indexes
 from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.contracts.puts import put, texts
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a namespace is written whenever a search found something new."""
-    monkeypatch.setattr(index_cache, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
 
 
 @pytest.mark.usefixtures("eager")

@@ -20,14 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from langgraph.store.base import PutOp
 
 from perdure.storage.flow import rows_of
-from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, index_cache
-from perdure.stores.index import FOREVER, Entry, Index
+from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, indexes
+from perdure.stores.index import FOREVER, Index, IndexedItem
 from perdure.stores.models import Model
 from perdure.stores.puts import Preparer
 from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.rounds import rounds
-from tests.store_backends import BACKENDS, Clock, Words, keys, of_words, open_store
+from tests.store_backends import Clock, Words, keys, of_words, open_store
 from tests.stores.erasing import raw
 
 A, B = ("a",), ("b",)
@@ -37,13 +37,7 @@ MODEL = Model("made", 8, "float32", 1)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a namespace is written whenever a search found something new."""
-    monkeypatch.setattr(index_cache, "_is_worth_keeping", lambda fresh, items: fresh > 0)
-
-
-@pytest.fixture
-def closings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was closed is read, where it is enough, also of small namespaces."""
-    monkeypatch.setattr(index_cache, "_MANY", -1)
+    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
 
 
 @pytest.fixture
@@ -78,7 +72,7 @@ def forms(path: Path) -> dict[str, bytes]:
 # -- an index by itself
 
 entries = st.builds(
-    Entry,
+    IndexedItem,
     id=st.just(0),
     words=st.lists(st.sampled_from("abcdefgh"), max_size=6),
     asks=st.booleans(),
@@ -124,7 +118,7 @@ def seen(found: Index, now: int) -> list[Any]:
 @given(steps, st.sampled_from([0, 5, 7, 20]))
 def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
-    found, left, number = Index(MODEL, 1 << 30), dict[int, Entry](), 0
+    found, left, number = Index(MODEL, 1 << 30), dict[int, IndexedItem](), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "_SHORT", 6)
         for step in course:
@@ -152,10 +146,12 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
 def test_a_view_stays_as_it_is() -> None:
     """What a search looks at does not change with the index."""
     found = Index(MODEL, 1 << 30)
-    found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)])
+    found.add(
+        [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
+    )
     view = found.view(0)
     before = view.term("a"), view.candidates.rows["id"].copy()
-    found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
+    found.add([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     found.keep(np.array([5, 90]))
     found.compact()
 
@@ -292,48 +288,9 @@ class SealedHandles(Handles):
 
 TestHandles = Handles.TestCase
 TestHandles.settings = settings(max_examples=rounds(25), stateful_step_count=25, deadline=None)
-pytest.mark.usefixtures("eager", "closings")(TestHandles)
+pytest.mark.usefixtures("eager")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
 TestSealedHandles.settings = settings(max_examples=rounds(8), stateful_step_count=25, deadline=None)
-
-
-@pytest.mark.usefixtures("closings")
-@pytest.mark.parametrize("backend", ["file", "postgres"])
-def test_of_a_large_namespace_only_closings_are_read(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After updates and deletes by another, also by who loads the kept form; not after `forget`."""
-    all_read = []
-    keep = Index.keep
-
-    def noted(*args: Any) -> None:
-        all_read.append(1)
-        keep(*args)
-
-    monkeypatch.setattr(Index, "keep", noted)
-    with BACKENDS[backend](tmp_path) as one, BACKENDS[backend](tmp_path) as other:
-        fill(one, A, 60)
-
-        def found(store: SQLiteStore) -> set[str]:
-            return set(keys(store.search(A, query="tea", limit=99)))
-
-        def present() -> set[str]:
-            return set(keys(one.search(A, limit=99)))
-
-        assert found(one) == found(other) == present()
-        for name in ("k1", "k2", "k1"):
-            one.put(A, name, {"text": "tea again"})
-        one.delete(A, "k3")
-        one.put(B, "k", {"text": "tea"})
-        one.put(B, "k", {"text": "more tea"})
-        assert found(one) == found(other) == present()
-        with BACKENDS[backend](tmp_path) as later:
-            assert found(later) == present()
-        assert all_read == []
-        one.forget(A, key="k4")
-        one.put(A, "k5", {"text": "tea"})
-        assert found(one) == found(other) == present()
-        assert all_read
 
 
 def test_writers_and_searchers_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from perdure.storage.flow import Flow
 from perdure.stores import Provenance, PutItem, SQLiteStore
-from perdure.stores.index_cache import Indexes
+from perdure.stores.indexes import Indexes
 from tests.store_backends import FEWER, Clock, keys
 
 WORDS = ["tea", "car", "rain", "mountain", "dog", "garden", "piano", "winter", "bridge", "letter"]

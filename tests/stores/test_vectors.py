@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Mode
-from perdure.stores.index import FOREVER, Entry, Index
+from perdure.stores.index import FOREVER, Index, IndexedItem
 from perdure.stores.models import Model
 from perdure.stores.vectors import Matrix, second_look, stored
 from tests.backends import KEY
@@ -212,7 +212,7 @@ def test_what_a_filter_leaves_is_compared_exactly() -> None:
     index = Index(Model("m", DIMS, "float32", 1), 1000)
     index.add(
         [
-            Entry(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER, 0)
+            IndexedItem(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER, 0)
             for number, row in enumerate(rows)
         ]
     )

@@ -1,4 +1,4 @@
-"""The cache of indexes: each is loaded when its namespace is first searched.
+"""The indexes of a store's namespaces: each is loaded when it is first searched, extended, evicted.
 
 A namespace has a counter that every change of its items raises, and a search first compares the
 counters. An index whose counter is behind reads the items that are newer than those it knows, and
@@ -13,29 +13,107 @@ import json
 import math
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
-from perdure.stores.index import FOREVER, Covered, Entry, Index
-from perdure.stores.index_form import opened, sealed
-from perdure.stores.index_view import Scope, Sought, View, scope_of
+from perdure.stores.expansion import nearest
+from perdure.stores.index import (
+    FOREVER,
+    NOWHERE,
+    ROW,
+    Candidates,
+    Covered,
+    Hits,
+    Index,
+    IndexedItem,
+    IndexView,
+    Ints,
+    opened,
+    ordered,
+    places,
+    sealed,
+)
 from perdure.stores.models import Model
 from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import Records
+from perdure.stores.text import is_misspellable
+from perdure.stores.vectors import Floats
 
 _READ: Final = 1 << 12  # rows read at a time
-_MANY: Final = 1 << 12  # items: of fewer all ids are read when some are gone
-_Key = tuple[bytes, bool]  # a path, and whether of its closed versions
-_UNSEARCHED: Final = Entry(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
+_MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
+_CANDIDATES: Final = 64  # for one of them: some are only words of rows that are not searched
+_UNSEARCHED: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
+_Key = tuple[bytes, bool]  # a path, and whether of its closed versions
+_Source = tuple[bytes, Callable[..., Flow[IndexView]]]  # a path, and what reads its view
+_Take = Callable[[bytes, IndexView], Any]
+
+
+# -- the rows of a search
+
+
+class Sought(NamedTuple):
+    """The words and the vector of a query."""
+
+    words: Mapping[str, Sequence[str]]  # as the index has them, with their synonyms
+    vector: Floats | None = None
+    model: Model | None = None  # of the vector
+    corrected: bool = True  # whether a word that no row has stands for the nearest one
+
+    def cosines(self, view: IndexView, file: Model | None, approximate_above: int) -> Floats | None:
+        """Similarity of a view's rows to the vector; None: there is nothing to compare."""
+        if self.vector is None or self.model is None or file is None:
+            return None
+        if self.model != file:
+            raise file.mismatch(self.model)
+        return view.cosines(self.vector, approximate_above)
+
+
+@dataclass
+class Pool:
+    """The rows that a search ranks, with what its query needs of them."""
+
+    candidates: Candidates
+    actors: Sequence[str]  # by number
+    threads: int  # how many have a number
+    terms: dict[str, Hits]  # of the words that some rows have
+    cosines: Floats | None  # NaN for a row without a vector; None: nothing to compare
+
+    def __len__(self) -> int:
+        return len(self.candidates.rows)
+
+    @property
+    def ids(self) -> Ints:
+        """The id of each row."""
+        return np.asarray(self.candidates.rows["id"])
+
+    def term(self, word: str) -> Hits:
+        """The rows that have a word, each once, and how often."""
+        return self.terms.get(word, NOWHERE)
+
+    def rethreaded(self, names: Sequence[Hashable]) -> Pool:
+        """The same with threads of one name made one; a name for each number of a thread."""
+        numbers = dict[Hashable, int]()
+        codes = [numbers.setdefault(name, len(numbers)) for name in names]
+        rows = self.candidates.rows.copy()
+        rows["thread"] = np.array([*codes, -1])[rows["thread"]]
+        order = ordered(rows, np.arange(len(rows)))
+        place = places(order, len(rows)).astype(np.int64)
+        terms = {word: (place[of], counts) for word, (of, counts) in self.terms.items()}
+        cosines = None if self.cosines is None else self.cosines[order]
+        return Pool(Candidates(rows[order]), self.actors, len(numbers), terms, cosines)
+
+
+# -- the indexes
 
 
 class Overtaken(Exception):
@@ -78,7 +156,7 @@ class _Held:
         """Forget what was read."""
         self.index: Index | None = None
         self.covered = Covered(0, 0, -1)
-        self.changes = self.number = self.closed = -1
+        self.changes = self.number = -1
         self.fresh = 0  # items that the compact form does not have, or not with their vectors
         self.expired_to = 0
 
@@ -103,7 +181,7 @@ class Indexes:
 
     # -- looking
 
-    def scope(
+    def pool(
         self,
         prefix: bytes,
         now: int,
@@ -111,42 +189,60 @@ class Indexes:
         ids: Sequence[int] | None = None,
         as_of: int | None = None,
         closed: Sequence[Row] = (),
-    ) -> Flow[Scope]:
+    ) -> Flow[Pool]:
         """The items under a prefix that are alive now, at most those with some ids.
 
         With `as_of` those that were alive then: of the present ones, and of versions that were
-        closed since, each given as its path and id.
+        closed since, each given as its path and id. All are looked at again if words of the query
+        may be misspelt.
 
         Raises:
             Overtaken: Another thread has read a newer state.
         """
         marks, rows = yield [self.sql("marks"), self.sql("namespaces_under", *span(prefix))]
         state = yield from self._entered(marks[0])
-        chosen = None if ids is None else np.array(ids, np.int64)
         ended = defaultdict[bytes, list[int]](list)
         for path, number in closed:
             ended[path].append(number)
-        parts = [(row[1], partial(self._view, _Namespace(*row), state, now, as_of)) for row in rows]
-        parts += [(path, partial(self._closed, path, some, state)) for path, some in ended.items()]
+        sources: list[_Source] = [
+            (row[1], partial(self._view, _Namespace(*row), state, now, as_of)) for row in rows
+        ]
+        sources += [
+            (path, partial(self._closed, path, some, state)) for path, some in ended.items()
+        ]
+        chosen = None if ids is None else np.array(ids, np.int64)
+        each = partial(self._each, sources, chosen)
+        words = {other for word, some in sought.words.items() for other in (word, *some)}
         threads: list[tuple[bytes, str]] = []
 
-        def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
-            out = []
-            total = 0
-            threads.clear()
-            for path, read in parts:
-                # else it is read anew each time
-                view = yield from read(admit=total <= self.budget)
-                total += view.nbytes
-                if chosen is not None:
-                    view = view.narrowed(chosen)
-                if len(view.order):
-                    out.append(take(view))
-                    threads.extend((path, name) for name in view.threads if ended)
-            return out
+        def part(path: bytes, view: IndexView) -> Pool:
+            threads.extend((path, name) for name in view.threads if ended)
+            cosines = sought.cosines(view, state.model, self.approximate_above)
+            terms = _terms_of(view, words)
+            return Pool(view.candidates, view.actors, len(view.threads), terms, cosines)
 
-        scope = yield from scope_of(each, sought, state.model, self.approximate_above)
-        return scope.rethreaded(threads) if ended else scope
+        pool = _joined((yield from each(part)))
+        if unknown := _unknown(pool, sought):
+            pool.terms.update((yield from _nearest(each, unknown)))
+        return pool.rethreaded(threads) if ended else pool
+
+    def _each(
+        self,
+        sources: Sequence[_Source],
+        chosen: Ints | None,
+        take: _Take,
+    ) -> Flow[list[Any]]:
+        """What a function takes of each view that has rows; only chosen ids are in, if any are."""
+        out = []
+        total = 0
+        for path, read in sources:
+            view = yield from read(admit=total <= self.budget)  # else it is read anew each time
+            total += view.nbytes
+            if chosen is not None:
+                view = view.narrowed(chosen)
+            if len(view.order):
+                out.append(take(path, view))
+        return out
 
     def purge(self) -> Flow[None]:
         """Let go of what was erased; a search does so too."""
@@ -217,7 +313,7 @@ class Indexes:
 
     def _view(
         self, namespace: _Namespace, state: _State, now: int, as_of: int | None, *, admit: bool
-    ) -> Flow[View]:
+    ) -> Flow[IndexView]:
         key = (namespace.path, False)
         held = self._of(key, state, admit=admit)
         with held.lock:
@@ -233,7 +329,9 @@ class Indexes:
         self._weigh(key, held, view.nbytes)
         return view if as_of is None else view.until(as_of)
 
-    def _closed(self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool) -> Flow[View]:
+    def _closed(
+        self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
+    ) -> Flow[IndexView]:
         """Some closed versions of a namespace. Their index has those that were ever asked for."""
         held = self._of((path, True), state, admit=admit)
         asked = np.array(ids, np.int64)
@@ -251,7 +349,7 @@ class Indexes:
         self._weigh((path, True), held, view.nbytes)
         return view.narrowed(asked)
 
-    def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[Entry]]:
+    def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """The search data of some versions; nothing of those that search does not find."""
         found = yield self.sql("index_of", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in found}
@@ -290,37 +388,24 @@ class Indexes:
             added += len(rows)
             newest = rows[-1][0] if rows else newest
             complete = len(rows) < _READ
-        if gone := items + added - namespace.items:
-            yield from self._let_go(held, index, namespace, state, gone)
+        if items + added != namespace.items:
+            rows = yield self.sql("present_ids", namespace.ns)
+            index.keep(np.array([number for (number,) in rows], np.int64))
         if state.model is not None and embedded != state.embedded:
             held.fresh += yield from self._fill(index, state.number)
         held.covered = Covered(newest, namespace.items, state.embedded)
-        held.changes, held.closed = namespace.changes, state.closed
+        held.changes = namespace.changes
         if self.post is not None and _is_worth_keeping(held.fresh, namespace.items):
             self._keep(held, index, namespace, state)
 
-    def _let_go(
-        self, held: _Held, index: Index, namespace: _Namespace, state: _State, gone: int
-    ) -> Flow[None]:
-        """Drop so many items that are present no longer."""
-        if namespace.items > _MANY and 0 <= state.closed - held.closed < namespace.items:
-            known = held.covered.newest
-            rows = yield self.sql("closed_since", held.closed, namespace.ns, known)
-            if len(rows) == gone:  # else some were forgotten, or closed by who committed late
-                index.drop(np.array(rows, np.int64)[:, 0])
-                return
-        rows = yield self.sql("present_ids", namespace.ns)
-        index.keep(np.array([number for (number,) in rows], np.int64))
-
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
-        for body, closed in (yield self.sql("get_index", namespace.ns)):
+        for (body,) in (yield self.sql("get_index", namespace.ns)):
             made = self.preparer.made(state.model)
             form = self.records.seal, namespace.path, body
             found = opened(*form, state.model, self.approximate_above, made)
             if found is not None:
                 index, held.covered = found
-                held.closed = closed
                 return index
         return Index(state.model, self.approximate_above)
 
@@ -350,7 +435,7 @@ class Indexes:
             index.prolong(dict((yield self.sql("expiries", json.dumps(due)))))
         held.expired_to = now
 
-    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
+    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
         """The search data of some versions; vectors that are not stored are made now."""
         values = [self.records.value(row) for row in rows]
         bare = [
@@ -363,7 +448,7 @@ class Indexes:
             words, asks = self.preparer.analysed(value, fields)
             source = self.records.provenance(stored, path, key, version)
             position, at = source.get("position"), source.get("at")
-            entry = Entry(
+            entry = IndexedItem(
                 number,
                 words,
                 asks,
@@ -399,3 +484,77 @@ def _is_worth_keeping(fresh: int, items: int) -> bool:
     """Whether so many items were analysed that the next to load should not have to."""
     few = min(_MOST_FRESH, items // 4)
     return fresh >= max(_LEAST_KEPT, few, items // _FRESH_SHARE)
+
+
+# -- the rows of several views
+
+
+def _terms_of(view: IndexView, words: Iterable[str]) -> dict[str, Hits]:
+    """The rows of a view that have each of some words, for those that any has."""
+    hits = ((word, view.term(word)) for word in words)
+    return {word: term for word, term in hits if len(term[0])}
+
+
+def _unknown(pool: Pool, sought: Sought) -> list[str]:
+    """The words of a query that may be misspelt: no row has them or a synonym."""
+    if not (sought.corrected and len(pool)):
+        return []
+    unknown = [
+        word
+        for word, others in sought.words.items()
+        if is_misspellable(word) and not any(other in pool.terms for other in (word, *others))
+    ]
+    return unknown[:_MOST_MISSPELT]
+
+
+def _nearest(
+    each: Callable[[_Take], Flow[list[Any]]], words: Sequence[str]
+) -> Flow[dict[str, Hits]]:
+    """The rows of the nearest word that some have, for each word that none has."""
+    like = yield from each(lambda _, view: [view.vocabulary.near(word) for word in words])
+    nearby = {
+        word: nearest(word, chain.from_iterable(some), _CANDIDATES)
+        for word, some in zip(words, zip(*like, strict=True), strict=True)
+    }
+    others = {other for some in nearby.values() for other in some}
+    terms = _terms((yield from each(lambda _, view: (len(view.order), _terms_of(view, others)))))
+    return {
+        word: next((terms[other] for other in some if other in terms), NOWHERE)
+        for word, some in nearby.items()
+    }
+
+
+def _terms(parts: Sequence[tuple[int, dict[str, Hits]]]) -> dict[str, Hits]:
+    """The terms of several namespaces, each with how many rows it has, one after another."""
+    if len(parts) == 1:
+        return parts[0][1]
+    found = defaultdict[str, list[Hits]](list)
+    first = 0
+    for size, terms in parts:
+        for word, (rows, counts) in terms.items():
+            found[word].append((rows + first, counts))
+        first += size
+    return {
+        word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
+        for word, some in found.items()
+    }
+
+
+def _joined(parts: Sequence[Pool]) -> Pool:
+    """The rows of several namespaces, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    every, cosines = [np.empty(0, ROW)], [np.empty(0, np.float32)]
+    numbers = dict[str, int]()
+    first_thread = 0
+    for part in parts:
+        own = part.candidates.rows.copy()
+        own["thread"][own["thread"] >= 0] += first_thread
+        codes = [numbers.setdefault(name, len(numbers)) for name in part.actors]
+        own["actor"] = np.array([*codes, -1])[own["actor"]]
+        every.append(own)
+        cosines += [] if part.cosines is None else [part.cosines]
+        first_thread += part.threads
+    terms = _terms([(len(part), part.terms) for part in parts])
+    together = np.concatenate(cosines) if len(cosines) > 1 else None
+    return Pool(Candidates(np.concatenate(every)), list(numbers), first_thread, terms, together)
