@@ -199,7 +199,7 @@ class Open(Own):
 
 
 def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
-    records = ["perdure.server", "threads"]
+    records = ["perdure", "server", "threads"]
     requests: list[tuple[str, str, Any]] = [
         ("PUT", "items", {"namespace": records, "key": "k", "value": {}}),
         ("DELETE", "items", {"namespace": records, "key": "k"}),
@@ -221,7 +221,7 @@ def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
 def test_perdures_own_namespaces_are_written_by_nobody(client: httpx.Client) -> None:
     """An admin included: a record of another form would break each list of threads."""
     client.post("/threads", json={"thread_id": "t"})
-    for namespace in (["perdure.server", "threads"], ["perdure", "quarantine"]):
+    for namespace in (["perdure", "server", "threads"], ["perdure", "quarantine"]):
         place = {"namespace": namespace, "key": "t"}
         put = client.put("/store/items", json={**place, "value": {"metadata": 5}})
 

@@ -328,10 +328,10 @@ def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> Non
     assert "deleted or expired" in client.get(f"/ui/memory?{path}").text
     assert "1" in client.post(f"/ui/forget?{path}").text
     assert store.history(where, "k") == []
-    store.put(("perdure.server", "threads"), "k", {"n": 1})
-    path = place("perdure.server", "threads", key="k")
+    store.put(("perdure", "server", "threads"), "k", {"n": 1})
+    path = place("perdure", "server", "threads", key="k")
     assert client.post(f"/ui/forget?{path}").status_code == 403
-    assert store.get(("perdure.server", "threads"), "k") is not None
+    assert store.get(("perdure", "server", "threads"), "k") is not None
 
 
 @pytest.mark.usefixtures("ann")

@@ -16,11 +16,14 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError
+from perdure.memory.store_adapter import NOTES, notes_of
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
 from perdure.server.keys import Keys, new_key
+from perdure.server.threads import RECORDS, UNSTARTED
 from perdure.settings import Settings
+from perdure.stores import SQLiteStore
 from tests.server.probe import probed
 from tests.server.running import running
 from tests.talks import talk
@@ -132,7 +135,7 @@ def test_a_user_has_their_own(url: str, action: str, asks: Any, left: Any) -> No
         ("store:list_namespaces", {"namespace": ["*", "bob"]}),
         ("store:list_namespaces", {"namespace": ["*", "*"]}),
         ("store:put", {"namespace": ["perdure", "ann"]}),
-        ("store:put", {"namespace": ["perdure.server", "ann"]}),
+        ("store:put", {"namespace": ["perdure", "server", "ann"]}),
         ("admin", {}),
     ],
 )
@@ -306,7 +309,7 @@ def test_a_key_that_is_revoked_ends(
         (entry(ANN, "ann", 'role = "x"'), r"keys\.0\.role: Extra inputs"),
         (entry(ANN, "ann", 'permissions = ["admin"]'), r"keys\.0\.permissions\.0: .*perdure:admin"),
         (entry(ANN, "*"), r"keys\.0\.user"),
-        (entry(ANN, "quarantine"), "choose another"),
+        (entry(ANN, ""), "choose another"),
     ],
 )
 def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
@@ -324,12 +327,29 @@ def test_a_missing_file(tmp_path: Path) -> None:
         Keys(tmp_path / "none.toml")
 
 
-def test_names_that_perdure_needs() -> None:
-    """Else a user of such a name saw, in a list of namespaces, those of perdure's own notes."""
-    from perdure.memory.store_adapter import NOTES
-    from perdure.server.threads import RECORDS, UNSTARTED
-
-    assert {*NOTES, RECORDS[1], UNSTARTED[1]} == module._NOTES
+@pytest.mark.parametrize("user", [*NOTES, *RECORDS[1:], UNSTARTED[-1]])
+def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
+    tmp_path: Path, user: str
+) -> None:
+    """The labels after the first of perdure's own namespaces are free for users."""
+    (file := tmp_path / "keys.toml").write_text(entry(ANN, user))
+    settings = Settings(db=str(tmp_path / "memory.db"))
+    with SQLiteStore.open(settings.db) as store:
+        for kind in NOTES:
+            store.put(notes_of(kind, ("memories", "bob")), "k", {"text": "bob's"})
+            store.put(notes_of(kind, ("memories", user)), "k", {"text": "a note"})
+    headers = {"x-api-key": ANN}
+    app = create_app(settings, access=Keys(file))
+    with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
+        client.post("/threads", json={"thread_id": "t"})
+        client.put("/store/items", json={"namespace": ["own", user], "key": "k", "value": {}})
+        for prefix in (None, [], ["*"], ["*", user]):
+            listed = client.post("/store/namespaces", json={"prefix": prefix})
+            assert listed.json() == {"namespaces": [["own", user]]}
+        for namespace in (["perdure", user], ["perdure", user, "memories", "bob"]):
+            asked = {"namespace_prefix": namespace}
+            assert client.post("/store/items/search", json=asked).status_code == 403
+            assert client.post("/store/namespaces", json={"prefix": namespace}).status_code == 403
 
 
 def test_new_keys() -> None:

@@ -165,7 +165,7 @@ def test_spans_tell_what_is_done_without_content(
 
 def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
     async def course() -> None:
-        databases = Databases(settings, Telemetry(metrics=True).watch)
+        databases = Databases(settings, Telemetry(metrics=True).measured)
         saver, store = await databases.of(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
             assert isinstance(saver, type(plain))

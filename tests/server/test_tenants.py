@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import StorageUnavailable
-from perdure.server import call, create_app
+from perdure.server import create_app
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
@@ -85,7 +85,7 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
 
 def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one id at once; a run in the background keeps its tenant's database open."""
-    monkeypatch.setattr(call, "_MOST", 1)
+    monkeypatch.setattr("perdure.server.databases._MOST", 1)
     keys, gate = tmp_path / "keys.toml", Gate()
     keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
     app = create_app(
@@ -111,7 +111,7 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "_MOST", 2)
+    monkeypatch.setattr("perdure.server.databases._MOST", 2)
 
     async def opened() -> list[Any]:
         databases = Databases(Settings(db=dsn))

@@ -96,8 +96,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watch = (telemetry.watch,) if telemetry is not None else ()
-        app.state.databases = Databases(chosen, *watch)
+        measured = (telemetry.measured,) if telemetry is not None else ()
+        app.state.databases = Databases(chosen, *measured)
         app.state.runs = Runs(served, limits, telemetry)
         try:
             yield

@@ -14,15 +14,15 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
+from perdure.memory.store_adapter import RESERVED
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity
 from perdure.server.databases import Databases, OpenDatabase
-from perdure.server.threads import RESERVED, Threads
+from perdure.server.threads import Threads
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
-_OWN: Final = ("perdure", RESERVED)  # the first labels of perdure's own namespaces
 _PAGE: Final = 1_000  # read at once, where such are left out
 
 
@@ -144,7 +144,7 @@ class Call:
 
 def is_own(namespace: Sequence[str]) -> bool:
     """Whether a namespace is one of perdure's own, which nobody writes to by hand."""
-    return bool(namespace) and namespace[0] in _OWN
+    return tuple(namespace[:1]) == (RESERVED,)
 
 
 def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:

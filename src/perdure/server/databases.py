@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.settings import Settings, is_dsn
-from perdure.stores import open_store
+from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
 _MOST: Final = 32  # tenants that are open
@@ -33,13 +33,13 @@ class Databases:
 
     Args:
         settings: Name the database.
-        watch: Called with what was opened.
+        measured: Makes a subclass of a class of threads or items, whose methods are measured.
     """
 
     def __init__(
-        self, settings: Settings, watch: Callable[[OpenDatabase], None] = lambda _: None
+        self, settings: Settings, measured: Callable[[Any], Any] = lambda plain: plain
     ) -> None:
-        self._settings, self._watch = settings, watch
+        self._settings, self._measured = settings, measured
         self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
         self._uses = Counter[str | None]()
 
@@ -66,20 +66,28 @@ class Databases:
 
     def _opened(self, tenant: str | None) -> OpenDatabase:
         db, options = self._settings.db, {"key": self._settings.key}
-        if tenant is None:
-            parts = OpenDatabase(open_checkpointer(db, **options), open_store(db, **options))
-        elif is_dsn(db):
-            options["tenant"] = tenant
-            saver = open_checkpointer(db, cache_bytes=_CACHE_BYTES, **options)
-            parts = OpenDatabase(saver, open_store(db, index_bytes=_INDEX_BYTES, **options))
-        else:
-            raise ConfigurationError(
-                f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
-                "a database on Postgres only"
-            )
-        self._watch(parts)
-        return parts
+        of_saver, of_store = dict[str, Any](options), dict[str, Any](options)
+        if tenant is not None:
+            of_saver |= {"tenant": tenant, "cache_bytes": _CACHE_BYTES}
+            of_store |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}
+            if not is_dsn(db):
+                raise ConfigurationError(
+                    f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
+                    "a database on Postgres only"
+                )
+        savers, stores = map(self._measured, _classes(db))
+        return OpenDatabase(savers.open(db, **of_saver), stores.open(db, **of_store))
 
     async def _close(self, *tenants: str | None) -> None:
         for part in chain(*map(self._parts.pop, tenants)):
             await part.aclose()
+
+
+def _classes(db: str) -> tuple[Any, Any]:
+    """The classes that open a database."""
+    if is_dsn(db):
+        from perdure.checkpointers.postgres import PostgresCheckpointer
+        from perdure.stores.postgres import PostgresStore
+
+        return PostgresCheckpointer, PostgresStore
+    return SQLiteCheckpointer, SQLiteStore

@@ -20,12 +20,10 @@ from perdure.server.access import Action, Filter, Forbidden, Identity, Unauthent
 
 _LOG: Final = logging.getLogger("perdure.server")
 _LOOK_S: Final = 1.0  # how often the file is read
-# a user of such a name would see the names of perdure's own namespaces, of which it is a label
-_NOTES: Final = frozenset({"quarantine", "buried", "changed", "formed", "threads", "unstarted"})
 
 
 def _user(name: str) -> str:
-    if name in _NOTES or name in ("", "*") or "\0" in name:
+    if name in ("", "*") or "\0" in name:
         raise ConfigurationError(f"no user can be called {name!r}; choose another name")
     return name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import unicodedata
@@ -30,7 +29,7 @@ Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number of a query or a form: a database has no larger ones."""
 Text = Annotated[str, Form()]
 Values = dict[str, Any]
-Made = Callable[..., Awaitable[Values | Response]]
+Made = Callable[..., Awaitable[Response]]
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
@@ -153,28 +152,17 @@ def error_page(
 
 
 class Pages(APIRouter):
-    """Routes of pages, each with its JSON twin at `.json`."""
+    """Routes of pages, each with its JSON twin at `.json`; see `page`."""
 
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)
 
-    def page(self, path: str, of: Action, template: str) -> Callable[[Made], Made]:
-        """Add a page by a function that returns its values, or another reply in its place."""
+    def page(self, path: str, of: Action) -> Callable[[Made], Made]:
+        """Add a page, and what it is allowed by."""
 
         def added(make: Made) -> Made:
-            async def endpoint(_request: Request, **given: Any) -> Response:
-                made = await make(**given)
-                return made if isinstance(made, Response) else page(_request, template, **made)
-
-            arguments = inspect.signature(make, eval_str=True)
-            request = inspect.Parameter(
-                "_request", inspect.Parameter.KEYWORD_ONLY, annotation=Request
-            )
-            endpoint.__signature__ = arguments.replace(  # type: ignore[attr-defined]
-                parameters=[*arguments.parameters.values(), request], return_annotation=Response
-            )
             for each in (path, f"{path}.json"):
-                self.get(each, name=make.__name__)(action(of)(endpoint))
+                self.get(each)(action(of)(make))
             return make
 
         return added

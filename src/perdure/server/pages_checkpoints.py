@@ -21,7 +21,7 @@ from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.call import Caller
 from perdure.server.messages import SHORT, as_text, changes, cut, short
-from perdure.server.pages import Number, Pages, Text, Values, go_to
+from perdure.server.pages import Number, Pages, Text, go_to, page
 from perdure.server.pages_threads import OfThread
 
 routes = Pages()
@@ -32,8 +32,8 @@ _WIDEST: Final = 12  # lanes that are drawn side by side
 _DUE: Final = "branch:to:"  # how channels begin by which nodes are triggered
 
 
-@routes.page("/ui/checkpoints", "threads:read", "checkpoints.html")
-async def checkpoints(of: OfThread, before: Number | None = None) -> Values:
+@routes.page("/ui/checkpoints", "threads:read")
+async def checkpoints(request: Request, of: OfThread, before: Number | None = None) -> Response:
     """The time line of a thread, newest first, as a tree."""
     infos = await of.saver.acheckpoints(of.id, checkpoint_ns=of.ns, limit=PAGE + 1, before=before)
     infos, more = infos[:PAGE], infos[PAGE:]
@@ -46,7 +46,14 @@ async def checkpoints(of: OfThread, before: Number | None = None) -> Values:
         named = [name for name in change.channels if not name.startswith((_DUE, "__"))]
         rows.append({**asdict(info), "ran": change.ran, "changed": named, "drawn": drawn})
     older = infos[-1].order if more else None
-    return {"thread": await of.about(), **of.named, "checkpoints": rows, "older": older}
+    return page(
+        request,
+        "checkpoints.html",
+        thread=await of.about(),
+        **of.named,
+        checkpoints=rows,
+        older=older,
+    )
 
 
 def lanes(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
@@ -79,8 +86,10 @@ def lanes(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
 # -- one checkpoint, and two
 
 
-@routes.page("/ui/checkpoint", "threads:read", "checkpoint.html")
-async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) -> Values:
+@routes.page("/ui/checkpoint", "threads:read")
+async def checkpoint(
+    request: Request, of: OfThread, checkpoint: str, channel: str | None = None
+) -> Response:
     """The values, next tasks, metadata and pending writes; of one channel, the whole value."""
     found = await _read(of.saver, of.id, of.ns, checkpoint)
     values, parent = found.checkpoint["channel_values"], found.parent_config
@@ -88,7 +97,7 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
     if channel is not None:
         if channel not in values:
             raise UnknownCheckpoint(f"the checkpoint {checkpoint!r} has no channel {channel!r}")
-        return {**about, "value": values[channel]}
+        return page(request, "checkpoint.html", **about, value=values[channel])
     status = await of.saver.astatus(of.id, checkpoint_ns=of.ns, checkpoint_id=checkpoint)
     writes = [
         {
@@ -99,15 +108,17 @@ async def checkpoint(of: OfThread, checkpoint: str, channel: str | None = None) 
         }
         for task, name, value in found.pending_writes or ()
     ]
-    return {
+    return page(
+        request,
+        "checkpoint.html",
         **about,
-        "parent_id": parent["configurable"]["checkpoint_id"] if parent else None,
-        "ts": found.checkpoint["ts"],
-        "metadata": dict(found.metadata),
-        "next": [*dict.fromkeys(status.next)],
-        "channels": [_channel(*each) for each in values.items() if not each[0].startswith(_DUE)],
-        "writes": writes,
-    }
+        parent_id=parent["configurable"]["checkpoint_id"] if parent else None,
+        ts=found.checkpoint["ts"],
+        metadata=dict(found.metadata),
+        next=[*dict.fromkeys(status.next)],
+        channels=[_channel(*each) for each in values.items() if not each[0].startswith(_DUE)],
+        writes=writes,
+    )
 
 
 async def _read(
@@ -139,13 +150,15 @@ def _channel(name: str, value: Any) -> dict[str, Any]:
     return {**row, "count": len(value), "lines": lines, "cut": is_cut}
 
 
-@routes.page("/ui/compare", "threads:read", "compare.html")
-async def compare(of: OfThread, a: str, b: str) -> Values:
+@routes.page("/ui/compare", "threads:read")
+async def compare(request: Request, of: OfThread, a: str, b: str) -> Response:
     """Two checkpoints, channel by channel."""
     for each in (a, b):
         await _read(of.saver, of.id, of.ns, each)
     (change,) = await of.saver.adifferences(of.id, [(a, b)], checkpoint_ns=of.ns, most=50)
-    return {**of.named, "a": a, "b": b, "ran": change.ran, "changes": changes(change)}
+    return page(
+        request, "compare.html", **of.named, a=a, b=b, ran=change.ran, changes=changes(change)
+    )
 
 
 @routes.post("/ui/compare")
@@ -198,13 +211,13 @@ class Rule(BaseModel):
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)
 
 
-@routes.page("/ui/prune", "threads:read", "prune.html")
-async def prune_preview(of: OfThread, rule: Annotated[Rule, Query()]) -> Values:
+@routes.page("/ui/prune", "threads:read")
+async def prune_preview(request: Request, of: OfThread, rule: Annotated[Rule, Query()]) -> Response:
     """What pruning a thread by a rule would free."""
     report = None
     if (keep := rule.retention) is not None:
         report = await of.saver.aretain(keep, thread_ids=[of.id], dry_run=True)
-    return {"thread": await of.about(), "rule": rule, "report": report}
+    return page(request, "prune.html", thread=await of.about(), rule=rule, report=report)
 
 
 @routes.post("/ui/prune")
@@ -220,10 +233,10 @@ async def prune(of: OfThread, rule: Annotated[Rule, Form()]) -> Response:
     return go_to("/ui/checkpoints", id=of.id)
 
 
-@routes.page("/ui/delete", "threads:read", "delete.html")
-async def delete_preview(of: OfThread) -> Values:
+@routes.page("/ui/delete", "threads:read")
+async def delete_preview(request: Request, of: OfThread) -> Response:
     """Ask before a thread is deleted."""
-    return {"thread": await of.about()}
+    return page(request, "delete.html", thread=await of.about())
 
 
 @routes.post("/ui/delete")

@@ -87,8 +87,8 @@ Changed = Annotated[Place, Depends(_to_change)]
 # -- namespaces and their items
 
 
-@routes.page("/ui/store", "store:list_namespaces", "store.html")
-async def tree(call: Caller, asked: Asked, start: Number = 0) -> Values:
+@routes.page("/ui/store", "store:list_namespaces")
+async def tree(request: Request, call: Caller, asked: Asked, start: Number = 0) -> Response:
     """The namespaces right under one, with what is in each."""
     ns = asked.ns
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
@@ -108,27 +108,35 @@ async def tree(call: Caller, asked: Asked, start: Number = 0) -> Values:
         for size, below in zip(sizes, tops, strict=True)
     ]
     more = len(found) > _NAMESPACES
-    return {"ns": ns, "rows": rows, "own": ns in found, "start": start, "more": more}
+    return page(request, "store.html", ns=ns, rows=rows, own=ns in found, start=start, more=more)
 
 
-@routes.page("/ui/store/items", "store:search", "items.html")
+@routes.page("/ui/store/items", "store:search")
 async def items(
-    call: Caller, asked: Asked, q: str = "", filter: str = "", as_of: str = "", start: Number = 0
-) -> Values:
+    request: Request,
+    call: Caller,
+    asked: Asked,
+    q: str = "",
+    filter: str = "",
+    as_of: str = "",
+    start: Number = 0,
+) -> Response:
     """The items under a namespace."""
     chosen = _object(filter, "the filter") if filter.strip() else None
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
     found = await call.listed(call.store.asearch, ns, **options)
-    return {
-        "ns": ns,
-        "given": {"q": q, "filter": filter, "as_of": as_of},
-        "start": start,
-        "items": [record(item) for item in found[:PAGE]],
-        "more": len(found) > PAGE,
-        "may_add": _may_change(ns),
-    }
+    return page(
+        request,
+        "items.html",
+        ns=ns,
+        given={"q": q, "filter": filter, "as_of": as_of},
+        start=start,
+        items=[record(item) for item in found[:PAGE]],
+        more=len(found) > PAGE,
+        may_add=_may_change(ns),
+    )
 
 
 def record(item: Any) -> Values:
@@ -144,13 +152,14 @@ def record(item: Any) -> Values:
 # -- an item
 
 
-@routes.page("/ui/memory", "store:get", "memory.html")
+@routes.page("/ui/memory", "store:get")
 async def item(
-    call: Caller, place: One, as_of: str = "", start: Number = 0, done: str = ""
-) -> Values:
+    request: Request, call: Caller, place: One, as_of: str = "", start: Number = 0, done: str = ""
+) -> Response:
     """An item with its versions and what changed between them."""
     said = done if done in _DONE else ""
-    return await _shown(call, place, as_of=as_of, start=start, done=said)
+    values = await _shown(call, place, as_of=as_of, start=start, done=said)
+    return page(request, "memory.html", **values)
 
 
 async def _shown(
@@ -257,13 +266,13 @@ async def edit(
         return page(request, "memory.html", status_of(exc), **values)
 
 
-@routes.page("/ui/forget", "store:delete", "forget.html")
-async def ask_forget(call: Caller, place: One) -> Values:
+@routes.page("/ui/forget", "store:delete")
+async def ask_forget(request: Request, call: Caller, place: One) -> Response:
     """What would be erased with an item."""
     last = (await _history(call, place))[-1]
     preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
     about = {"last": record(last), "is_memory": _is_memory(call, last)}
-    return {**place._asdict(), "preview": preview, **about}
+    return page(request, "forget.html", **place._asdict(), preview=preview, **about)
 
 
 @routes.post("/ui/forget")

@@ -51,8 +51,9 @@ async def _own(call: Caller, asked: Asked, q: str = "", user: str = "") -> Place
 Own = Annotated[Place, Depends(_own)]
 
 
-@routes.page("/ui/memories", "store:search", "memories.html")
+@routes.page("/ui/memories", "store:search")
 async def memories(
+    request: Request,
     call: Caller,
     of: Own,
     q: str = "",
@@ -62,7 +63,7 @@ async def memories(
     as_of: str = "",
     why: str = "",
     start: Number = 0,
-) -> Values:
+) -> Response:
     """A user's memories: those that answer a query, as an agent is given them, or the newest."""
     ns, why, when, kind = of.ns, why or of.key, moment(as_of), tuple(filter(None, kind))
     values: Values = {
@@ -83,15 +84,16 @@ async def memories(
         template, config = verbatim(ns)
         options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
-        found = await arecall(q, **options, as_of=when)
-        values["recalled"] = {"tokens": found.tokens, "left_out": found.left_out}
+        recalled = await arecall(q, **options, as_of=when)
+        values["recalled"] = {"tokens": recalled.tokens, "left_out": recalled.left_out}
         if why:
             values["why_not"] = await call.store.awhy_not(ns, why, query=q, as_of=when)
-        return {**values, "found": found.memories}
+        return page(request, "memories.html", **values, found=recalled.memories)
     options = {"filter": {"kind": {"$in": list(kind)}} if kind else None, "as_of": when}
     options |= {"limit": PAGE + 1, "offset": start, "newest_first": True, "refresh_ttl": False}
     items = await call.store.asearch(ns, **options)
-    return {**values, "found": [*map(record, items[:PAGE])], "more": len(items) > PAGE}
+    values["more"] = len(items) > PAGE
+    return page(request, "memories.html", **values, found=[*map(record, items[:PAGE])])
 
 
 async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
@@ -104,8 +106,8 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
     users, listing = {ns[-1], call.identity.user}, call.another("store:list_namespaces")
     with suppress(Forbidden):
         prefix = (await permitted(listing, ns[:-1]))["namespace"]
-        page: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}
-        named = await listing.store.alist_namespaces(prefix=prefix, **page)
+        options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}
+        named = await listing.store.alist_namespaces(prefix=prefix, **options)
         users |= {labels[-1] for labels in named if len(labels) > len(prefix)}
     return sorted(user for user in users if user == plain(user)) if len(users) > 1 else []
 
@@ -113,15 +115,15 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
 # -- quarantine
 
 
-@routes.page("/ui/quarantine", "store:search", "quarantine.html")
-async def quarantine(of: Own, call: Caller) -> Values:
+@routes.page("/ui/quarantine", "store:search")
+async def quarantine(request: Request, of: Own, call: Caller) -> Response:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
     held, config = _quarantine(call, of)
     shown = [
         {n: v for n, v in asdict(e).items() if e.key == of.key or n not in ("text", "fields")}
         for e in reversed(await held.alist(config))
     ]
-    return {"ns": of.ns, "key": of.key, "entries": shown}
+    return page(request, "quarantine.html", ns=of.ns, key=of.key, entries=shown)
 
 
 @routes.post("/ui/quarantine/release")
@@ -150,11 +152,11 @@ def _quarantine(call: Call, of: Place) -> tuple[Quarantine, RunnableConfig]:
 # -- forgetting all
 
 
-@routes.page("/ui/forget-all", "store:delete", "forget_all.html")
-async def ask_forget_all(call: Caller, of: Own) -> Values:
+@routes.page("/ui/forget-all", "store:delete")
+async def ask_forget_all(request: Request, call: Caller, of: Own) -> Response:
     """What would be erased of a user."""
     found = [await call.store.aforget(ns, dry_run=True) for ns in await _all_of(call, of)]
-    return {"ns": of.ns, "preview": reduce(add, found), "phrase": PHRASE}
+    return page(request, "forget_all.html", ns=of.ns, preview=reduce(add, found), phrase=PHRASE)
 
 
 @routes.post("/ui/forget-all")

@@ -17,7 +17,7 @@ from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
-from perdure.server.pages import Pages, Text, Values, go_to, page
+from perdure.server.pages import Pages, Text, go_to, page
 from perdure.server.pages_threads import titles
 from perdure.settings import Rules, Settings
 
@@ -41,8 +41,8 @@ Admin = Annotated[Call, Depends(_permitted)]
 Known = Annotated[Settings, Depends(_settings)]
 
 
-@routes.page("/ui/storage", "admin", "storage.html")
-async def storage(call: Admin, settings: Known) -> Values:
+@routes.page("/ui/storage", "admin")
+async def storage(request: Request, call: Admin, settings: Known) -> Response:
     """Sizes by kind, the largest threads and namespaces, and growth by month."""
     of_threads, of_items, threads, items = await asyncio.gather(
         call.saver.astats(),
@@ -51,23 +51,25 @@ async def storage(call: Admin, settings: Known) -> Values:
         call.store.ausage(_LARGEST),
     )
     months = sorted({*threads.by_month, *items.by_month})[-24:]
-    return {
-        "saver": of_threads,
-        "store": of_items,
-        "threads": threads.largest,
-        "titles": await titles(call.saver, (info.thread_id for info in threads.largest)),
-        "namespaces": items.largest,
-        "growth": [(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
-        "rules": _given(settings.retention),
-    }
+    return page(
+        request,
+        "storage.html",
+        saver=of_threads,
+        store=of_items,
+        threads=threads.largest,
+        titles=await titles(call.saver, (info.thread_id for info in threads.largest)),
+        namespaces=items.largest,
+        growth=[(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
+        rules=_given(settings.retention),
+    )
 
 
-@routes.page("/ui/storage/retention", "admin", "retention.html")
-async def plan(call: Admin, settings: Known) -> Values:
+@routes.page("/ui/storage/retention", "admin")
+async def plan(request: Request, call: Admin, settings: Known) -> Response:
     """What the rules of the settings would remove now."""
     report = await retention.aplan(settings.retention, call.saver, call.store)
     about = {"phrase": PHRASE, "is_done": False}
-    return {"rules": _given(settings.retention), "report": report, **about}
+    return page(request, "retention.html", rules=_given(settings.retention), report=report, **about)
 
 
 @routes.post("/ui/storage/retention")
@@ -89,8 +91,8 @@ def _given(rules: Rules) -> dict[str, Any]:
 # -- jobs
 
 
-@routes.page("/ui/jobs", "admin", "jobs.html")
-async def jobs(call: Admin, settings: Known, queued: str = "") -> Values:
+@routes.page("/ui/jobs", "admin")
+async def jobs(request: Request, call: Admin, settings: Known, queued: str = "") -> Response:
     """The threads that wait for extraction, failed for good, or were extracted within a day."""
     found, missing = [], ""
     try:
@@ -98,14 +100,16 @@ async def jobs(call: Admin, settings: Known, queued: str = "") -> Values:
     except MissingDependency as exc:
         missing = str(exc)
     found.sort(key=lambda job: _STATES.index(job.state))
-    return {
-        "jobs": found,
-        "titles": await titles(call.saver, (job.thread_id for job in found[:_SHOWN])),
-        "shown": _SHOWN,
-        "missing": missing,
-        "queued": queued,
-        "states": _STATES,
-    }
+    return page(
+        request,
+        "jobs.html",
+        jobs=found,
+        titles=await titles(call.saver, (job.thread_id for job in found[:_SHOWN])),
+        shown=_SHOWN,
+        missing=missing,
+        queued=queued,
+        states=_STATES,
+    )
 
 
 @routes.post("/ui/jobs")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends, Query
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers import ThreadStatus
@@ -17,7 +18,7 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, cut, shown
-from perdure.server.pages import Number, Pages, Values, moment, query
+from perdure.server.pages import Number, Pages, Values, moment, page, query
 from perdure.server.turns import mark, turns_of, view_row
 
 routes = Pages()
@@ -30,15 +31,16 @@ _AFTER: Final = 20  # messages below one that a link leads to
 # -- the list
 
 
-@routes.page("/ui/threads", "threads:search", "threads.html")
+@routes.page("/ui/threads", "threads:search")
 async def threads(
+    request: Request,
     call: Caller,
     q: str = "",
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
     since: str = "",
     until: str = "",
     start: Number = 0,
-) -> Values:
+) -> Response:
     """Threads, the latest activity first, of days from `since` to `until`."""
     wanted = [each for each in meta if each.strip()]
     asked = await call.permit({"metadata": dict(map(_pair, wanted))})
@@ -52,7 +54,9 @@ async def threads(
     )
     rows = await asyncio.gather(*(about(call, thread) for thread in found[:PAGE]))
     given = {"q": q, "meta": wanted, "since": since, "until": until}
-    return {"threads": rows, "given": given, "start": start, "more": len(found) > PAGE}
+    return page(
+        request, "threads.html", threads=rows, given=given, start=start, more=len(found) > PAGE
+    )
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -137,13 +141,14 @@ OfThread = Annotated[Asked, Depends(_asked)]
 """An endpoint's argument."""
 
 
-@routes.page("/ui/thread", "threads:read", "thread.html")
+@routes.page("/ui/thread", "threads:read")
 async def thread(
+    request: Request,
     of: OfThread,
     before: Number | None = None,
     order: Number | None = None,
     message: str | None = None,
-) -> Values | Response:
+) -> Response:
     """What was said by turn, what the model saw, and the change of state."""
     if message is not None:
         return await _to_message(of, message)
@@ -151,7 +156,7 @@ async def thread(
     made: Values = {"turns": [], "before": None, "order": None}
     if of.ns in known["namespaces"]:
         made = await turns_of(of.saver, of.id, of.ns, before, order)
-    return {"thread": known, **of.named, "latest": before is None, **made}
+    return page(request, "thread.html", thread=known, **of.named, latest=before is None, **made)
 
 
 async def _to_message(of: Asked, message: str) -> Response:
@@ -168,22 +173,28 @@ async def _to_message(of: Asked, message: str) -> Response:
 # -- parts of a thread as a whole
 
 
-@routes.page("/ui/seen", "threads:read", "seen.html")
-async def seen(of: OfThread, view: str) -> Values:
+@routes.page("/ui/seen", "threads:read")
+async def seen(request: Request, of: OfThread, view: str) -> Response:
     """What the model was shown in a call."""
     after = f"{view}~"  # ids that no checkpoint has are compared as texts
     found = await aviews(of.saver, of.id, checkpoint_ns=None, limit=1, before=after)
     if not found or found[0].id != view:
         raise UnknownCheckpoint(f"nothing is recorded as {view!r} in the thread {of.id!r}")
     said = [shown(message) for message in found[0].messages]
-    return {**of.named, "view": await asyncio.to_thread(view_row, found[0]), "items": said}
+    return page(
+        request,
+        "seen.html",
+        **of.named,
+        view=await asyncio.to_thread(view_row, found[0]),
+        items=said,
+    )
 
 
-@routes.page("/ui/message", "threads:read", "message.html")
-async def message(of: OfThread, position: Number) -> Values:
+@routes.page("/ui/message", "threads:read")
+async def message(request: Request, of: OfThread, position: Number) -> Response:
     """A message in full."""
     for item in await of.saver.ahistory(of.id, checkpoint_ns=of.ns):
         if item.position == position:
             said = {**shown(item.value, 1 << 40), "position": position, "mark": mark(item)}
-            return {**of.named, "item": said, "raw": as_text(item.value)}
+            return page(request, "message.html", **of.named, item=said, raw=as_text(item.value))
     raise UnknownThread(f"the thread {of.id!r} has nothing at position {position}")

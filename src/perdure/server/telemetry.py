@@ -19,6 +19,7 @@ from opentelemetry.propagate import extract
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer
 
 from perdure import __version__
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError, MissingDependency, PerdureError
 from perdure.server.databases import OpenDatabase
 
@@ -78,16 +79,16 @@ class Telemetry:
 
     # -- what is measured
 
-    def watch(self, parts: OpenDatabase) -> None:
-        """Give each part a subclass of its class whose public methods are measured."""
-        for part, (kind, names) in zip(parts, _OPERATIONS.items(), strict=True):
-            own, methods = type(part), dict[str, Any]()
-            for name in names:
-                blocking, awaited = getattr(own, name), getattr(own, f"a{name}")
-                methods[name] = self._measured(kind, name)(blocking)
-                if getattr(awaited, "__wrapped__", None) is not blocking:  # else it calls that one
-                    methods[f"a{name}"] = self._ameasured(kind, name)(awaited)
-            part.__class__ = type(own.__name__, (own,), methods)
+    def measured(self, plain: type[Any]) -> type[Any]:
+        """A subclass of a class of threads or items, whose public methods are measured."""
+        kind = "threads" if issubclass(plain, Checkpointer) else "store"
+        methods = dict[str, Any]()
+        for name in _OPERATIONS[kind]:
+            blocking, awaited = getattr(plain, name), getattr(plain, f"a{name}")
+            methods[name] = self._measured(kind, name)(blocking)
+            if getattr(awaited, "__wrapped__", None) is not blocking:  # else it calls that one
+                methods[f"a{name}"] = self._ameasured(kind, name)(awaited)
+        return type(plain.__name__, (plain,), methods)
 
     @contextmanager
     def _measured(self, part: str, operation: str) -> Iterator[None]:

@@ -29,17 +29,17 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
+from perdure.memory.store_adapter import RESERVED
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
 from perdure.stores import VersionRetention
 from perdure.stores.base import PutItem, StoredItem
 from perdure.stores.whole_store import WholeStore
 
-RESERVED: Final = "perdure.server"
-"""The first label of the server's own namespaces."""
-RECORDS: Final = (RESERVED, "threads")
+_OF_SERVER: Final = (RESERVED, "server")  # what the server keeps for itself
+RECORDS: Final = (*_OF_SERVER, "threads")
 """The namespace of records."""
-UNSTARTED: Final = (RESERVED, "unstarted")
+UNSTARTED: Final = (*_OF_SERVER, "unstarted")
 """The namespace that has a key for each thread that was created and had no turn since."""
 Status = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"]
@@ -264,7 +264,7 @@ class Threads:
         return next(iter(await self._named({thread_id: None})), None)
 
     async def _forget_versions(self) -> None:
-        await self._store.aretain(VersionRetention(last=0), prefix=(RESERVED,))
+        await self._store.aretain(VersionRetention(last=0), prefix=_OF_SERVER)
 
     async def _record(self, thread_id: str, **change: Any) -> None:
         """Change the metadata or the status in a record, or begin one."""
