@@ -8,24 +8,23 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perdure.cli.app import DB, AsJson, User, app, opened
-from perdure.cli.output import as_json, counted, note, say, size
+from perdure.cli.output import as_json, say, size
 from perdure.cli.progress import at_work, resumable
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
-    from perdure.cli.conversation import Conversation, Problem
+    from perdure.cli.conversation import Conversation
     from perdure.cli.import_jsonl import Lines
+    from perdure.cli.import_thread import Report
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
@@ -33,7 +32,6 @@ _RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a 
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
-_USERS: Final = 5  # that a report names
 _DEPTH: Final = 8  # of a shared link's page, which holds the conversation somewhere within
 
 
@@ -63,7 +61,7 @@ def import_(
     shared link, JSONL of messages, and databases of langgraph's own savers. Regenerated answers
     become forks. What was imported before stays as it is, so an import can be repeated.
     """
-    from perdure.cli.import_thread import Importing
+    from perdure.cli.import_thread import Importing, Report
 
     report = Report()
     read: list[Conversation] = []
@@ -95,73 +93,6 @@ def import_(
     else:
         say(str(report))
         report.print_notes()
-
-
-@dataclass
-class Report:
-    """What an import did: each message counts if it is new, each conversation if it has one."""
-
-    conversations: int = 0
-    messages: int = 0
-    unchanged: int = 0
-    empty: int = 0
-    checkpoints: int = 0  # of databases
-    items: int = 0  # likewise
-    memories: int | None = None  # None: none are wanted, or a worker adds them
-    quarantined: int = 0
-    user: str = ""  # of the settings, whose all is that names no user
-    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
-    by_user: Counter[str] = field(default_factory=Counter)  # memories by user
-    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
-    skipped: list[Problem] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        parts = [
-            self.messages and counted(self.messages, "new message"),
-            self.checkpoints and counted(self.checkpoints, "new checkpoint"),
-            self.items and counted(self.items, "new item"),
-            self.unchanged and f"{self.unchanged:,} unchanged",
-            self.empty and f"{self.empty:,} more without messages",
-            self.memories is not None and self._memories(),
-            self.quarantined and f"{self.quarantined:,} in quarantine",
-        ]
-        told = ", ".join(str(part) for part in parts if part)
-        whose = f" ({_of_each(self.users)})" if self._names_others else ""
-        return f"{counted(self.conversations, 'conversation')}{whose}: {told or 'no messages'}"
-
-    @property
-    def _names_others(self) -> bool:
-        return bool(self.users.keys() - {self.user})
-
-    def _memories(self) -> str:
-        if self.memories and self._names_others:
-            noun = "memory" if max(self.by_user.values()) == 1 else "memories"
-            return _of_each(self.by_user).replace(" of ", f" {noun} of ", 1)
-        return counted(self.memories or 0, "memory", "memories")
-
-    def print_notes(self) -> None:
-        """Say on stderr what is not there, by kind."""
-        problems = Counter(each.reason for each in self.skipped)
-        for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
-            if kinds:
-                named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
-                note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
-        if problems:
-            note("--json lists where")
-        if self.users[""]:
-            note("'perdure worker' leaves those of nobody; without --later they are yours")
-        if self.quarantined:
-            note("'perdure memories quarantine' lists what waits to be reviewed")
-
-
-def _of_each(counts: Counter[str]) -> str:
-    """Counts by user, the most first: "12 of ann, 3 of me"."""
-    shown = sorted(counts.items(), key=lambda each: (-each[1], each[0] or "nobody"))[:_USERS]
-    parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
-    if others := len(counts) - len(shown):
-        rest = counts.total() - sum(count for _, count in shown)
-        parts.append(f"{rest:,} of {counted(others, 'other')}")
-    return ", ".join(parts)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How imported conversations become threads, with memories.
+"""How imported conversations become threads, with memories, and the report of it.
 
 A thread gets a checkpoint at the end of each of its first turns and at fewer and fewer of the
 later ones: each checkpoint lists all that was said before it, so the work grows with the messages
@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.cli.app import OpenedDatabase
 from perdure.cli.conversation import Conversation, Problem
-from perdure.cli.import_ import Report
+from perdure.cli.output import counted, note
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import (
     InvalidConfig,
@@ -42,6 +43,74 @@ from perdure.settings import is_dsn
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
+_USERS: Final = 5  # that a report names
+
+
+@dataclass
+class Report:
+    """What an import did: each message counts if it is new, each conversation if it has one."""
+
+    conversations: int = 0
+    messages: int = 0
+    unchanged: int = 0
+    empty: int = 0
+    checkpoints: int = 0  # of databases
+    items: int = 0  # likewise
+    memories: int | None = None  # None: none are wanted, or a worker adds them
+    quarantined: int = 0
+    user: str = ""  # of the settings, whose all is that names no user
+    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
+    by_user: Counter[str] = field(default_factory=Counter)  # memories by user
+    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
+    skipped: list[Problem] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [
+            self.messages and counted(self.messages, "new message"),
+            self.checkpoints and counted(self.checkpoints, "new checkpoint"),
+            self.items and counted(self.items, "new item"),
+            self.unchanged and f"{self.unchanged:,} unchanged",
+            self.empty and f"{self.empty:,} more without messages",
+            self.memories is not None and self._memories(),
+            self.quarantined and f"{self.quarantined:,} in quarantine",
+        ]
+        told = ", ".join(str(part) for part in parts if part)
+        whose = f" ({_of_each(self.users)})" if self._names_others else ""
+        return f"{counted(self.conversations, 'conversation')}{whose}: {told or 'no messages'}"
+
+    @property
+    def _names_others(self) -> bool:
+        return bool(self.users.keys() - {self.user})
+
+    def _memories(self) -> str:
+        if self.memories and self._names_others:
+            noun = "memory" if max(self.by_user.values()) == 1 else "memories"
+            return _of_each(self.by_user).replace(" of ", f" {noun} of ", 1)
+        return counted(self.memories or 0, "memory", "memories")
+
+    def print_notes(self) -> None:
+        """Say on stderr what is not there, by kind."""
+        problems = Counter(each.reason for each in self.skipped)
+        for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
+            if kinds:
+                named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
+                note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
+        if problems:
+            note("--json lists where")
+        if self.users[""]:
+            note("'perdure worker' leaves those of nobody; without --later they are yours")
+        if self.quarantined:
+            note("'perdure memories quarantine' lists what waits to be reviewed")
+
+
+def _of_each(counts: Counter[str]) -> str:
+    """Counts by user, the most first: "12 of ann, 3 of me"."""
+    shown = sorted(counts.items(), key=lambda each: (-each[1], each[0] or "nobody"))[:_USERS]
+    parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
+    if others := len(counts) - len(shown):
+        rest = counts.total() - sum(count for _, count in shown)
+        parts.append(f"{rest:,} of {counted(others, 'other')}")
+    return ", ".join(parts)
 
 
 class Importing:
