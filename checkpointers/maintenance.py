@@ -156,9 +156,11 @@ class Maintenance:
                 return total
 
     def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
-        """Write what makes the cache of a thread stale."""
+        """Remove parts of a thread, which makes its cache stale."""
         forget = self.reader.cache.forget
-        return self.database.write(make, lambda _: forget(thread_id), exclusive=(thread_id,))
+        return self.database.write(
+            make, lambda _: forget(thread_id), exclusive=(thread_id,), removes=True
+        )
 
     def untitled(self, thread_id: str) -> Flow[None]:
         """Leave no title that quotes a message, which may be removed."""

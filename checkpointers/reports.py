@@ -239,7 +239,8 @@ class ErasureReport:
         cancelled: The tasks that quoted a message and will not run, sorted, as
             `namespace|node:task_id`; the root's have no namespace, those that stored nothing no id.
         scrubbed: Whether the bytes of the file and its WAL hold none of them. False while another
-            process still reads the previous state; then call `erase` again, or reopen the file.
+            process still reads the previous state, or the disk has no room for another copy of the
+            file; then call `erase` again, or reopen the file.
             False on Postgres, which overwrites no bytes of a page.
     """
 

@@ -161,8 +161,9 @@ class Receipt:
     """The result of `forget`; with `dry_run`, what it would remove.
 
     It is `clean` if the bytes of the file and its WAL hold none of it: not for a dry run, and not
-    while another process reads an older snapshot. Quotations elsewhere, such as answers in threads,
-    are not covered. A hash can prove that a text was erased, and does not reveal it.
+    while another process reads an older snapshot, or the disk has no room for a copy of the file.
+    Quotations elsewhere, such as answers in threads, are not covered. A hash can prove that a text
+    was erased, and does not reveal it.
     """
 
     items: int  # present items

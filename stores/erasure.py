@@ -107,7 +107,7 @@ def forget(
     erased = _erase_messages(checkpointer, first)
     clean = True
     if not nothing:
-        doomed = parts.database.write(lambda: _erase(parts, choice))
+        doomed = parts.database.write(lambda: _erase(parts, choice), removes=True)
         late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
         erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
         # words and vectors leave this process now, others when they next search

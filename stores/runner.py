@@ -74,6 +74,10 @@ def named(puts: Sequence[Put]) -> list[str]:
     return [path.hex() for path in paths]
 
 
+def _removes(puts: Sequence[Put]) -> bool:
+    return all(put.text is None for put in puts)
+
+
 class _Done(NamedTuple):
     """The end of an operation."""
 
@@ -148,7 +152,9 @@ class Runner:
                 return self.database.write(make)
             case WritePuts():
                 return self.database.write(
-                    partial(self.writer.write, *effect), exclusive=named(effect.puts)
+                    partial(self.writer.write, *effect),
+                    exclusive=named(effect.puts),
+                    removes=_removes(effect.puts),
                 )
             case Embed(text):
                 return self._embedder.embed_query(text)
@@ -172,7 +178,9 @@ class Runner:
 
     def _aput(self, effect: WritePuts) -> Awaitable[None]:
         make = partial(self.writer.write, *effect)
-        return self.database.awrite(make, exclusive=named(effect.puts))
+        return self.database.awrite(
+            make, exclusive=named(effect.puts), removes=_removes(effect.puts)
+        )
 
     @property
     def _embedder(self) -> CheckedEmbedder:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, Self, get_args
 
@@ -93,6 +94,7 @@ class WholeStore(DatabaseOwner, Store):
         return self.database.write(
             lambda: parts.writer.sweep(now, _SWEEP, paths),
             exclusive=[path.hex() for path in paths],
+            removes=True,
         )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
@@ -157,9 +159,10 @@ class WholeStore(DatabaseOwner, Store):
             ConfigurationError: The rule is empty, or has a negative number.
         """
         under, bound = span(self._parts.path(prefix)), _bound(rule, self._parts.now())
-        total = found = self.database.write(lambda: self._drop_versions(under, bound))
+        drop = partial(self._drop_versions, under, bound)
+        total = found = self.database.write(drop, removes=True)
         while found == _SWEEP:
-            found = self.database.write(lambda: self._drop_versions(under, bound))
+            found = self.database.write(drop, removes=True)
             total += found
         if total:
             self.database.shrink()

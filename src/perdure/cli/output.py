@@ -303,8 +303,8 @@ def say_clean(clean: bool) -> None:
         say("its bytes are gone from the file")
     else:
         note(
-            "bytes of it stay until another process that reads the file ends, or in Postgres until "
-            "their pages are written anew"
+            "bytes of it stay until another process that reads the file ends, until the disk has "
+            "room for a copy of the file, or in Postgres until their pages are written anew"
         )
 
 

@@ -133,6 +133,7 @@ class Database(Protocol):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
 
@@ -144,6 +145,8 @@ class Database(Protocol):
                 them waits until this one is committed. None: all writers of the component wait.
             watch: Of who keeps in memory what this transaction leaves behind.
             patient: Whether it may wait 2 ms for another write, to share its transaction.
+            removes: Whether it deletes rows. On a full disk it may use the room that SQLite's
+                database reserves for that.
 
         Raises:
             StorageError: The database was opened read-only, or refuses. Nothing was written.
@@ -157,6 +160,7 @@ class Database(Protocol):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""
 
@@ -182,8 +186,8 @@ class Database(Protocol):
         """Overwrite the bytes of what was deleted with `scrub_wanted`; writers wait meanwhile.
 
         Returns:
-            Whether they are gone. They are not while another process reads the earlier state: call
-            it again later, or let the next `connect` do it.
+            Whether they are gone. They are not while another process reads the earlier state, or
+            while the disk has no room for it: call it again later, or let the next `connect` do it.
         """
 
     def shrink(self) -> None:

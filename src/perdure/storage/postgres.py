@@ -234,6 +234,7 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> T:
         """See `Database.write`."""
         server, ticket = self._writable(), self._queues.ask(*exclusive or ())
@@ -272,6 +273,7 @@ class PostgresDatabase:
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._server is None:

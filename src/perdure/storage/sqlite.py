@@ -237,7 +237,8 @@ class SQLiteDatabase:
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                file.submit(Job(self._begin, awaited=False)).result()
+                # without it no rows could be deleted
+                file.submit(Job(self._begin, removes=True, awaited=False)).result()
         except BaseException:
             if file.leave():
                 file.end()
@@ -283,9 +284,10 @@ class SQLiteDatabase:
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> T:
         """See `Database.write`. SQLite has one writer at a time."""
-        job = Job(make, committed, undone, self._component, watch, patient, awaited=False)
+        job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=False)
         return self._connected().submit(job).result()  # type: ignore[no-any-return]
 
     def awrite(
@@ -296,9 +298,10 @@ class SQLiteDatabase:
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
     ) -> Awaitable[T]:
         """See `Database.write`."""
-        job = Job(make, committed, undone, self._component, watch, patient, awaited=True)
+        job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=True)
         if self._file is None:
             return self._later(lambda file: file.submit(job))
         return self._file.submit(job)  # type: ignore[no-any-return]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,8 @@ STRICT, WITHOUT ROWID;
 _EARLIER: Final = "SELECT 1 FROM pragma_table_info('migrations') WHERE name = 'component'"
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _PAGE_BYTES: Final = 4096
+RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # see `Reserve`
+_SHORT_BYTES: Final = 32 * RESERVE_BYTES  # the disk is nearly full with less
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
 """Whether SQLite may overwrite the WAL in place, which costs a third of what emptying it does.
 
@@ -49,12 +52,57 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
     "SQLITE_LOCKED": (StorageUnavailable, "it is locked within this process; try again"),
     "SQLITE_FULL": (StorageFull, "the disk is full; nothing was half written: free space, retry"),
+    "SQLITE_IOERR_SHMSIZE": (StorageFull, "the disk is full: free space, retry"),
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
     "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
     "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
     "SQLITE_CANTOPEN": (StorageError, "it cannot be opened: check folder and file"),
     "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
 }
+
+
+class Reserve:
+    """Room for removals: a file beside the database while its disk is nearly full.
+
+    A removal writes before the file can shrink: changed pages to the WAL, then those that the WAL
+    holds into the file. On a disk without any room nothing could ever be deleted.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._path = "" if database == MEMORY else database + "-reserve"
+
+    def look(self) -> None:
+        """Make it, or as much of it as there is room for; remove it if there is ample space.
+
+        Never fails: the next look tries again.
+        """
+        if not self._path:
+            return
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(os.path.dirname(self._path)).free
+            if free < _SHORT_BYTES:
+                self._fill()
+            elif free > 2 * _SHORT_BYTES:
+                self._give_up()
+
+    def _fill(self) -> None:
+        with open(self._path, "ab", buffering=0) as file:
+            while (lacking := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
+                file.write(os.urandom(lacking))  # a file system may compress zeros to nothing
+                os.fsync(file.fileno())
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):  # it is not there
+            os.unlink(self._path)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Have its room for what leaves more room than there was."""
+        self._give_up()
+        try:
+            yield
+        finally:
+            self.look()
 
 
 @dataclass(frozen=True)
@@ -85,6 +133,11 @@ class Connector:
             return found and (found.st_dev, found.st_ino)
         return None
 
+    @property
+    def reserve(self) -> Reserve:
+        """Room for removals on a full disk."""
+        return Reserve(self.path)
+
     def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
         conn = sqlite3.connect(
@@ -109,6 +162,11 @@ class Connector:
 
     def first_writer(self, schema: Schema) -> sqlite3.Connection:
         """The connection that writes, the tables of a component in place."""
+        conn = self._in_reserve_if_full(partial(self._first_writer, schema))
+        self.reserve.look()
+        return conn
+
+    def _first_writer(self, schema: Schema) -> sqlite3.Connection:
         with self.between_processes():
             conn = self._connect()
             try:
@@ -144,7 +202,17 @@ class Connector:
         """Make the tables of one more component, unless they are there."""
         with self.between_processes():
             if not self._has(conn, schema):
-                self._make(conn, schema)
+                self._in_reserve_if_full(partial(self._make, conn, schema))
+
+    def _in_reserve_if_full(self, opens: Callable[[], T]) -> T:
+        """Open what has to be open for rows to be deleted; SQLite's own files need room too."""
+        try:
+            return opens()
+        except sqlite3.OperationalError as exc:
+            if not is_full(exc):
+                raise
+            with self.reserve.used():
+                return opens()
 
     def _make(self, conn: sqlite3.Connection, schema: Schema) -> None:
         conn.execute("BEGIN IMMEDIATE")
@@ -155,7 +223,8 @@ class Connector:
             conn.execute(sql, (schema.component, VERSION))
             conn.execute("COMMIT")
         except BaseException:
-            conn.execute("ROLLBACK")
+            if conn.in_transaction:  # on a full disk SQLite has rolled back
+                conn.execute("ROLLBACK")
             raise
 
     def check_readable(self, schema: Schema) -> None:
@@ -351,6 +420,11 @@ def translated(exc: BaseException, path: str) -> BaseException:
         return exc
     found.__cause__ = exc
     return found
+
+
+def is_full(exc: sqlite3.Error) -> bool:
+    """Whether a statement failed because the disk has no room."""
+    return isinstance(_storage_error(exc, ""), StorageFull)
 
 
 def _storage_error(exc: sqlite3.Error, path: str) -> StorageError:

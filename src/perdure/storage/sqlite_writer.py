@@ -19,7 +19,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from perdure.errors import StorageError, StorageUnavailable
+from perdure.errors import StorageError, StorageFull, StorageUnavailable
 from perdure.storage import sqlite_connection
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, T, run
@@ -27,6 +27,7 @@ from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
     execute,
+    is_full,
     mapped,
     perform,
     translated,
@@ -44,13 +45,14 @@ _PATIENCE_S: Final = 0.002  # how long a patient job waits for another
 _LOOK_S: Final = 0.001  # how long to wait while somebody else looks at the connection
 SOON_S: Final = 0.02  # how long to wait to be told the epoch
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
+_FEW_PAGES: Final = 64  # given back per step on a full disk, whose WAL must fit into the reserve
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
 
 
 class Job(Promise[T]):
     """A transaction to be made: see `Database.write`."""
 
-    __slots__ = ("committed", "component", "make", "patient", "undone", "watch")
+    __slots__ = ("committed", "component", "make", "patient", "removes", "undone", "watch")
 
     def __init__(
         self,
@@ -60,12 +62,14 @@ class Job(Promise[T]):
         component: str = "",
         watch: Watch | None = None,
         patient: bool = False,
+        removes: bool = False,
         *,
         awaited: bool,
     ) -> None:
         super().__init__(awaited=awaited)
         self.make, self.committed, self.undone = make, committed, undone
-        self.component, self.watch, self.patient = component, watch, patient
+        self.component, self.watch = component, watch
+        self.patient, self.removes = patient, removes
 
     def succeed(self) -> None:
         """Its transaction is committed."""
@@ -157,8 +161,11 @@ class SQLiteWriter:
                 return jobs, True
         return jobs, False
 
-    def _commit(self, jobs: list[Job[Any]]) -> None:
-        """Run jobs in one transaction; if one of them fails, each in a transaction of its own."""
+    def _commit(self, jobs: list[Job[Any]], *, in_reserve: bool = False) -> None:
+        """Run jobs in one transaction; if one of them fails, each in a transaction of its own.
+
+        What removes rows and finds the disk full is run again with the reserve's room.
+        """
         running: Job[Any] | None = None
         try:
             conn = self._conn if not self._broken else self._sound()
@@ -170,24 +177,39 @@ class SQLiteWriter:
             for running in jobs:
                 running.result = run(running.make(), by)
             running = None
+            if in_reserve:
+                conn.execute(SCRUB_WANTED)
             conn.execute("COMMIT")
         except BaseException as exc:
             self._undo()
-            if running is not None and len(jobs) > 1:
+            error = translated(exc, self._connector.path)
+            full = isinstance(error, StorageFull)
+            if len(jobs) > 1 and (full or running is not None):
                 for job in jobs:
                     self._commit([job])
-                return
-            error = translated(exc, self._connector.path)
-            for job in jobs:
-                job.fail(error)
+            elif full and jobs[0].removes and not in_reserve:
+                with self._in_reserve():
+                    self._commit(jobs, in_reserve=True)
+            else:
+                self._fail(jobs, error)
         else:
+            self._count(jobs)
             for job in jobs:
-                commits = self._commits[job.component] = self._commits[job.component] + 1
-                if job.watch is not None:
-                    job.watch.own += 1
-                    job.watch.epoch = self._foreign, commits - job.watch.own
                 job.succeed()
+            settle([*jobs, *self._answered()])
+
+    def _fail(self, jobs: list[Job[Any]], error: BaseException) -> None:
+        for job in jobs:
+            job.fail(error)
         settle([*jobs, *self._answered()])
+
+    def _count(self, jobs: list[Job[Any]]) -> None:
+        """Count commits, for those who watch what others commit."""
+        for job in jobs:
+            commits = self._commits[job.component] = self._commits[job.component] + 1
+            if job.watch is not None:
+                job.watch.own += 1
+                job.watch.epoch = self._foreign, commits - job.watch.own
 
     def _answered(self) -> list[_Asked]:
         """Those who asked for the epoch, which is told by the connection as it is now. Never fails.
@@ -218,6 +240,7 @@ class SQLiteWriter:
                 "process has it open"
             )
         self._file_seen = time.monotonic()
+        self._connector.reserve.look()
 
     def _look(self) -> None:
         """Notice what other processes have committed since the last look.
@@ -319,18 +342,62 @@ class SQLiteWriter:
             if self._vacuuming:
                 more = False  # a vacuum that fails is not tried for ever
                 try:
-                    more = _vacuum_step(self._conn)
+                    more = self._vacuum_step()
                 finally:
                     self._vacuuming = more
             if sqlite_connection.REUSES_WAL:  # SQLite itself sees to it
                 return
             if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
-                self._checkpoint(self._conn, wait_s=0.05)
+                self._checkpoint(self._conn)
 
-    def _checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        """Move the WAL into the file, unless another process does. Returns whether all is moved."""
+    def _vacuum_step(self) -> bool:
+        """See `_vacuum_step`; on a full disk all steps are made, each with the reserve's room."""
+        try:
+            return _vacuum_step(self._conn, _VACUUM_PAGES)
+        except sqlite3.OperationalError as exc:
+            if not is_full(exc):
+                raise
+            with self._in_reserve():
+                return False
+
+    @contextmanager
+    def _in_reserve(self) -> Iterator[None]:
+        """Have the reserve's room for a removal, and give back what it frees.
+
+        Deleted rows are not overwritten, which writes each of their pages, so who removes them must
+        see to that. https://sqlite.org/pragma.html#pragma_secure_delete
+        """
+        with self._connector.reserve.used():
+            with suppress(sqlite3.Error, StorageError, OSError):
+                self._checkpoint(self._sound())
+            with suppress(sqlite3.Error):
+                self._sound().execute("PRAGMA secure_delete = FAST")
+            try:
+                yield
+            finally:
+                with suppress(sqlite3.Error, StorageError, OSError):
+                    conn = self._sound()
+                    conn.execute("PRAGMA secure_delete = ON")
+                    more = self._checkpoint(conn)
+                    while more:
+                        more = _vacuum_step(conn, _FEW_PAGES) and self._checkpoint(conn)
+
+    def _checkpoint(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
+        """Move the WAL into the file, unless another process does. Returns whether all is moved.
+
+        If the file cannot grow, the reserve's room is used; an empty WAL leaves as much of it.
+        """
         if not self._connector.on_disk:
             return True
+        try:
+            return self._moved(conn, wait_s)
+        except sqlite3.OperationalError as exc:
+            if not is_full(exc):
+                raise
+            with self._connector.reserve.used():
+                return self._moved(conn, wait_s)
+
+    def _moved(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         emptied = False
         try:
             with self._connector.between_processes(wait_s):
@@ -352,13 +419,20 @@ class SQLiteWriter:
         readers. Only the checkpoint after it is made under the lock between processes.
 
         Returns:
-            Whether it is done. It is not while another process reads the earlier state.
+            Whether it is done. It is not while another process reads the earlier state, or while
+            the disk has no room for another copy of the file.
         """
         with self._between_commits() as conn:
             asked = conn.execute("SELECT name, value FROM settings WHERE name = 'scrub'").fetchone()
             if asked is None:
                 return True
-            conn.execute("VACUUM")
+            try:
+                conn.execute("VACUUM")
+            except sqlite3.OperationalError as exc:
+                if not is_full(exc):
+                    raise
+                with self._in_reserve():  # the pages of what was deleted go, other traces do not
+                    return False
             emptied = self._checkpoint(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
             if emptied:  # unless another asked meanwhile
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
@@ -386,9 +460,9 @@ class SQLiteWriter:
             self._conn.close()
 
 
-def _vacuum_step(conn: sqlite3.Connection) -> bool:
+def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
     """Give some free pages back. Returns whether it helped and there are more."""
     (before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    conn.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+    conn.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
     (free,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free < before)
