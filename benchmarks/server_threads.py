@@ -1,6 +1,6 @@
-"""Searches of threads as the server makes them, over many threads of a file.
+"""Searches of threads as the server makes them, over many, in a file or an empty Postgres.
 
-PYTHONPATH=. python benchmarks/server_threads.py [THREADS]
+python benchmarks/server_threads.py [THREADS] [DSN]
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
-from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.server.threads import Threads
+from perdure.stores import open_store
+from perdure.stores.whole_store import WholeStore
 
 USERS, EVERY = 100, 200  # users of the threads; one in so many threads has no turn
 UNSTARTED = 1_000  # more of these, at the end
 
 
-async def fill(saver: SQLiteCheckpointer, threads: Threads, many: int) -> None:
+async def fill(saver: Checkpointer, threads: Threads, many: int) -> None:
     """Make threads: half of them by the server, half by another program."""
     for number in range(many):
         thread_id = f"thread-{number}"
         if number % 2:
-            await threads.create(thread_id, {"label": f"label {number}"})
+            about = {"label": f"label {number}", "place": {"row": number % 1000}}
+            await threads.create(thread_id, about)
         if number % EVERY == 1:
             continue
         checkpoint = empty_checkpoint()
@@ -52,9 +56,7 @@ async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) 
     print(f"{name:28} {wall:8.1f} ms, {cpu:8.1f} ms of the processor, {len(found)} found")
 
 
-async def measure(
-    threads: Threads, saver: SQLiteCheckpointer, store: SQLiteStore, many: int
-) -> None:
+async def measure(threads: Threads, saver: Checkpointer, store: WholeStore, many: int) -> None:
     """Print how long searches take."""
     own = Threads(saver, store, {"owner": "user7"})
     nobody = Threads(saver, store, {"owner": "nobody"})
@@ -64,6 +66,10 @@ async def measure(
     await timed("20 by text", lambda: threads.search(text="ion 77", limit=20), 3)
     rare = {"label": "label 1"}
     await timed("the oldest, by metadata", lambda: threads.search(metadata=rare), 3)
+    nested = {"place": {"row": 77}}
+    await timed("50 by nested metadata", lambda: threads.search(metadata=nested, limit=50), 3)
+    by_id: Any = {"sort_by": "thread_id", "sort_order": "asc", "limit": 50}
+    await timed("50 in the order of ids", lambda: threads.search(**by_id), 3)
     await timed("20 after half of all", lambda: threads.search(limit=20, offset=many // 2), 3)
     named = [f"thread-{number}" for number in range(20)]
     await timed("20 by id", lambda: threads.search(ids=named, limit=20), 5)
@@ -75,14 +81,12 @@ async def measure(
     await timed("newest 20 of 1,000 unstarted", lambda: threads.search(limit=20), 5)
 
 
-async def main(many: int) -> None:
+async def main(many: int, dsn: str | None) -> None:
     """Measure."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "memory.db"
-        async with (
-            SQLiteCheckpointer(path, synchronous="normal") as saver,
-            SQLiteStore(path, synchronous="normal") as store,
-        ):
+        db = dsn or str(Path(folder) / "memory.db")
+        options = {} if dsn else {"synchronous": "normal"}
+        async with open_checkpointer(db, **options) as saver, open_store(db, **options) as store:
             threads = Threads(saver, store, {})
             await fill(saver, threads, many)
             await threads.count()  # forgets which threads had no turn when they were created
@@ -90,4 +94,4 @@ async def main(many: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000))
+    asyncio.run(main(int((sys.argv[1:] or ["20000"])[0]), (sys.argv[2:] or [None])[0]))

@@ -20,9 +20,9 @@ from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.memory import Collection, Extraction, Quarantine
 from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
-from perdure.server import create_app, word_differences
+from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, Local
-from perdure.server.word_differences import differences
+from perdure.server.pages_items import differences
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
 from tests.contracts.puts import put
@@ -575,7 +575,7 @@ def test_a_page_of_versions_compares_no_more_than_it_can(
             compared.append(len(one) + len(other))
             super().__init__(junk, one, other)
 
-    monkeypatch.setattr(word_differences, "SequenceMatcher", Counting)
+    monkeypatch.setattr(pages_items, "SequenceMatcher", Counting)
     for text in ("." * 1000 + "," * 990, "," * 1000 + "." * 990):
         value = {f"field {number}": text for number in range(100)}
         item = {"namespace": ["memories", "ann"], "key": "k", "value": value}

@@ -39,7 +39,7 @@ async def opened(call: Caller, graphs: Served, assistant_id: str) -> AsyncIterat
 Opened = Annotated[Graph, Depends(opened)]
 
 
-class Search(BaseModel):
+class AssistantSearch(BaseModel):
     """The body of `POST /assistants/search`."""
 
     graph_id: str | None = None
@@ -51,7 +51,7 @@ class Search(BaseModel):
 
 @routes.post("/search")
 @action("assistants:search")
-async def search(call: Caller, graphs: Served, wanted: Search) -> list[dict[str, Any]]:
+async def search(call: Caller, graphs: Served, wanted: AssistantSearch) -> list[dict[str, Any]]:
     """The assistants that a search finds."""
     permitted = await call.permit(wanted.model_dump())
     metadata = (permitted.get("metadata") or {}).items()

@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
-from perdure.server.call import Call, Caller, verbatim
-from perdure.server.paths import Id
+from perdure.server.call import Call, Caller, Id, verbatim
 from perdure.server.reply import reply
 from perdure.settings import LIST_LIMIT
 

@@ -22,9 +22,8 @@ from langgraph_sdk.schema import RunStatus
 
 from perdure.server import api_states
 from perdure.server.access import Refused, Unauthenticated, action
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
-from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
 from perdure.server.run_request import Mode, RunRequest

@@ -16,11 +16,10 @@ from starlette.responses import Response
 
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
-from perdure.server.paths import Id
 from perdure.server.reply import reply
-from perdure.server.run_request import Place
+from perdure.server.run_request import CheckpointAt
 from perdure.server.threads import Thread, interrupt_of
 
 routes = APIRouter(tags=["threads"])
@@ -171,7 +170,7 @@ async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterat
 def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
     """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
     asked = checkpoint or {}
-    given = {name: asked[name] for name in Place.model_fields if asked.get(name)}
+    given = {name: asked[name] for name in CheckpointAt.model_fields if asked.get(name)}
     return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
 
 
@@ -232,7 +231,10 @@ def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if config is None:
         return None
     known = config["configurable"]
-    return {"checkpoint_ns": "", **{n: known[n] for n in Place.model_fields if n in known}}
+    return {
+        "checkpoint_ns": "",
+        **{n: known[n] for n in CheckpointAt.model_fields if n in known},
+    }
 
 
 def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.errors import UnknownThread, VersionConflict
 from perdure.server import api_states
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
-from perdure.server.paths import Id
+from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import reply
 from perdure.server.threads import SortBy, Status, Thread, checked_metadata
 
@@ -45,7 +44,7 @@ class ThreadChange(BaseModel):
     ttl: Nothing = None
 
 
-class Wanted(BaseModel):
+class ThreadFilters(BaseModel):
     """The body of `POST /threads/count`."""
 
     metadata: Metadata | None = None
@@ -54,7 +53,7 @@ class Wanted(BaseModel):
     status: Status | None = None
 
 
-class Search(Wanted):
+class ThreadSearch(ThreadFilters):
     """The body of `POST /threads/search`."""
 
     limit: int = Field(10, ge=1, le=1000)
@@ -90,7 +89,7 @@ async def create(call: Caller, body: NewThread) -> Response:
 
 @routes.post("/threads/search")
 @action("threads:search")
-async def search(call: Caller, body: Search) -> Response:
+async def search(call: Caller, body: ThreadSearch) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
     wanted = await _permitted(call, body)
     found = await call.threads.search(**wanted)
@@ -106,7 +105,7 @@ async def search(call: Caller, body: Search) -> Response:
 
 @routes.post("/threads/count")
 @action("threads:search")
-async def count(call: Caller, body: Wanted) -> int:
+async def count(call: Caller, body: ThreadFilters) -> int:
     """How many threads match."""
     wanted = await _permitted(call, body)
     return await call.threads.count(**wanted)
@@ -173,7 +172,7 @@ async def copy(call: Caller, thread_id: Id) -> Response:
 routes.include_router(api_states.routes)
 
 
-async def _permitted(call: Call, body: Wanted) -> Json:
+async def _permitted(call: Call, body: ThreadFilters) -> Json:
     """What is asked for, as handlers leave it: they may add to the metadata."""
     asked = body.model_dump(exclude={"select", "extract"})
     asked |= {"metadata": body.metadata or {}, "values": {}}

@@ -29,13 +29,11 @@ from perdure.server import (
 from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
 from perdure.server.databases import Databases
-from perdure.server.error_replies import add_error_replies
 from perdure.server.graphs import Graphs
-from perdure.server.guard import LOOPBACK, Guard
+from perdure.server.guard import LOOPBACK, EncodedSlashes, Guard, add_error_replies
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS
-from perdure.server.paths import EncodedSlashes
 from perdure.server.reply import JSON
 from perdure.server.runs import Runs
 from perdure.server.sessions import Sessions

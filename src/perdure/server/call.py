@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Protocol
 
 from fastapi import Depends
 from langchain_core.runnables import RunnableConfig
+from pydantic import AfterValidator
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.checkpointer import Checkpointer
@@ -169,3 +170,5 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
 
 Caller = Annotated[Call, Depends(called)]
 """An endpoint's argument."""
+Id = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
+"""An argument of an endpoint that is a part of its path, and may be any text."""

@@ -22,9 +22,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import All, begin, look
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, UnknownGraph
-from perdure.server.paths import Id
 from perdure.server.reply import JSON
 from perdure.server.run_log import Feed, streamed, told
 from perdure.server.run_request import RunRequest
@@ -54,7 +53,7 @@ class Subscription(BaseModel):
     since: int | None = Field(None, ge=0)
 
 
-class Answer(BaseModel):
+class InterruptAnswer(BaseModel):
     """Of an interrupt."""
 
     interrupt_id: str
@@ -104,7 +103,7 @@ def _refused(sent: CommandRequest, code: str, why: str) -> Response:
 
 async def _answer(call: Call, thread_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """The request that answers interrupts, to the graph of the thread."""
-    given = [Answer.model_validate(each) for each in params.get("responses") or [params]]
+    given = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
     order = {name: params[name] for name in ("update", "goto") if params.get(name)}
     order["resume"] = {each.interrupt_id: each.response for each in given}
     reading = call.another("threads:read")

@@ -9,23 +9,27 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Final
-from urllib.parse import quote
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlunsplit
 from uuid import uuid4
 
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.server.access import Forbidden, Refused
+from perdure.errors import PerdureError
+from perdure.server.access import Forbidden, Refused, Unauthenticated
 from perdure.server.call import IDS
-from perdure.server.error_replies import refusal
 from perdure.server.logs import SAFE, Audit, is_change
-from perdure.server.reply import split
+from perdure.server.pages import error_page
+from perdure.server.reply import JSON, split, status_of, wants_json
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
@@ -232,3 +236,79 @@ def _check_kind(path: str, headers: Headers) -> None:
     empty = length == "0" and "transfer-encoding" not in headers
     if not empty and not path.startswith(_PAGES) and kind != "application/json":
         raise Refused(f"the content type is {kind!r}; expected application/json", 415)
+
+
+# -- replies to requests that failed
+
+
+def refusal(request: Request, error: PerdureError) -> Response:
+    """The reply to a request that failed; to a browser without a session, the page to log in."""
+    headers = error.headers if isinstance(error, Refused) else {}
+    if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
+        part = "hx-request" in request.headers  # of the page that is shown
+        here = split(request.headers.get("hx-current-url", "") if part else str(request.url))
+        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
+        login = f"/ui/login?next={quote(back, safe='')}"
+        if part:
+            return Response(status_code=401, headers={"HX-Redirect": login})
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(login, 303)
+    return _error(request, status_of(error), str(error), headers)
+
+
+def add_error_replies(app: FastAPI) -> None:
+    """Reply to an error of perdure with its status and its sentence."""
+
+    @app.exception_handler(PerdureError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PerdureError)
+        return refusal(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _error(request, error.status_code, error.detail, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _error(request, 422, "; ".join(map(_sentence, error.errors())))
+
+
+def _error(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    if request.url.path.startswith("/ui/") and not wants_json(request):
+        return error_page(request, status, sentence, headers)
+    return JSON({"detail": sentence}, status, dict(headers or {}))
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """What of a request is wrong: where, the value, and what was expected."""
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error['ctx']['error']}"
+    where = ".".join(map(str, error["loc"]))
+    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"
+
+
+# -- ids in paths
+
+
+class EncodedSlashes:
+    """Hands encoded slashes on as NUL, which no id has; `call.Id` turns them back.
+
+    Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        raw = scope.get("raw_path") or b""
+        if b"%2f" in raw.lower() or b"%00" in raw:
+            parts = (
+                unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
+            )
+            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)  # for Guard too
+        await self._app(scope, receive, send)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, NamedTuple
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Form, Query
@@ -19,8 +23,7 @@ from perdure.memory import Collection
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
-from perdure.server.reply import escaped, status_of
-from perdure.server.word_differences import WordBudget, differences
+from perdure.server.reply import encoded, escaped, status_of
 from perdure.stores import Provenance
 
 routes = Pages()
@@ -33,21 +36,21 @@ _TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 _DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
 
 
-class Place(NamedTuple):
+class PageItem(NamedTuple):
     """The place that a request is about: a namespace, and maybe a key in it."""
 
     ns: Namespace
     key: str
 
 
-def _asked(ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = "") -> Place:
+def _asked(ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = "") -> PageItem:
     """The place in a query; a form has it as `within`, percent-encoded once more."""
     given = parse_qsl(within)
     labels = ns or tuple(value for name, value in given if name == "ns")
-    return Place(tuple(filter(None, labels)), key or dict(given).get("key", ""))
+    return PageItem(tuple(filter(None, labels)), key or dict(given).get("key", ""))
 
 
-Asked = Annotated[Place, Depends(_asked)]
+Asked = Annotated[PageItem, Depends(_asked)]
 """An endpoint's argument, which is not permitted yet."""
 
 
@@ -67,20 +70,20 @@ async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str,
     return {**value, "namespace": got}
 
 
-async def _one(call: Caller, asked: Asked) -> Place:
+async def _one(call: Caller, asked: Asked) -> PageItem:
     if not asked.key:
         raise ConfigurationError("no key is given; expected ns=…&key=…")
     found = await permitted(call, asked.ns or call.memories, key=asked.key)
-    return Place(found["namespace"], found["key"])
+    return PageItem(found["namespace"], found["key"])
 
 
-async def _to_change(call: Caller, asked: Asked, new_key: Text = "") -> Place:
-    return await _one(call, Place(asked.ns, asked.key or new_key))
+async def _to_change(call: Caller, asked: Asked, new_key: Text = "") -> PageItem:
+    return await _one(call, PageItem(asked.ns, asked.key or new_key))
 
 
-One = Annotated[Place, Depends(_one)]
+One = Annotated[PageItem, Depends(_one)]
 """The place of an item, once it is permitted."""
-Changed = Annotated[Place, Depends(_to_change)]
+Changed = Annotated[PageItem, Depends(_to_change)]
 """The place of an item that may be changed."""
 
 
@@ -163,7 +166,7 @@ async def item(
 
 
 async def _shown(
-    call: Call, place: Place, *, as_of: str = "", start: int = 0, **result: str
+    call: Call, place: PageItem, *, as_of: str = "", start: int = 0, **result: str
 ) -> Values:
     """The values of its page; `result` says what was done or is wrong, and what was typed."""
     history = await _history(call, place)
@@ -190,7 +193,7 @@ async def _shown(
     }
 
 
-async def _history(call: Call, place: Place) -> list[Any]:
+async def _history(call: Call, place: PageItem) -> list[Any]:
     """The versions of an item, oldest first."""
     history: list[Any] = await call.store.ahistory(*place)
     if not history:
@@ -306,3 +309,76 @@ def _object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f'{what} is {text!r:.80}; expected an object, like {{"a": 1}}')
     return found
+
+
+# -- what changed between two values, path by path and word by word
+
+
+Kind = Literal["same", "removed", "added"]
+_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS: Final = 2_000  # texts of more are not compared word by word
+_ALL_WORDS: Final = 10_000  # of the texts of a page that are
+_CHARS: Final = 2_000  # of a part that is shown
+_PATHS: Final = 100  # paths that are shown
+
+
+@dataclass(slots=True)
+class WordBudget:
+    """How many words may be compared; what changed in further ones is shown whole."""
+
+    left: int = _ALL_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed at a path of a value: texts that stayed, went and came, in order."""
+
+    path: str
+    parts: tuple[tuple[Kind, str], ...]
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], budget: WordBudget | None = None
+) -> list[Change]:
+    """The paths at which two values differ, at most a hundred of them.
+
+    >>> differences({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
+    (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
+    """
+    old, new, budget = dict(_leaves(before, "")), dict(_leaves(after, "")), budget or WordBudget()
+    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return [Change(path, _parts(old.get(path), new.get(path), budget)) for path in differ[:_PATHS]]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Each leaf of a value, as text, by its path; a list is a leaf."""
+    if isinstance(value, Mapping) and (value or not path):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, str):
+        yield path, value
+    else:
+        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
+
+
+def _parts(old: str | None, new: str | None, budget: WordBudget) -> tuple[tuple[Kind, str], ...]:
+    if old is None or new is None:
+        return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
+    one, other = (
+        _WORD.findall(each[: _CHARS * 10]) if budget.left > 0 else [] for each in (old, new)
+    )
+    budget.left -= len(one) + len(other)
+    if max(len(one), len(other)) > _WORDS or budget.left <= 0:
+        return ("removed", _cut(old)), ("added", _cut(new))
+    parts: list[tuple[Kind, str]] = []
+    for kind, a, b, c, d in SequenceMatcher(None, one, other).get_opcodes():
+        if kind == "equal":
+            parts.append(("same", _cut("".join(one[a:b]))))
+            continue
+        parts += [("removed", _cut("".join(one[a:b])))] if a < b else []
+        parts += [("added", _cut("".join(other[c:d])))] if c < d else []
+    return tuple(parts)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CHARS else f"{text[:_CHARS]}… ({len(text):,} characters)"

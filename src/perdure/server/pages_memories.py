@@ -19,7 +19,7 @@ from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
-from perdure.server.pages_items import PAGE, Asked, Place, collection_of, permitted, record
+from perdure.server.pages_items import PAGE, Asked, PageItem, collection_of, permitted, record
 
 routes = Pages()
 KINDS: Final = ("fact", "turn", "episode", "profile")
@@ -39,16 +39,16 @@ _USERS: Final = 500  # in a list to choose from; of more, one is typed
 _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
 
 
-async def _own(call: Caller, asked: Asked, q: str = "", user: str = "") -> Place:
+async def _own(call: Caller, asked: Asked, q: str = "", user: str = "") -> PageItem:
     """The place of the user's memories, or for an admin of others: of a `user`, or any."""
     wanted = (NAMESPACE[0], user) if user else asked.ns or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")
     about = {name: value for name, value in (("query", q), ("key", asked.key)) if value}
-    return Place((await permitted(call, wanted, **about))["namespace"], asked.key)
+    return PageItem((await permitted(call, wanted, **about))["namespace"], asked.key)
 
 
-Own = Annotated[Place, Depends(_own)]
+Own = Annotated[PageItem, Depends(_own)]
 
 
 @routes.page("/ui/memories", "store:search")
@@ -144,7 +144,7 @@ async def discard(call: Caller, of: Own) -> Response:
     return go_to("/ui/quarantine", ns=of.ns)
 
 
-def _quarantine(call: Call, of: Place) -> tuple[Quarantine, RunnableConfig]:
+def _quarantine(call: Call, of: PageItem) -> tuple[Quarantine, RunnableConfig]:
     template, config = verbatim(of.ns)
     return Quarantine(call.store, template), config
 
@@ -174,7 +174,7 @@ async def forget_all(request: Request, call: Caller, of: Own, typed: Text = "") 
     return page(request, "forgotten.html", ns=of.ns, key=None, receipt=receipt)
 
 
-async def _all_of(call: Call, of: Place) -> list[tuple[str, ...]]:
+async def _all_of(call: Call, of: PageItem) -> list[tuple[str, ...]]:
     """The namespaces of what is known of a user."""
     beside = [(label, *of.ns[1:]) for label in _BESIDE if of.ns[0] == call.memories[0]]
     return [(await permitted(call, ns))["namespace"] for ns in (of.ns, *beside)]

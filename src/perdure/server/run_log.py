@@ -47,7 +47,7 @@ def streamed(
     return EventSourceResponse(frames, headers=headers, ping=PING_S, send_timeout=SEND_S)
 
 
-class Entry(NamedTuple):
+class LoggedEvent(NamedTuple):
     """An event.
 
     Attributes:
@@ -69,7 +69,7 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[LoggedEvent] = []
         self.dropped = self._begun = self._size = 0
         self._more, self._closed = asyncio.Event(), False
         self._read: dict[object, int] = {}  # how far each reader is
@@ -92,7 +92,7 @@ class Log:
         """Append an event; readers get it."""
         number = self.last + 1
         made = b"id: %d\n%b" % (number, frame(event, data))
-        self._entries.append(Entry(number, kind, made))
+        self._entries.append(LoggedEvent(number, kind, made))
         self._size += len(made)
         self._drop()
         self._wake()
@@ -104,7 +104,7 @@ class Log:
 
     async def after(
         self, number: int, look: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[list[Entry]]:
+    ) -> AsyncIterator[list[LoggedEvent]]:
         """What follows an event, as it comes, until the log is closed, or `look` raises.
 
         Raises:

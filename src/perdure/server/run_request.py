@@ -68,7 +68,7 @@ class Order(BaseModel):
         return Command(update=self.update, resume=self.resume, goto=goto)
 
 
-class Place(BaseModel):
+class CheckpointAt(BaseModel):
     """Where to go on from."""
 
     thread_id: str | None = None
@@ -77,7 +77,7 @@ class Place(BaseModel):
     checkpoint_map: dict[str, str] | None = None
 
 
-class Configurable(Place):
+class Configurable(CheckpointAt):
     """The same, and what else a graph takes."""
 
     model_config = ConfigDict(extra="allow")
@@ -98,7 +98,7 @@ class RunRequest(Given):
     assistant_id: str
     input: Any = None
     command: Order | None = None
-    checkpoint: Place | None = None
+    checkpoint: CheckpointAt | None = None
     checkpoint_id: str | None = None
     config: Configured = Configured()
     context: dict[str, Any] | None = None
@@ -158,9 +158,11 @@ class RunRequest(Given):
     @property
     def _configurable(self) -> dict[str, Any]:
         given = self.config.configurable.model_dump(exclude_unset=True)
-        given |= (self.checkpoint or Place()).model_dump(exclude_none=True)
+        given |= (self.checkpoint or CheckpointAt()).model_dump(exclude_none=True)
         given |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
-        return {n: v for n, v in given.items() if v is not None or n not in Place.model_fields}
+        return {
+            n: v for n, v in given.items() if v is not None or n not in CheckpointAt.model_fields
+        }
 
     def config_with(self, ours: Mapping[str, Any]) -> RunnableConfig:
         """The config of the run, with what the server alone sets."""
