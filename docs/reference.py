@@ -9,12 +9,16 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
+
+from perdure import effects
 
 PAGE = Path(__file__).parent / "reference.md"
 PACKAGES = ("checkpointers", "stores", "memory", "memory.adapters", "graphs", "errors")
@@ -93,16 +97,20 @@ def _methods(cls: Any, apart: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _written(cls: Any) -> Iterator[tuple[str, Any]]:
-    """The functions in the source of a class, without those that only make effects."""
+    """The functions in the source of a class, without operations, which only `run` drives."""
     for name, value in vars(cls).items():
         made = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if inspect.isfunction(made) and _ours(made) and made.__code__.co_filename[0] != "<":
-            effects = str(made.__annotations__.get("return", "")).startswith("Effects")
-            if not effects or hasattr(made, "__wrapped__"):  # by `blocking` or `awaiting`
+            is_twin = hasattr(made, "__wrapped__") or name[1:] in vars(cls)
+            if is_twin or not inspect.iscoroutinefunction(made):
                 yield name, made
 
 
 def _source(value: Any) -> Any:
+    if inspect.isfunction(value) and value.__code__.co_filename == effects.__file__:
+        *owners, name = value.__qualname__.split(".")
+        owner = reduce(getattr, owners, sys.modules[value.__module__])
+        value = vars(owner).get(f"_{name}", value)  # of `get` the operation `_get`
     return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(value)))).body[0]
 
 
@@ -133,7 +141,6 @@ def _signature(name: str, function: Any) -> str:
         shown.insert(len(places), "*" + (ast.unparse(given.vararg) if given.vararg else ""))
     shown += [f"**{ast.unparse(given.kwarg)}"] if given.kwarg else []
     returned = ast.unparse(node.returns) if node.returns and node.name != "__init__" else ""
-    returned = re.sub(r"^Effects\[(.*)\]$", r"\1", returned)
     parameters = [each for each in shown if each not in ("self", "cls")]
     return _fenced(name, parameters, f" -> {returned}" if returned else "")
 

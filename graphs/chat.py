@@ -17,19 +17,18 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
+from perdure.effects import Effect, awaiting, blocking
 from perdure.graphs.responder import QuotingResponder
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import UseInstructions
 from perdure.memory.model_call import chat_model, with_tools
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
-from perdure.memory.recall import NAMESPACE
+from perdure.memory.recall import NAMESPACE, UseMemories, use_memories
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
-from perdure.memory.use_memories import UseMemories, use_memories
 
 Part = MessagesNode | Learner
 _NAMES: Final = {
@@ -76,13 +75,13 @@ def chat_graph(
         chosen = with_tools(resolved, tools) if tools else resolved
     steps = list(after)
 
-    def respond(state: ChatState, config: RunnableConfig) -> Effects[Command[Any]]:
-        messages = state["messages"]
+    async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
+        messages: list[Any] = state["messages"]
         if shows is not None:
             given = (state, config)
-            messages = yield Effect(lambda: shows(*given), lambda: shows.acall(*given))
+            messages = await Effect(lambda: shows(*given), lambda: shows.acall(*given))
         asked = (list(messages), config)
-        answer = yield Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
+        answer = await Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
         now = {**state, "messages": [*state["messages"], answer]}
         calls = isinstance(answer, AIMessage) and answer.tool_calls
         goto = "tools" if calls and tools else _next(steps, after, now)
@@ -144,9 +143,9 @@ def _named(parts: Sequence[Part]) -> dict[str, Part]:
 def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
-    def updating(state: Any, config: RunnableConfig) -> Effects[Command[Any]]:
+    async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
         given = (state, config)
-        update = yield Effect(lambda: part.invoke(*given), lambda: part.ainvoke(*given))
+        update = await Effect(lambda: part.invoke(*given), lambda: part.ainvoke(*given))
         return Command(update=list(update.items()))
 
     return RunnableLambda(blocking(updating), awaiting(updating))

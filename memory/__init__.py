@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perdure.memory.extraction import remember_turns as remember_turns
     from perdure.memory.gate import Gate as Gate
     from perdure.memory.instructions import Instructions as Instructions
+    from perdure.memory.instructions import update_instructions as update_instructions
     from perdure.memory.instructions import use_instructions as use_instructions
     from perdure.memory.middleware import MemoryMiddleware as MemoryMiddleware
     from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from perdure.memory.quarantine import Quarantine as Quarantine
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
+    from perdure.memory.recall import use_memories as use_memories
     from perdure.memory.records import Memory as Memory
     from perdure.memory.reducers import ChatState as ChatState
     from perdure.memory.reducers import Keep as Keep
@@ -46,9 +48,7 @@ if TYPE_CHECKING:
     from perdure.memory.tools import quote_memories as quote_memories
     from perdure.memory.tools import search_memory as search_memory
     from perdure.memory.trim import trim as trim
-    from perdure.memory.update_instructions import update_instructions as update_instructions
     from perdure.memory.update_profile import update_profile as update_profile
-    from perdure.memory.use_memories import use_memories as use_memories
     from perdure.memory.views import ModelView as ModelView
     from perdure.memory.views import aviews as aviews
     from perdure.memory.views import record_views as record_views
@@ -60,14 +60,13 @@ _MODULES = {
     "context": "assemble",
     "extraction": "Extraction remember_turns",
     "gate": "Gate",
-    "instructions": "Instructions use_instructions",
+    "instructions": "Instructions update_instructions use_instructions",
     "middleware": "MemoryMiddleware",
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
     "quarantine": "Quarantine",
-    "recall": "arecall recall",
-    "use_memories": "use_memories",
+    "recall": "arecall recall use_memories",
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",
@@ -75,7 +74,6 @@ _MODULES = {
     "tool_outputs": "aexpand clear_tool_outputs expand",
     "tools": "manage_memory quote_memories search_memory",
     "trim": "trim",
-    "update_instructions": "update_instructions",
     "update_profile": "update_profile",
     "views": "VIEWS ModelView aviews record_views views",
 }

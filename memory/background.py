@@ -21,9 +21,9 @@ from typing import Any, Final, Self, get_args
 from langchain_core.runnables import RunnableConfig
 
 from perdure import errors
+from perdure.effects import run
 from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
-from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.job_queue import JobQueue, place_of
 from perdure.memory.options import choice, instance, seconds, whole

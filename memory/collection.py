@@ -10,14 +10,14 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.effects import awaiting, blocking
+from perdure.memory.changes import Given, MemoryWriter, check_schema, provenance_of
 from perdure.memory.erasure import forgotten, forgotten_all, forgotten_matching
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, moment, text, whole
 from perdure.memory.records import FACT, Memory, Outcome
+from perdure.memory.run_config import Template
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
-from perdure.memory.templates import Template
-from perdure.memory.writer import Given, MemoryWriter, check_schema, provenance_of
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, Receipt
 from perdure.stores.namespaces import check_key
@@ -62,18 +62,18 @@ class Collection:
         self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
         self.kind = text("kind", kind, "a word, like 'fact'")
 
-    def _insert(
+    async def _insert(
         self,
         memory: Given,
         *,
         key: str | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Outcome]:
+    ) -> Outcome:
         """Add a memory under a key, or a new one, unless a memory says the same."""
-        return self.writer(config).insert(memory, provenance_of(config, provenance), key)
+        return await self.writer(config).insert(memory, provenance_of(config, provenance), key)
 
-    def _update(
+    async def _update(
         self,
         key: str,
         memory: Given,
@@ -81,13 +81,13 @@ class Collection:
         if_version: int | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Outcome]:
+    ) -> Outcome:
         """Correct a memory that was wrong or badly put. Fields that are not given stay."""
         source = provenance_of(config, provenance)
         writer = self.writer(config)
-        return writer.replace(key, memory, source, "updated", if_version=if_version)
+        return await writer.replace(key, memory, source, "updated", if_version=if_version)
 
-    def _supersede(
+    async def _supersede(
         self,
         key: str,
         memory: Given,
@@ -96,33 +96,35 @@ class Collection:
         if_version: int | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Outcome]:
+    ) -> Outcome:
         """Replace what was true until `at`, a datetime with a time zone, or until now.
 
         The turns on which the previous text rests are marked as past in the same transaction.
         """
         until, source = at and moment("at", at), provenance_of(config, provenance)
-        return self.writer(config).replace(key, memory, source, "superseded", until, if_version)
+        return await self.writer(config).replace(
+            key, memory, source, "superseded", until, if_version
+        )
 
-    def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
+    async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
         """Delete a memory: it is not found and not extracted any more; its past stays."""
-        return self.writer(config).delete(key)
+        return await self.writer(config).delete(key)
 
-    def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
+    async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
         The conversation it comes from stays; a tombstone keeps it from being extracted again.
         """
-        return forgotten(*self._place(config), check_key(key))
+        return await forgotten(*self._place(config), check_key(key))
 
-    def _forget_matching(
+    async def _forget_matching(
         self,
         *,
         query: str | None = None,
         thread_id: str | None = None,
         dry_run: bool = False,
         config: RunnableConfig | None = None,
-    ) -> Effects[Receipt]:
+    ) -> Receipt:
         """Erase the memories that match, also below the namespace; or only list them.
 
         A memory matches if one of its versions has all words of the query and comes from the
@@ -130,24 +132,24 @@ class Collection:
         """
         adapter, namespace = self._place(config)
         what: dict[str, Any] = {"query": query, "thread_id": thread_id}
-        return forgotten_matching(adapter, namespace, **what, dry_run=dry_run)
+        return await forgotten_matching(adapter, namespace, **what, dry_run=dry_run)
 
-    def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
+    async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and all notes.
 
         Threads are extracted as new ones after that, so delete them first:
         `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay.
         """
-        return forgotten_all(*self._place(config))
+        return await forgotten_all(*self._place(config))
 
-    def _get(
+    async def _get(
         self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
-    ) -> Effects[Memory | None]:
+    ) -> Memory | None:
         """A memory, now or at a moment of the past; None: there is none."""
         adapter, namespace = self._place(config)
-        return adapter.got(namespace, check_key(key), as_of)
+        return await adapter.got(namespace, check_key(key), as_of)
 
-    def _search(
+    async def _search(
         self,
         query: str,
         *,
@@ -155,11 +157,13 @@ class Collection:
         filter: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Memories]:
+    ) -> Memories:
         """The memories that answer a query, best first; `filter` is that of `Store.search`."""
-        return self.found({"query": query, "filter": filter, "as_of": as_of}, limit, config=config)
+        return await self.found(
+            {"query": query, "filter": filter, "as_of": as_of}, limit, config=config
+        )
 
-    def _list(
+    async def _list(
         self,
         *,
         kind: str | None = None,
@@ -167,34 +171,34 @@ class Collection:
         offset: int = 0,
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Memories]:
+    ) -> Memories:
         """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
         asked = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
-        return self.found(asked, limit, offset, config)
+        return await self.found(asked, limit, offset, config)
 
-    def _history(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Memories]:
+    async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """All versions of a memory, oldest first, also of one that is deleted."""
         adapter, namespace = self._place(config)
-        return adapter.versions(namespace, check_key(key))
+        return await adapter.versions(namespace, check_key(key))
 
     def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
         """The writer of the namespace of a run."""
         return MemoryWriter(*self._place(config), self.gate, self.schema, self.kind, by_model)
 
-    def found(
+    async def found(
         self,
         asked: Mapping[str, Any],
         limit: int,
         offset: int = 0,
         config: RunnableConfig | None = None,
-    ) -> Effects[Memories]:
+    ) -> Memories:
         """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
         most = whole("limit", limit, 1) + whole("offset", offset, 0)
         adapter, namespace = self._place(config)
         found: Memories = []
         seen, size = 0, max(most, _PAGE)
         while len(found) < most:
-            page = yield from adapter.found(namespace, limit=size, offset=seen, **asked)
+            page = await adapter.found(namespace, limit=size, offset=seen, **asked)
             found += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break
@@ -217,7 +221,7 @@ class Collection:
     history, ahistory = blocking(_history), awaiting(_history)
 
 
-def _remember(
+async def _remember(
     memory: Given,
     *,
     key: str | None = None,
@@ -226,30 +230,30 @@ def _remember(
     store: BaseStore | None = None,
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
-) -> Effects[Outcome]:
+) -> Outcome:
     """Keep a memory, unless it is known already; the one that has the key is superseded."""
     writer = Collection(store, namespace, kind=kind).writer(config)
-    return writer.insert(memory, provenance_of(config, provenance), key, "superseded")
+    return await writer.insert(memory, provenance_of(config, provenance), key, "superseded")
 
 
-def _forget(
+async def _forget(
     key: str | None = None,
     *,
     everything: bool = False,
     store: BaseStore | None = None,
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
-) -> Effects[Receipt]:
+) -> Receipt:
     """Erase a memory, or everything; see `forget` and `forget_all` of `Collection`."""
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)
     if key is None:
-        return collection._forget_all(config=config)
-    return collection._forget(key, config=config)
+        return await collection._forget_all(config=config)
+    return await collection._forget(key, config=config)
 
 
-def _memories(
+async def _memories(
     *,
     kind: str | None = None,
     limit: int = LIST_LIMIT,
@@ -258,10 +262,10 @@ def _memories(
     store: BaseStore | None = None,
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
-) -> Effects[Memories]:
+) -> Memories:
     """The memories of a namespace; see `Collection.list`."""
     collection = Collection(store, namespace)
-    return collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
+    return await collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
 
 
 remember, aremember = blocking(_remember), awaiting(_remember)

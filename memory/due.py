@@ -15,8 +15,8 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidNamespace, UnknownThread
-from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.options import instance, seconds, whole
 from perdure.memory.store_adapter import WATERMARKS, namespace_of, notes_of

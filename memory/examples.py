@@ -15,15 +15,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, Field, model_validator
 
+from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidValue
+from perdure.memory.changes import provenance_of
 from perdure.memory.collection import Collection
-from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome
 from perdure.memory.tokens import token_counter
-from perdure.memory.writer import provenance_of
 from perdure.stores.base import Provenance
 
 _OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
@@ -77,7 +77,7 @@ class ExampleSelector(BaseExampleSelector):
         self.config = config
         self._counter = token_counter(None)
 
-    def _add(
+    async def _add(
         self,
         input: str,
         outcome: str,
@@ -87,7 +87,7 @@ class ExampleSelector(BaseExampleSelector):
         score: float | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
-    ) -> Effects[Outcome]:
+    ) -> Outcome:
         """Keep an example; added again, with another reason or score, it is updated."""
         config = config or self.config
         parts = {
@@ -99,24 +99,24 @@ class ExampleSelector(BaseExampleSelector):
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
         source = provenance_of(config, provenance)
-        return (yield from writer.insert(given, source, f"episode-{digest.hexdigest()}", "updated"))
+        return await writer.insert(given, source, f"episode-{digest.hexdigest()}", "updated")
 
-    def _select(
+    async def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
-    ) -> Effects[list[Memory]]:
+    ) -> list[Memory]:
         """The examples most like a situation, best first; now, or at a moment of the past."""
         if not instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
         asked = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _OTHERS, config or self.config
-        found = yield from self.memories.found(asked, limit, config=config)
+        found = await self.memories.found(asked, limit, config=config)
         examples = [memory for memory in found if _is_example(memory)][: self.limit]
         lines = [memory_line(memory) for memory in examples]
         taken, _ = fitting("examples", lines, self.max_tokens, self._counter)
         return [examples[n] for n in taken]
 
-    def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
+    async def _add_example(self, example: dict[str, str]) -> Outcome:
         """Keep the example of a prompt: `input` and `output`, at most `context` and `why`."""
         given = set(example) if isinstance(example, Mapping) else set()
         if not {"input", "output"} <= given <= set(_NAMES):
@@ -125,13 +125,13 @@ class ExampleSelector(BaseExampleSelector):
                 "most 'context' and 'why' besides"
             )
         parts: dict[str, Any] = {_NAMES[key]: part for key, part in example.items()}
-        return self._add(**parts)
+        return await self._add(**parts)
 
-    def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
+    async def _select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
         """The examples for `input` and `context` of a prompt, or without them for all variables."""
         named = [input_variables.get(key) for key in ("input", "context")]
         parts = named if named[0] else list(input_variables.values())
-        found = yield from self._select("\n\n".join(str(part) for part in parts if part))
+        found = await self._select("\n\n".join(str(part) for part in parts if part))
         return [{key: m.value.get(name) or "" for key, name in _NAMES.items()} for m in found]
 
     @staticmethod

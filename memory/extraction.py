@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -19,19 +20,18 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
+from perdure.effects import Operation, awaiting, blocking, in_thread
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
 from perdure.memory import thread_messages
+from perdure.memory.changes import planned, written, written_in_turn
 from perdure.memory.conversation import Messages, role
-from perdure.memory.effects import Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, text, whole
-from perdure.memory.plan import one_by_one, planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
-from perdure.memory.run_config import source
+from perdure.memory.run_config import Template, source
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
-from perdure.memory.templates import Template
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("perdure")
 _RUN: Final = 200  # messages of a run in one transaction
 _KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
 _CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
-Reads = Callable[[Watermark], Effects[ThreadHistory]]
+Reads = Callable[[Watermark], Operation[ThreadHistory]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class Extraction:
         self.messages_key = text("messages_key", messages_key, "a channel's name")
         self.batch = whole("batch", batch, 1)
 
-    def _extract(
+    async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
-    ) -> Effects[ExtractionReport]:
+    ) -> ExtractionReport:
         """Extract memories of the messages of a thread that this extractor has not read yet.
 
         The config of a run fills in the namespace. With `anew`, the whole thread is read again: no
@@ -133,12 +133,14 @@ class Extraction:
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
-        def reads(mark: Watermark) -> Effects[ThreadHistory]:
-            return thread_messages.read_history(self.saver, thread_id, self.messages_key, mark.ids)
+        async def reads(mark: Watermark) -> ThreadHistory:
+            return await thread_messages.read_history(
+                self.saver, thread_id, self.messages_key, mark.ids
+            )
 
         if anew:
-            yield from pipeline.setting_back(thread_id)
-        return (yield from in_thread(pipeline.extracting(thread_id, reads)))
+            await pipeline.setting_back(thread_id)
+        return await in_thread(pipeline.extracting(thread_id, reads))
 
     extract, aextract = blocking(_extract), awaiting(_extract)
 
@@ -167,76 +169,76 @@ class Pipeline:
     scope: Scope
     guards: bool = True  # whether to write a watermark before the first messages are read
 
-    def extracting(self, thread_id: str, reads: Reads) -> Effects[ExtractionReport]:
+    async def extracting(self, thread_id: str, reads: Reads) -> ExtractionReport:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
         report = ExtractionReport(thread_id)
         while True:  # again if another was quicker
-            mark = yield from self._mark(thread_id)
-            history = yield from reads(mark)
+            mark = await self._mark(thread_id)
+            history = await reads(mark)
             new = mark.beyond(history)
             if not new and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
                 after = mark.advanced((), history.checkpoint_id)  # it is no longer due
                 with suppress(VersionConflict):
-                    yield from self.scope.adapter.written([self._put(after, thread_id)])
+                    await self.scope.adapter.written([self._put(after, thread_id)])
             if new and mark.version == 0 and self.guards:
                 with suppress(VersionConflict):
-                    yield from self.scope.adapter.written([self._put(mark, thread_id)])
+                    await self.scope.adapter.written([self._put(mark, thread_id)])
                 continue  # who erases the note from now on stops this extraction
             while new:
                 size = max(1, self.extractor.taking(new[: self.batch]))
                 batch, new = _batch_of(new[:size], mark, history), new[size:]
-                proposal = yield from self.extractor.proposing(batch, self.scope)
+                proposal = await self.extractor.proposing(batch, self.scope)
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
                 after = mark.advanced(batch.messages, at)
-                plan = yield from self._written(thread_id, proposal, mark, after)
+                plan = await self._written(thread_id, proposal, mark, after)
                 if plan is None:
                     break
                 report = report.counting(len(batch.messages), plan, proposal.usage)
                 if new:
-                    mark = yield from self._mark(thread_id)
+                    mark = await self._mark(thread_id)
                     if not mark.same_as(after):
                         break
             else:
                 return report
 
-    def setting_back(self, thread_id: str) -> Effects[None]:
+    async def setting_back(self, thread_id: str) -> None:
         """Set the watermark back, so that the whole thread is read again."""
 
-        def attempt() -> Effects[None]:
-            mark = yield from self._mark(thread_id)
-            back = [self._put(mark.set_back(), thread_id)] if mark.count else []
-            yield from self.scope.adapter.written(back)
+        async def plan() -> Planned:
+            mark = await self._mark(thread_id)
+            return Planned([self._put(mark.set_back(), thread_id)] if mark.count else [])
 
-        return one_by_one(self.scope.adapter, self.scope.namespace, attempt)
+        await written(self.scope.adapter, plan)
 
-    def _mark(self, thread_id: str) -> Effects[Watermark]:
-        return watermark(self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name)
+    async def _mark(self, thread_id: str) -> Watermark:
+        return await watermark(
+            self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name
+        )
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
 
-    def _written(
+    async def _written(
         self, thread_id: str, proposal: Proposal, mark: Watermark, after: Watermark
-    ) -> Effects[Planned | None]:
+    ) -> Planned | None:
         """Write a proposal with the watermark; None: another extraction was quicker."""
-        adapter, put = self.scope.adapter, self._put(after, thread_id)
+        adapter, put, tries = self.scope.adapter, self._put(after, thread_id), count()
 
-        def attempt() -> Effects[Planned | None]:
-            plan = yield from planned(proposal, self.gate, self.scope)
-            try:
-                yield from adapter.written([*plan.puts, put])
-            except VersionConflict:
-                now = yield from self._mark(thread_id)
-                if now.version == mark.version and now.same_as(mark):
-                    raise  # others changed the same memories
-                return None
-            return plan
+        async def plan() -> Planned:
+            if next(tries):  # another change was written: if it was this watermark's, that is it
+                now = await self._mark(thread_id)
+                if now.version != mark.version or not now.same_as(mark):
+                    return Planned()
+            made = await planned(proposal, self.gate, self.scope)
+            return made._replace(puts=[*made.puts, put])
 
-        plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
-        if plan is not None and mark.version and mark.version % _KEPT == 0:
-            yield adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
-        return plan
+        made = await written_in_turn(adapter, self.scope.namespace, plan)
+        if not made.puts:
+            return None
+        if mark.version and mark.version % _KEPT == 0:
+            await adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
+        return made
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
@@ -267,9 +269,9 @@ class RememberTurns(Learner):
         self.namespace = Template(namespace)
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
 
-    def learning(
+    async def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
-    ) -> Effects[ExtractionReport | None]:
+    ) -> ExtractionReport | None:
         """Remember messages; None: that failed, and is logged."""
         thread_id, checkpoint_id = source(config)
         if not thread_id:
@@ -279,8 +281,7 @@ class RememberTurns(Learner):
             )
         adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
 
-        def reads(mark: Watermark) -> Effects[ThreadHistory]:
-            yield from ()
+        async def reads(mark: Watermark) -> ThreadHistory:
             unread = _from_known(mark, messages)
             history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
@@ -291,7 +292,7 @@ class RememberTurns(Learner):
         try:
             scope = _scope(adapter, self.namespace, config)
             pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
-            return (yield from in_thread(pipeline.extracting(thread_id, reads)))
+            return await in_thread(pipeline.extracting(thread_id, reads))
         except ConfigurationError:
             raise
         except Exception as exc:

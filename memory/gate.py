@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
+from langgraph.store.base import GetOp
+
+from perdure.effects import Effect, computed
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
-from perdure.memory.effects import Effect, Effects, computed
 from perdure.memory.options import choice, instance
 from perdure.memory.records import EVENTS, TURN, Candidate, Change, Memory, Outcome, Verdict
 from perdure.memory.sameness import digest, equivalent
-from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, having_said, notes_of, put_of
-from perdure.memory.tombstones import entombed, sources
+from perdure.memory.store_adapter import (
+    QUARANTINE,
+    TOMBSTONES,
+    StoreAdapter,
+    having_said,
+    note_of,
+    notes_of,
+    put_of,
+)
 from perdure.stores.base import Namespace, Provenance, PutItem
+
+How = Literal["deleted", "forgotten"]
+"""`"deleted"` if the memory's past is kept, else `"forgotten"`."""
+_PAGE: Final = 1_000  # notes read at once; fewer are read whole
+
+
+def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
+    """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
+
+    Call this with each version whose text is not among `previous`.
+    """
+    source = memory.provenance
+    keys = [digest(text) for text in (memory.text, *(each.text for each in memory.previous))]
+    keys += sources(source) if memory.kind == TURN else []
+    ids = source.message_ids if source else ()
+    return [note_on(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
+
+
+def sources(provenance: Provenance | None) -> list[str]:
+    """The keys of the tombstones of the messages that something comes from."""
+    if provenance is None:
+        return []
+    names = [f"{provenance.thread_id or ''}\0{each}" for each in provenance.message_ids]
+    marks = [blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in names]
+    return [f"source:{mark.hexdigest()}" for mark in marks]
+
+
+async def entombed(
+    adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
+) -> set[str]:
+    """Which keys of texts and messages have a tombstone, in one or two reads of the store."""
+    place = notes_of(TOMBSTONES, namespace)
+    if not digests:
+        return set()
+    notes = await adapter.found(place, limit=_PAGE)
+    if len(notes) == _PAGE:
+        items = await adapter.call("batch", [GetOp(place, key) for key in dict.fromkeys(digests)])
+        return {item.key for item in items if item is not None}
+    return {note.key for note in notes if note.namespace == place}.intersection(digests)
+
+
+def note_on(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
+    """The tombstone under a key: the digest of a text, or one of `sources`."""
+    at = datetime.now(UTC).isoformat()
+    value = {"change": how, "at": at, "message_ids": list(message_ids)}
+    return note_of(notes_of(TOMBSTONES, namespace), key, value)
+
 
 Check = Callable[[Candidate], Verdict | None]
 """A check of your own: a verdict, or None if it has nothing to say."""
@@ -55,36 +111,36 @@ class Gate:
         self.checks: Sequence[Check] = _functions("checks", checks)
         self.sensitive = Sensitive(secrets, contacts, _functions("detectors", detectors))
 
-    def judge(
+    async def judge(
         self,
         candidates: Sequence[Candidate],
         adapter: StoreAdapter,
         namespace: Namespace,
         *,
         keys: Sequence[str | None] | None = None,
-    ) -> Effects[list[Verdict]]:
+    ) -> list[Verdict]:
         """A verdict on each candidate, in order; `same_as` may name another of the `keys`.
 
         A candidate is not compared with the memory of its own key.
         """
-        verdicts = yield computed(lambda: [self._static(each) for each in candidates])
+        verdicts = await computed(lambda: [self._static(each) for each in candidates])
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
-        yield from _refuse_deleted(judgement, adapter, namespace)
-        yield from _refuse_known(judgement, adapter, namespace)
-        judgement.verdicts = yield from self.examine(candidates, judgement.verdicts)
+        await _refuse_deleted(judgement, adapter, namespace)
+        await _refuse_known(judgement, adapter, namespace)
+        judgement.verdicts = await self.examine(candidates, judgement.verdicts)
         _refuse_repeated(judgement)
         return judgement.verdicts
 
-    def examine(
+    async def examine(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
-    ) -> Effects[list[Verdict]]:
+    ) -> list[Verdict]:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
         verdicts = list(verdicts)
         for check in self.checks:
             asked = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
             shown = [replace(candidates[i], text=_kept(candidates[i], verdicts[i])) for i in asked]
-            answers = yield _answers(check, shown)
+            answers = await _answers(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Verdict):
@@ -128,16 +184,16 @@ class Admitted(NamedTuple):
     outcomes: list[Outcome]
 
 
-def admit(
+async def admit(
     gate: Gate,
     adapter: StoreAdapter,
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
     made: Sequence[str] = (),
-) -> Effects[Admitted]:
+) -> Admitted:
     """What is to be written of candidates under `keys`; `made` are those that are made up."""
-    verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
+    verdicts = await gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
@@ -183,25 +239,25 @@ def _quarantined(
     return put_of(place, entry, value, provenance=source, searched=False)
 
 
-def _refuse_deleted(
+async def _refuse_deleted(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
-) -> Effects[None]:
+) -> None:
     marks: dict[int, list[str]] = {}
     for i in judgement.open():
         candidate = judgement.candidates[i]
         if not candidate.explicit:
             marks[i] = [digest(text) for text in {candidate.text, judgement.text(i)}]
             marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
-    gone = yield from entombed(adapter, namespace, set().union(*marks.values()))
+    gone = await entombed(adapter, namespace, set().union(*marks.values()))
     reason = "it was deleted or forgotten, and nobody asks for it"
     for i in (i for i, keys in marks.items() if not gone.isdisjoint(keys)):
         judgement.refuse(i, "tombstone", reason)
 
 
-def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
+async def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:
     for i in judged.open(events=False):
         candidate, text = judged.candidates[i], judged.text(i)
-        found = yield from _near(adapter, namespace, text, past=not candidate.explicit)
+        found = await _near(adapter, namespace, text, past=not candidate.explicit)
         memory = _stating(found, text, judged.keys[i])
         if memory is not None:
             judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
@@ -223,14 +279,14 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
     return ""
 
 
-def _near(
+async def _near(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
-) -> Effects[list[Memory]]:
-    found = yield from adapter.found(namespace, query=text, limit=_NEAREST, context=False)
+) -> list[Memory]:
+    found = await adapter.found(namespace, query=text, limit=_NEAREST, context=False)
     if found and found[0].score is None:  # the store does not rank
-        found = yield from adapter.every(namespace)
+        found = await adapter.every(namespace)
     elif past and adapter.versioned:
-        found += yield from adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
+        found += await adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
     own = [memory for memory in found if memory.namespace == namespace]
     return [memory for memory in own if memory.kind not in EVENTS]
 
@@ -304,7 +360,7 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     return replace(before, reason=reason, check=check, text=answer.text)
 
 
-def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
+def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
     """The check's verdicts; a text says why there is none."""
 
     def answer(candidate: Candidate) -> Verdict | str | None:

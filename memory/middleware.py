@@ -10,8 +10,8 @@ from langchain_core.messages import SystemMessage
 from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
 
+from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import MissingDependency
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import instance
@@ -56,7 +56,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*shown) if shown else None
         self._with_tools: tuple[list[Any], View | None] = ([], self._view)
 
-    def _before_model(self, state: Any, runtime: Any) -> Effects[dict[str, Any] | None]:
+    async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Summarise, if that is due and what is removed is remembered."""
         parts = self._view.parts if self._view else ()
         summaries = (part for part in parts if isinstance(part, Summarize))
@@ -67,26 +67,28 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         for learner in self._learners:
             if isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
-                if (yield from learner.learning(messages, state, config)) is None:
+                if (await learner.learning(messages, state, config)) is None:
                     return None
-        return (yield _invoked(due, state, config)) or None
+        return (await _invoked(due, state, config)) or None
 
-    def _wrap_model_call(
+    async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
-    ) -> Effects[Any]:
+    ) -> Any:
         shows = self._view_with(request.tools)
         if shows is not None:
             system = [request.system_message] if request.system_message is not None else []
             given = [*system, *request.messages], request.state, get_config()
-            shown = yield Effect(lambda: shows.shown(*given), lambda: shows.ashown(*given))
+            shown: list[Any] = await Effect(
+                lambda: shows.shown(*given), lambda: shows.ashown(*given)
+            )
             first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
             rest = shown[1:] if first is not None else shown
             request = request.override(system_message=first, messages=rest)
-        return (yield Effect(lambda: handler(request), lambda: handler(request)))
+        return await Effect(lambda: handler(request), lambda: handler(request))
 
-    def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
+    async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
-            yield _invoked(learner, state, get_config())
+            await _invoked(learner, state, get_config())
 
     before_model: Any = blocking(_before_model)
     abefore_model: Any = awaiting(_before_model)
@@ -103,5 +105,5 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return shows
 
 
-def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect:
+def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect[Any]:
     return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))

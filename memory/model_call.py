@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -18,8 +18,8 @@ from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel, ValidationError
 
+from perdure.effects import Effect, Operation
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
-from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.thread_messages import storable
@@ -186,13 +186,13 @@ class ModelCall:
         whole("retries", self.retries, 0)
         seconds("backoff_s", self.backoff_s)
 
-    def asking(self, request: Request) -> Effect:
+    def asking(self, request: Request) -> Effect[Any]:
         """An effect: the answer to a request, or the error instead of it."""
         return Effect(lambda: self._answer(request), lambda: self._aanswer(request))
 
-    def usable(
-        self, request: Requesting, taken: Callable[[Any], T | Effects[T]], *, room: int = 0
-    ) -> Effects[T]:
+    async def usable(
+        self, request: Requesting, taken: Callable[[Any], T | Operation[T]], *, room: int = 0
+    ) -> T:
         """The result that `taken` makes of the first answer for which it raises no `InvalidPatch`.
 
         `room` characters of the conversation are shown; half of them if the model takes less. If
@@ -200,14 +200,14 @@ class ModelCall:
         """
         failures, refused = 0, None
         while True:
-            answer = yield self.asking(request(room, refused))
+            answer = await self.asking(request(room, refused))
             if is_too_long(answer) and room // 2 >= _LEAST:
                 room //= 2
                 continue
             failures += 1
             try:
                 found = taken(answer)
-                return (yield from found) if isinstance(found, Generator) else found
+                return (await found) if isinstance(found, Coroutine) else found
             except InvalidPatch as exc:
                 if is_final(answer) or is_too_long(answer) or failures > self.retries:
                     raise ModelFailed(
@@ -216,7 +216,7 @@ class ModelCall:
                     ) from (answer if isinstance(answer, Exception) else exc)
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
-                    yield Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
+                    await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
                 else:  # some clients raise what pydantic says of an answer
                     refused = Refused(answer, str(exc))
 

@@ -14,9 +14,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn, backwards, system_index
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.options import instance, text
 
 SHOWN: Final = "llm_input_messages"
@@ -95,34 +95,36 @@ class MessagesNode(Node):
         """The same before these parts of a view, if it has to know what they leave."""
         return self
 
-    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+    async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """The messages to show the model, of a state or of a list of messages."""
         messages = messages_in(given, self.messages_key)
         if is_messages(given):
-            return self._applied(messages, config)
-        return self._shown(messages, given, config)
+            return await self._applied(messages, config)
+        return await self._shown(messages, given, config)
 
-    def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Effects[Any]:
+    async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """The update for a state; for messages or a prompt, messages."""
         given = input.to_messages() if isinstance(input, PromptValue) else input
-        return self._call(given, config) if is_messages(given) else self._update(given, config)
+        if is_messages(given):
+            return await self._call(given, config)
+        return await self._update(given, config)
 
-    def _shown(
+    async def _shown(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
-    ) -> Effects[list[BaseMessage]]:
+    ) -> list[BaseMessage]:
         """The messages to show the model: a valid sequence."""
         given = Shown.of(messages), state, config
-        shown = yield Effect(lambda: self.through(*given), lambda: self.athrough(*given))
-        return shown.messages()  # type: ignore[no-any-return]
+        shown = await Effect(lambda: self.through(*given), lambda: self.athrough(*given))
+        return shown.messages()
 
-    def _applied(
+    async def _applied(
         self, messages: Messages, config: RunnableConfig | None
-    ) -> Effects[list[BaseMessage]]:
-        return self._shown(messages, None, config)
+    ) -> list[BaseMessage]:
+        return await self._shown(messages, None, config)
 
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = messages_in(state, self.messages_key)
-        return {SHOWN: (yield from self._shown(messages, state, config))}
+        return {SHOWN: (await self._shown(messages, state, config))}
 
     __call__, acall = blocking(_call), awaiting(_call)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
@@ -133,20 +135,20 @@ class Learner(Node):
     """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
 
     @abstractmethod
-    def learning(
+    async def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
-    ) -> Effects[object]:
+    ) -> object:
         """Learn from messages; `state` is the one that has them, None if they came alone."""
 
-    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+    async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """The messages of a state, or of a list, as they are, after learning from them."""
         messages = messages_in(given, self.messages_key)
-        yield from self.learning(messages, None if is_messages(given) else given, config)
+        await self.learning(messages, None if is_messages(given) else given, config)
         return list(messages)
 
-    def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Effects[Any]:
+    async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """The update for a state, which changes nothing in it; or for messages, the messages."""
-        messages = yield from self._call(input, config)
+        messages = await self._call(input, config)
         return messages if is_messages(input) else {}
 
     __call__, acall = blocking(_call), awaiting(_call)

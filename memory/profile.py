@@ -2,30 +2,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import jsonpatch
+from jsonpatch import JsonPatchException, JsonPointer, JsonPointerException
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
-from pydantic import RootModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
-from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
-from perdure.memory import profile_patch
+from perdure.effects import awaiting, blocking
+from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
+from perdure.memory.changes import written
 from perdure.memory.detectors import emails, phones, spans_of
-from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
-from perdure.memory.profile_patch import Document, Leaf, M, dumped, leaves_of, plain, validated
+from perdure.memory.quotation import quoted
 from perdure.memory.records import Candidate, Memory, Verdict
-from perdure.memory.run_config import source
+from perdure.memory.run_config import Template, source
 from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
-from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem, Receipt
+from perdure.stores.values import decode, encode
+
+M = TypeVar("M", bound=BaseModel)
+Document = dict[str, Any]
+MAX_BYTES: Final = 100_000  # of the JSON of a profile
+MAX_OPERATIONS: Final = 100  # of a patch
+_QUOTABLE: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
+_DEEPEST: Final = 200  # parts of a path; a schema allows fewer
+
+
+def operations_of(patch: Any) -> list[Document]:
+    """A copy of the operations of a patch, checked."""
+    if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
+        raise InvalidPatch(
+            f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
+            'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
+        )
+    operations: list[Document] = plain(list(patch), "the patch")
+    for number, each in enumerate(operations, 1):
+        try:
+            jsonpatch.JsonPatch([each])
+            paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
+            if max(len(path.parts) for path in paths) > _DEEPEST:
+                raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
+        except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
+            raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
+        if not paths[0].parts and each["op"] != "test":
+            raise InvalidPatch(f"operation {number} has the path of all; name what changes in it")
+    return operations
+
+
+def patched(
+    document: Document, operations: Sequence[Document], *, by_model: bool = False
+) -> Document:
+    """The document after a patch; the given one stays as it is.
+
+    With `by_model`, an object that lacks fields of the one that it replaces is refused: a model
+    seldom means to remove them.
+    """
+    out: Document = plain(document, "the profile")
+    for number, operation in enumerate(operations, 1):
+        before = out
+        try:
+            # checked after each: several copies may double the size each time
+            out = plain(jsonpatch.JsonPatch([operation]).apply(before), "the profile")
+            if by_model and operation["op"] != "remove":
+                _check_kept(before, out, operation.get("from"))
+        except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
+            # the library's other messages quote the document
+            quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE))
+            fault = str(exc) if quotable else "it does not fit the document"
+            what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
+            raise InvalidPatch(f"{what}: {fault}") from exc
+    return out
+
+
+def _check_kept(before: Document, after: Document, moved: str | None) -> None:
+    lacking = (at for at, part in missing(before, after) if part not in (None, "", [], {}))
+    if lost := [repr(at) for at in lacking if at != moved]:
+        raise InvalidPatch(
+            f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
+            "fields that change, or remove each by its own path"
+        )
+
+
+def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The paths and values that a new document lacks; lists are compared if they are as long."""
+    if isinstance(previous, dict) and isinstance(new, dict):
+        for name, part in previous.items():
+            at = f"{path}/{escaped(name)}"
+            yield from missing(part, new[name], at) if name in new else [(at, part)]
+    elif isinstance(previous, list) and isinstance(new, list) and len(previous) == len(new):
+        for number, part in enumerate(previous):
+            yield from missing(part, new[number], f"{path}/{number}")
+
+
+def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) -> bool:
+    """Whether all fields that a patch concerns are as they were when it was made."""
+    paths = [each[member] for each in operations for member in ("path", "from") if member in each]
+    if "" in paths:
+        return same(seen, now)
+    names = {JsonPointer(path).parts[0] for path in paths}
+    return same(*({name: each[name] for name in names & each.keys()} for each in (seen, now)))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def plain(value: Any, what: str) -> Any:
+    """A copy of a JSON value."""
+    try:
+        text = encode({"document": value})
+    except InvalidValue as exc:
+        raise InvalidPatch(f"{what} is no JSON that a store takes: {exc}") from exc
+    size = len(text.encode()) - len('{"document":}')
+    if size > MAX_BYTES:
+        raise InvalidPatch(f"{what} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
+    return decode(text)["document"]
+
+
+def escaped(name: str) -> str:
+    """A name as it is written in a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+class Leaf(NamedTuple):
+    """A value of a document that contains no other, with the names and indices that lead to it."""
+
+    path: tuple[str | int, ...]
+    value: Any
+
+    @property
+    def label(self) -> str:
+        """The names before the value: `4711` is no secret by itself, and `pin: 4711` is one."""
+        names = (part for part in self.path if isinstance(part, str))
+        return f"{' '.join(names).replace('_', ' ')}: "
+
+    @property
+    def text(self) -> str:
+        """The value as text."""
+        if isinstance(self.value, bool):
+            return "yes" if self.value else "no"
+        return "" if self.value in (None, [], {}) else str(self.value)
+
+
+def leaves_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    """The leaves of a document, empty lists and objects among them."""
+    if isinstance(value, dict | list) and value:
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves_of(part, (*path, name))
+    else:
+        yield Leaf(path, value)
+
+
+def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
+    """A copy of a document with other values in some leaves."""
+    out: Document = plain(document, "the profile")
+    for leaf, value in zip(leaves, values, strict=True):
+        within: Any = out
+        for part in leaf.path[:-1]:
+            within = within[part]
+        if leaf.path:
+            within[leaf.path[-1]] = value
+    return out
+
+
+def text_of(document: Document) -> str:
+    """A document as text for search, a line a field: `likes: tea, figs`."""
+    lines: dict[str, list[str]] = {}
+    for leaf in leaves_of(document):
+        if leaf.text:
+            lines.setdefault(leaf.label, []).append(leaf.text)
+    return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
+
+
+def dumped(profile: BaseModel) -> Document:
+    """The document of a profile."""
+    return profile.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+
+
+def validated(schema: type[M], document: Document) -> M:
+    """The profile of a document: strictly, no text for a number and no unknown field."""
+    try:
+        profile = schema.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as exc:
+        faults = [_fault(each) for each in exc.errors(include_url=False, include_context=False)]
+    except Exception as exc:  # whatever a validator of the user's raises
+        fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
+        raise InvalidPatch(fault) from exc
+    else:
+        unknown = missing(document, dumped(profile))
+        faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown]
+        if not faults:
+            return profile
+    raise InvalidPatch(f"not as {schema.__name__} asks for: {'; '.join(faults)[:800]}")
+
+
+def _fault(fault: Any) -> str:
+    path = "".join(f"/{escaped(str(part))}" for part in fault["loc"]) or "the profile"
+    given = "" if fault["type"] == "missing" else f" (it is {quoted(fault['input'])[:80]})"
+    return f"{path!r}: {fault['msg']}{given}"
+
 
 Change = Callable[[Document], Document]
 _KIND: Final = "profile"
@@ -42,6 +227,13 @@ class ProfileState(Generic[M]):
     document: Document  # the stored one, else the defaults
     profile: M | None  # None: the schema does not accept it
     fault: str = ""  # why not
+
+
+class _Plan(NamedTuple, Generic[M]):
+    """The puts of a change, and the profile once they are written."""
+
+    puts: Sequence[PutItem]
+    profile: M
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +283,12 @@ class Profile(Generic[M]):
         self.namespace, self.key = Template(namespace), Template((key,))
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
 
-    def _get(
+    async def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
-    ) -> Effects[M]:
+    ) -> M:
         """The profile now, or at a moment; the defaults if nothing is stored."""
         place = self.place(config)
-        state = yield from self.reading(place, as_of)
+        state = await self.reading(place, as_of)
         if state.profile is None:
             raise ConfigurationError(
                 f"the profile {place.key!r} in {place.namespace!r} is not there yet, or does "
@@ -105,24 +297,24 @@ class Profile(Generic[M]):
             )
         return state.profile
 
-    def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
+    async def _history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
         """All versions, oldest first."""
         place = self.place(config)
         versions = []
-        for head in (yield from place.adapter.versions(place.namespace, place.key)):
+        for head in await place.adapter.versions(place.namespace, place.key):
             change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
             made = head.version, change, *times, head.provenance
             versions.append(ProfileVersion(_document(head), *made))
         return versions
 
-    def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
+    async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
         """Apply a JSON Patch (RFC 6902), and return the profile."""
-        change = partial(profile_patch.patched, operations=profile_patch.operations_of(operations))
-        return self._change("patch", change, config)
+        change = partial(patched, operations=operations_of(operations))
+        return await self._change("patch", change, config)
 
-    def _set(
+    async def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
-    ) -> Effects[M]:
+    ) -> M:
         """Write a whole profile, or its document, and return it."""
         given = dumped(document) if isinstance(document, self.schema) else document
         if not isinstance(given, Mapping):
@@ -131,17 +323,17 @@ class Profile(Generic[M]):
                 f"{self.schema.__name__} or a dict of its fields"
             )
         whole: Document = plain(dict(given), "the document")
-        return self._change("set", lambda _: whole, config)
+        return await self._change("set", lambda _: whole, config)
 
-    def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
+    async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         place = self.place(config)
-        for head in (yield from place.adapter.versions(place.namespace, place.key)):
+        for head in await place.adapter.versions(place.namespace, place.key):
             _document(head)  # another item is not erased
         if place.adapter.versioned:
-            receipt: Receipt = yield place.adapter.call("forget", place.namespace, key=place.key)
+            receipt: Receipt = await place.adapter.call("forget", place.namespace, key=place.key)
             return receipt
-        yield from place.adapter.written([removal_of(place.namespace, place.key)])
+        await place.adapter.written([removal_of(place.namespace, place.key)])
         return None
 
     get, aget = blocking(_get), awaiting(_get)
@@ -156,9 +348,9 @@ class Profile(Generic[M]):
         user = Provenance(*source(config), actor="user", trust="user")
         return Place(self.adapter or adapter_of(None), namespace, key, user)
 
-    def reading(self, place: Place, as_of: datetime | None = None) -> Effects[ProfileState[M]]:
+    async def reading(self, place: Place, as_of: datetime | None = None) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""
-        head = yield from place.adapter.got(place.namespace, place.key, as_of)
+        head = await place.adapter.got(place.namespace, place.key, as_of)
         document = _document(head) if head else dumped(self.schema.model_construct())
         try:
             profile = validated(self.schema, document) if head else self.schema()
@@ -167,31 +359,30 @@ class Profile(Generic[M]):
             return ProfileState(self, place.key, head, document, None, fault)
         return ProfileState(self, place.key, head, dumped(profile), profile)
 
-    def planning(
+    async def planning(
         self, place: Place, operations: Sequence[Document], seen: Document
-    ) -> Effects[list[PutItem]]:
+    ) -> Sequence[PutItem]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        wanted = profile_patch.operations_of(operations)
-        state = yield from self.reading(place)
-        if not profile_patch.is_as_seen(wanted, seen, state.document):
+        wanted = operations_of(operations)
+        state = await self.reading(place)
+        if not is_as_seen(wanted, seen, state.document):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(profile_patch.patched, operations=wanted, by_model=True)
-        return (yield from self._planned(place, state, "patch", apply))[0]
+        apply = partial(patched, operations=wanted, by_model=True)
+        return (await self._planned(place, state, "patch", apply)).puts
 
-    def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
+    async def _change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
         place = self.place(config)
-        while True:  # a try fails only if another change succeeded
-            state = yield from self.reading(place)
-            puts, profile = yield from self._planned(place, state, name, change)
-            with suppress(VersionConflict):
-                yield from place.adapter.written(puts)
-                return profile
 
-    def _planned(
+        async def plan() -> _Plan[M]:
+            return await self._planned(place, await self.reading(place), name, change)
+
+        return (await written(place.adapter, plan)).profile
+
+    async def _planned(
         self, place: Place, state: ProfileState[M], name: str, change: Change
-    ) -> Effects[tuple[list[PutItem], M]]:
+    ) -> _Plan[M]:
         try:
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
@@ -199,12 +390,12 @@ class Profile(Generic[M]):
         # values that are there already are not judged again, also if they moved within a list
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
-        values = yield from _screened(self.gate, leaves, place)
-        profile = validated(self.schema, profile_patch.replaced(new, leaves, values))
+        values = await _screened(self.gate, leaves, place)
+        profile = validated(self.schema, replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
-        if profile_patch.same(document, state.document) and (state.item or name != "set"):
-            return [], profile
-        value = {"text": profile_patch.text_of(document), "kind": _KIND, _DOCUMENT: document}
+        if same(document, state.document) and (state.item or name != "set"):
+            return _Plan([], profile)
+        value = {"text": text_of(document), "kind": _KIND, _DOCUMENT: document}
         version = (state.item and state.item.version) or 0
         put = PutItem(
             place.namespace,
@@ -215,7 +406,7 @@ class Profile(Generic[M]):
             if_version=version if place.adapter.versioned else None,
             provenance=place.provenance,
         )
-        return [put], profile
+        return _Plan([put], profile)
 
 
 def _document(item: Memory) -> Document:
@@ -228,11 +419,11 @@ def _document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
+async def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> list[Any]:
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
-    answers = yield from gate.examine([candidates[i] for i in asked], [verdicts[i] for i in asked])
+    answers = await gate.examine([candidates[i] for i in asked], [verdicts[i] for i in asked])
     for i, answer in zip(asked, answers, strict=True):
         verdicts[i] = answer
     return [_kept(*each, gate) for each in zip(leaves, verdicts, strict=True)]

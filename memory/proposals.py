@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.effects import Effects
+from perdure.effects import Operation
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Outcome, Role
 from perdure.memory.store_adapter import StoreAdapter
@@ -85,7 +85,7 @@ class Planned(NamedTuple):
     outcomes: Sequence[Outcome] = ()
 
 
-Plan = Callable[[Gate], Effects[Planned]]
+Plan = Callable[[Gate], Operation[Planned]]
 """Plans against what is stored now; called again if that changed before the write."""
 
 
@@ -118,7 +118,7 @@ class Extractor(Protocol):
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """How many of these messages, from the first on, make one batch; 1 or more."""
 
-    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
+    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
         """The memories of a batch; the same messages may be read again, as with `anew`."""
 
 

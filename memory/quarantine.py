@@ -9,15 +9,15 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
+from perdure.effects import awaiting, blocking
 from perdure.errors import UnknownMemory
 from perdure.memory import store_adapter
-from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import erased
+from perdure.memory.gate import note_on
 from perdure.memory.records import Memory, Outcome, Role
+from perdure.memory.run_config import Template
 from perdure.memory.sameness import digest
 from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, adapter_of, notes_of
-from perdure.memory.templates import Template
-from perdure.memory.tombstones import note_on
 from perdure.stores.base import Namespace, Provenance
 
 
@@ -63,37 +63,37 @@ class Quarantine:
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace = Template(namespace)
 
-    def _list(self, config: RunnableConfig | None = None) -> Effects[Entries]:
+    async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """The entries, oldest first."""
         adapter, _, place = self._places(config)
-        found = yield from adapter.every(place)
+        found = await adapter.every(place)
         return sorted(map(_entry, found), key=lambda entry: entry.at)
 
-    def _release(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+    async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Make an entry the memory that it would have been, without judging it again.
 
         A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
         `VersionConflict`, and nothing is written.
         """
         adapter, namespace, place = self._places(config)
-        found = yield from _found(adapter, place, key)
+        found = await _found(adapter, place, key)
         entry = _entry(found)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
-        before = yield from adapter.got(namespace, entry.memory_key)
+        before = await adapter.got(namespace, entry.memory_key)
         if before is not None:
             value = store_adapter.succeeding(before, value, "updated")
         put = store_adapter.put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if before is None else before.version)
-        yield from adapter.written([put, store_adapter.removal_of(place, key, found.version)])
-        yield from erased(adapter, place, key)  # the versions of the entry have the text too
+        await adapter.written([put, store_adapter.removal_of(place, key, found.version)])
+        await erased(adapter, place, key)  # the versions of the entry have the text too
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
-    def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+    async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Erase an entry; a tombstone keeps it from being extracted again."""
         adapter, namespace, place = self._places(config)
-        found = yield from _found(adapter, place, key)
-        yield from adapter.written([note_on(namespace, digest(found.text), "forgotten")])
-        yield from erased(adapter, place, key)
+        found = await _found(adapter, place, key)
+        await adapter.written([note_on(namespace, digest(found.text), "forgotten")])
+        await erased(adapter, place, key)
         return Outcome("deleted", key)
 
     list, alist = blocking(_list), awaiting(_list)
@@ -105,8 +105,8 @@ class Quarantine:
         return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
 
 
-def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Effects[Memory]:
-    found = yield from adapter.got(place, key)
+async def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
+    found = await adapter.got(place, key)
     if found is None:
         raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
     return found

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from itertools import islice, tee
+from statistics import fmean
+from typing import Any, Final, NamedTuple, Self
 
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.effects import Effect, awaiting, blocking, run
+from perdure.errors import (
+    BudgetExceeded,
+    ConfigurationError,
+    EmbeddingFailed,
+    InvalidNamespace,
+    PerdureError,
+    StorageError,
+)
+from perdure.memory.conversation import Turn
+from perdure.memory.nodes import MessagesNode, Shown, extended
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
+from perdure.memory.run_config import Clock, Template, clock_of, source
 from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
-from perdure.memory.templates import Template
 from perdure.memory.tokens import token_counter
+from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
+from perdure.stores.text import STOP_WORDS, query_tokens
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
@@ -71,7 +90,7 @@ class MemorySearch:
         every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
         return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
-    def found(
+    async def found(
         self,
         query: str,
         store: BaseStore | None,
@@ -82,7 +101,7 @@ class MemorySearch:
         max_tokens: int | None = None,
         rejected: int = 0,
         explain: bool = False,
-    ) -> Effects[RecallResult]:
+    ) -> RecallResult:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
         About `rejected` memories will not be accepted, so more are read at once. With `explain`
@@ -96,28 +115,28 @@ class MemorySearch:
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": explain}
         options |= {} if self._min_score is None else {"min_score": self._min_score}
         for prefix in prefixes:
-            rankings.append((yield from self._ranking(adapter, prefix, options, accepts, rejected)))
+            rankings.append(await self._ranking(adapter, prefix, options, accepts, rejected))
         memories = merged(rankings, self._limit)
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
         return RecallResult(shown, tokens, left_out, tuple(lines[number] for number in taken))
 
-    def _ranking(
+    async def _ranking(
         self,
         adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
         accepts: Callable[[Memory], bool],
         rejected: int,
-    ) -> Effects[list[tuple[int, Memory]]]:
+    ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
         wanted = self._limit + max(self._limit // 2, _SPARE)
         depth = wanted + min(rejected, _REJECTED * wanted)
         # what is not among so many is hardly an answer; but of a rare kind it may be
         enough = self._limit if self._kinds is not None else self._limit // 2
         while True:
-            found = yield from adapter.found(prefix, limit=depth, **options)
+            found = await adapter.found(prefix, limit=depth, **options)
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(found, 1)
@@ -131,7 +150,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _recall(
+async def _recall(
     query: str,
     *,
     store: BaseStore | None = None,
@@ -141,7 +160,7 @@ def _recall(
     limit: int = 20,
     max_tokens: int | None = 1_000,
     as_of: datetime | None = None,
-) -> Effects[RecallResult]:
+) -> RecallResult:
     """The memories that answer a query. `use_memories` does the same for a model's node.
 
     In one namespace the order is that of the store's search; the results of several are merged by
@@ -159,7 +178,7 @@ def _recall(
         as_of: Recall what was remembered at that moment; only of a perdure store.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
-    return (yield from search.found(query, store, config, as_of=as_of, explain=True))
+    return await search.found(query, store, config, as_of=as_of, explain=True)
 
 
 recall, arecall = blocking(_recall), awaiting(_recall)
@@ -212,3 +231,213 @@ def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 def _date(memory: Memory) -> datetime:
     return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
+
+
+_SHORT: Final = 3  # words
+_LONGEST: Final = 2_000  # characters of a query; a longer one is cut in its middle
+_TOKEN: Final = " the"  # about one token, whatever counts
+_LOG = logging.getLogger("perdure")
+
+
+class UseMemories(MessagesNode):
+    """A part of a view that adds a section `<memories>` to the system message.
+
+    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
+    counts the memories, and after `use_instructions`, which replaces the system message.
+
+    The query is the newest human message, with the one before it if it is as short as "and then?".
+    Memories that rest only on messages which the model is shown after all parts of the view are
+    left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
+    memories. The options are those of `recall`, and `min_score` that of `SQLiteStore.search`;
+    `as_of` is the name of the moment in the run's config, or a function of the config.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        *,
+        namespace: Labels = NAMESPACE,
+        kinds: Sequence[str] | None = None,
+        limit: int = 20,
+        max_tokens: int = 1_000,
+        min_score: float | None = None,
+        as_of: Clock | str | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
+        self._store = None if store is None else StoreAdapter(store).store
+        self._as_of = clock_of("as_of", as_of)
+        self._following: list[MessagesNode] = []
+
+    def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
+        """The same before these parts of a view."""
+        made = copy(self)
+        made._following = [part for part in parts if not isinstance(part, UseMemories)]
+        return made
+
+    async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """The same, with memories in the system message."""
+        newest, turns = tee(shown.turns)
+        query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
+        lines: tuple[str, ...] = ()
+        while query and room:
+            possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), _TOKEN * room)
+            try:
+                left = await self._left(filled, state, config)
+            except BudgetExceeded:  # of a part that follows
+                room //= 2
+                continue
+            lines = await self._recalled(query, room, left, config)
+            break
+        while lines:
+            possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), section("memories", lines))
+            try:
+                await self._left(filled, state, config)
+                break
+            except BudgetExceeded:  # its counter counts them dearer than the estimate does
+                lines = lines[:-1]
+        shown = replace(shown, turns=turns)
+        return _with_section(shown, section("memories", lines)) if lines else shown
+
+    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
+
+    async def _left(
+        self, shown: Shown, state: Any, config: RunnableConfig | None
+    ) -> frozenset[str | None]:
+        for part in self._following:
+            given = (shown, state, config)
+            shown = await Effect(partial(part.through, *given), partial(part.athrough, *given))
+        return frozenset(message.id for message in shown.messages())
+
+    async def _recalled(
+        self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
+    ) -> tuple[str, ...]:
+        thread_id, _ = source(config)
+
+        def accepts(memory: Memory) -> bool:
+            origin = memory.provenance
+            if origin is None or not origin.message_ids:
+                return True
+            elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
+            return elsewhere or not left.issuperset(origin.message_ids)
+
+        try:
+            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
+            options |= {"accepts": accepts, "rejected": len(left)}
+            return (await self._search.found(query, self._store, config, **options)).lines
+        except Exception as exc:  # also of the driver of another store
+            passing = StorageError | EmbeddingFailed
+            if isinstance(exc, PerdureError) and not isinstance(exc, passing):
+                raise  # a mistake, which every turn would meet
+            _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
+            return ()
+
+
+use_memories = UseMemories
+
+
+def query_of(turns: Sequence[Turn]) -> str:
+    """The query for the newest turns, newest first; "" if there is no text."""
+    texts = [turn.messages[0].text.strip() for turn in turns[:2]]
+    if not texts or not texts[0]:
+        return ""
+    telling = [word for word in query_tokens(texts[0]) if word not in STOP_WORDS]
+    # as "and then?", "Bruges?"
+    is_elliptic = not telling or (len(telling) == 1 and len(texts[0].split()) <= _SHORT)
+    text = "\n".join(reversed(texts)) if is_elliptic else texts[0]
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
+
+
+def _with_section(shown: Shown, text: str) -> Shown:
+    if shown.system is None:
+        return replace(shown, system=SystemMessage(text))
+    content = extended(shown.system.content, text)
+    return replace(shown, system=shown.system.model_copy(update={"content": content}))
+
+
+Expected = str | Sequence[str]
+"""The key of a memory, or a text that one contains; or a list of these."""
+
+
+class CheckedQuestion(NamedTuple):
+    """A question and what it is to recall."""
+
+    question: str
+    expected: Sequence[str]
+    ranks: list[int | None]  # of each that is expected, from 1; None: not recalled
+    recall: float  # the share of them that was recalled
+
+    def __str__(self) -> str:
+        ranks = ", ".join(str(rank or "-") for rank in self.ranks)
+        return f"{ranks:>4}  {self.question} -> {' and '.join(self.expected)}"
+
+
+class RecallReport(NamedTuple):
+    """The questions of a check with their ranks. As text it has a line for each."""
+
+    questions: list[CheckedQuestion]
+    limit: int
+    recall: float  # the mean of the questions'
+    mrr: float  # the mean reciprocal rank of the first expected memory
+    missed: list[CheckedQuestion]  # those that did not recall all that they should
+
+    def __str__(self) -> str:
+        total, right = len(self.questions), len(self.questions) - len(self.missed)
+        measures = f"recall@{self.limit} {self.recall:.3f}, MRR {self.mrr:.3f}"
+        last = f"{measures}: {right} of {total} questions recall what they should"
+        return "\n".join([*map(str, self.questions), last])
+
+
+def check_recall(
+    questions: Mapping[str, Expected] | Iterable[tuple[str, Expected]],
+    *,
+    store: BaseStore | None = None,
+    config: RunnableConfig | None = None,
+    namespace: Labels = NAMESPACE,
+    limit: int = SEARCH_LIMIT,
+) -> RecallReport:
+    """Ask questions, and report at which rank each recalls the expected memories.
+
+    Each comes with the key of the memory that it is to recall, or a text that this contains,
+    whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
+    memories count as recalled; the other options are those of `recall`.
+    """
+    search, adapter, asked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
+
+    def is_key(text: str) -> bool:
+        with suppress(InvalidNamespace):  # what cannot be a key
+            return any(run(adapter.got(each, text)) for each in search.namespaces(config))
+        return False
+
+    for question, expected in _pairs(questions):
+        found, ranks = run(search.found(question, store, config)).memories, list[int | None]()
+        for wanted in expected:
+            by_key = is_key(wanted)
+            right = [each.key == wanted if by_key else _has(each, wanted) for each in found]
+            ranks.append(right.index(True) + 1 if any(right) else None)
+        asked.append(CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks)))
+    recalled = fmean(each.recall for each in asked)
+    mrr = fmean(max(1 / rank if rank else 0.0 for rank in each.ranks) for each in asked)
+    return RecallReport(asked, limit, recalled, mrr, [each for each in asked if each.recall < 1])
+
+
+def _pairs(questions: Any) -> list[tuple[str, Sequence[str]]]:
+    expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
+    pairs: list[tuple[str, Sequence[str]]] = []
+    for pair in questions.items() if isinstance(questions, Mapping) else questions:
+        question, expected = pair if isinstance(pair, tuple | list) and len(pair) == 2 else ("", "")
+        several = expected if isinstance(expected, list | tuple) else [expected]
+        if not several or not all(isinstance(e, str) and e.strip() for e in (question, *several)):
+            raise ConfigurationError(f"question number {len(pairs)} is {pair!r:.80}; {expectation}")
+        pairs.append((question, several))
+    if not pairs:
+        raise ConfigurationError(f"there are no questions; {expectation}")
+    return pairs
+
+
+def _has(memory: Memory, text: str) -> bool:
+    return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())

@@ -15,14 +15,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
 from pydantic_core import to_jsonable_python
 
+from perdure.effects import Effect
 from perdure.errors import InvalidNamespace
-from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
 from perdure.memory.records import Memory, Previous
-from perdure.memory.run_config import Versioned, store_of_graph
+from perdure.memory.run_config import Template, Versioned, store_of_graph
 from perdure.memory.sameness import digest
-from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 RESERVED: Final = "perdure"
@@ -51,49 +50,49 @@ class StoreAdapter:
         self.store: Any = instance("store", store, BaseStore, expected)
         self.versioned = isinstance(store, Versioned)
 
-    def call(self, method: str, *args: Any, **options: Any) -> Effect:
+    def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
         """The effect of a method of the store."""
         return Effect(
             lambda: getattr(self.store, method)(*args, **options),
             lambda: getattr(self.store, f"a{method}")(*args, **options),
         )
 
-    def got(
+    async def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
-    ) -> Effects[Memory | None]:
+    ) -> Memory | None:
         """A memory, if there is one."""
-        item = yield self.call("get", namespace, key, **self._past(as_of))
+        item = await self.call("get", namespace, key, **self._past(as_of))
         return None if item is None else memory_of(item)
 
-    def found(
+    async def found(
         self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
-    ) -> Effects[list[Memory]]:
+    ) -> list[Memory]:
         """Memories under a prefix; `asked` are options of `Store.search`."""
         given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
-        items = yield self.call("search", prefix, **given, **self._past(as_of))
+        items = await self.call("search", prefix, **given, **self._past(as_of))
         return [memory_of(item) for item in items]
 
-    def every(self, namespace: Namespace, **asked: Any) -> Effects[list[Memory]]:
+    async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:
         """All memories of a namespace, without those below it; see `found`."""
         memories: list[Memory] = []
         while True:
-            page = yield from self.found(namespace, limit=_PAGE, offset=len(memories), **asked)
+            page = await self.found(namespace, limit=_PAGE, offset=len(memories), **asked)
             memories += page
             if len(page) < _PAGE:
                 return [memory for memory in memories if memory.namespace == namespace]
 
-    def versions(self, namespace: Namespace, key: str) -> Effects[list[Memory]]:
+    async def versions(self, namespace: Namespace, key: str) -> list[Memory]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
         if not self.versioned:
-            present = yield from self.got(namespace, key)
+            present = await self.got(namespace, key)
             return [] if present is None else [present]
-        items = yield self.call("history", namespace, key)
+        items = await self.call("history", namespace, key)
         return [memory_of(item) for item in items]
 
-    def written(self, puts: Sequence[PutItem]) -> Effects[None]:
+    async def written(self, puts: Sequence[PutItem]) -> None:
         """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
         if puts:
-            yield self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
+            await self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:

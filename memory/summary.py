@@ -18,7 +18,6 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure import errors
 from perdure.memory.conversation import Messages, role, turns
-from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
     ModelCall,
     NamedModel,
@@ -148,12 +147,12 @@ class Summarize(MessagesNode):
         self.keep = halves if keep is None else _limits("keep", [keep], known)
         self.on_failure = choice("on_failure", on_failure, ON_FAILURE)
 
-    def _applied(
+    async def _applied(
         self, messages: Messages, config: RunnableConfig | None
-    ) -> Effects[list[BaseMessage]]:
+    ) -> list[BaseMessage]:
         previous, rest = without_summary(messages)
         old = self._old(rest)
-        extended = yield from self._extended(previous, old, config)
+        extended = await self._extended(previous, old, config)
         if extended is not None:
             known = set(map(id, old))
             rest = [message for message in rest if id(message) not in known]
@@ -167,7 +166,7 @@ class Summarize(MessagesNode):
         """Whether the node would summarise something of a state now."""
         return bool(self._old(messages_in(state, self.messages_key)))
 
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             # a graph without the channel would drop the summary and remove the messages
             expected = "a list: derive the state from SummaryState"
@@ -176,15 +175,15 @@ class Summarize(MessagesNode):
         old = self._old(messages_in(state, self.messages_key))
         ids = ids_of(old, self.messages_key)
         previous = summary_of(channel(state, _SUMMARY))
-        extended = yield from self._extended(previous, old, config)
+        extended = await self._extended(previous, old, config)
         if extended is None:
             return {}
         removals = [RemoveMessage(id=uid) for uid in ids]
         return {_SUMMARY: extended, _SUMMARIZED: ids, self.messages_key: removals}
 
-    def _extended(
+    async def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
-    ) -> Effects[Summary | None]:
+    ) -> Summary | None:
         """The summary of a previous one and of messages; None: there is nothing to add."""
         units = units_of(old)
         if not units:
@@ -192,7 +191,7 @@ class Summarize(MessagesNode):
         known = previous["text"] if previous else ""
         try:
             request = replace(self.request, call=replace(self.request.call, config=config))
-            summary = yield from request.summary(known, units)
+            summary = await request.summary(known, units)
         except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
@@ -299,7 +298,7 @@ class SummaryRequest:
     def _room(self) -> int:
         return self.max_input - self.tokens(self.prompt) - _FRAME
 
-    def summary(self, previous: str, texts: list[str]) -> Effects[str]:
+    async def summary(self, previous: str, texts: list[str]) -> str:
         """The summary of a previous summary ("" for none) and of the rendered messages after it."""
         room = self._room
         while texts:
@@ -307,7 +306,7 @@ class SummaryRequest:
                 texts, previous = [undelimited(previous), *texts], ""
             part, rest = self._parted(texts, room - self._cost(previous))
             try:
-                previous = yield from self._asked(previous, part, room if rest else None)
+                previous = await self._asked(previous, part, room if rest else None)
                 texts = rest
             except errors.ModelFailed as exc:
                 # the provider counts otherwise, or the window is smaller than its profile says
@@ -319,7 +318,7 @@ class SummaryRequest:
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 
-    def _asked(self, previous: str, texts: Sequence[str], room: int | None) -> Effects[str]:
+    async def _asked(self, previous: str, texts: Sequence[str], room: int | None) -> str:
         """One summary; `room` is that of the next request, half of which it may take."""
         words = WORDS if room is None else max(1, min(WORDS, room // (4 * _WORD)))
         most = _MOST if room is None else min(_MOST, room // 2)
@@ -341,7 +340,7 @@ class SummaryRequest:
                 raise errors.InvalidPatch(fault)
             return text_of(answer)
 
-        return (yield from self.call.usable(request, taken))
+        return await self.call.usable(request, taken)
 
     def _cost(self, text: str) -> int:
         return self.tokens(text) + 1 if text else 0  # and a line break

@@ -13,10 +13,10 @@ from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
+from perdure.effects import Effect
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
 from perdure.memory.options import is_number
 from perdure.memory.records import Role
@@ -92,14 +92,14 @@ def history_of_state(
     return ThreadHistory(thread_id, checkpoint_id, read)
 
 
-def read_history(
+async def read_history(
     saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] = ()
-) -> Effects[ThreadHistory]:
+) -> ThreadHistory:
     """Read the messages of a thread; the times of known ones, by id, are not needed."""
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
-        return (yield from _history(saver, thread_id, channel, known))
+        return await _history(saver, thread_id, channel, known)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    found = yield Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+    found = await Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
     if found is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = found.checkpoint["channel_values"].get(channel)
@@ -108,24 +108,24 @@ def read_history(
     return history.timed([time_of(found.checkpoint.get("ts"))] * len(history.messages))
 
 
-def _history(
+async def _history(
     saver: Any, thread_id: str, channel: str, known: Collection[str]
-) -> Effects[ThreadHistory]:
+) -> ThreadHistory:
     """All messages that perdure's checkpointer has, with the times of their first checkpoints."""
-    infos = yield from _checkpoints(saver, thread_id, 1)
+    infos = await _checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
-        infos = yield from _checkpoints(saver, thread_id, None)
+        infos = await _checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
     uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
-    items: list[HistoryItem] = yield Effect(
+    items: list[HistoryItem] = await Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
     )
     read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen for item in items), strict=True))
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
     wanted = len(messages) - min(untimed, default=len(messages))
-    infos = (yield from _checkpoints(saver, thread_id, _STEPS * (wanted + 1))) if wanted else infos
+    infos = (await _checkpoints(saver, thread_id, _STEPS * (wanted + 1))) if wanted else infos
     by_id = {each.checkpoint_id: each for each in infos}
     times: list[datetime | None] = []
     while info is not None and len(times) < wanted:
@@ -137,9 +137,9 @@ def _history(
     return history.timed(times + times[-1:] * (wanted - len(times)))
 
 
-def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:
+async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
     options: dict[str, Any] = {"checkpoint_ns": "", "limit": limit}
-    found: list[CheckpointInfo] = yield Effect(
+    found: list[CheckpointInfo] = await Effect(
         lambda: saver.checkpoints(thread_id, **options),
         lambda: saver.acheckpoints(thread_id, **options),
     )

@@ -12,9 +12,9 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from perdure.effects import Effect, awaiting, blocking, computed
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
-from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import instance, whole
 from perdure.memory.run_config import Versioned
@@ -60,7 +60,7 @@ class ClearToolOutputs(MessagesNode):
         """The turns, with old bulky results replaced."""
         return replace(shown, turns=self._cleared(shown.turns))
 
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = messages_in(state, self.messages_key)
 
         def replaced() -> list[BaseMessage]:
@@ -69,7 +69,7 @@ class ClearToolOutputs(MessagesNode):
             known = set(map(id, messages))
             return [message for message in left if id(message) not in known]
 
-        lines = yield computed(replaced)
+        lines = await computed(replaced)
         ids_of(lines, self.messages_key)
         return {self.messages_key: lines} if lines else {}
 
@@ -104,12 +104,12 @@ class ClearToolOutputs(MessagesNode):
 clear_tool_outputs = ClearToolOutputs
 
 
-def _expand(
+async def _expand(
     checkpointer: BaseCheckpointSaver[Any],
     config: RunnableConfig,
     *,
     messages_key: str = "messages",
-) -> Effects[list[BaseMessage]]:
+) -> list[BaseMessage]:
     """The messages that a thread's summary stands for, in their order.
 
     Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
@@ -117,7 +117,7 @@ def _expand(
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
     saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
-    found: CheckpointTuple | None = yield Effect(
+    found: CheckpointTuple | None = await Effect(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )
     if found is None:
@@ -131,7 +131,7 @@ def _expand(
         return []
     place = {name: value for name, value in found.config["configurable"].items() if name in _AT}
     read = partial(saver.history, channel=messages_key, **place)
-    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **place))
+    history = await Effect(read, partial(saver.ahistory, channel=messages_key, **place))
     asked, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value

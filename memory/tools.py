@@ -21,18 +21,17 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from perdure import errors
+from perdure.effects import Operation, arun, run
+from perdure.memory.changes import TEXT, MemoryWriter, Replacement, own_fields, unknown
 from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
-from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate, parts_of
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import text, whole
-from perdure.memory.plan import own_fields
 from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.writer import TEXT, MemoryWriter, Replacement, unknown
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 from perdure.stores.text import STOP_WORDS, tokens
@@ -69,7 +68,7 @@ _LIGHT: Final = STOP_WORDS | {
 }  # "the user" is in every such memory, whoever it is from
 _SUMMARY: Final = "lc_source"  # langchain gives a summary the role of the user
 
-Call = Callable[[Mapping[str, Any], "Attribution"], Effects[str]]
+Call = Callable[[Mapping[str, Any], "Attribution"], Operation[str]]
 Words = Mapping[int, set[str]]  # of messages, by their index
 
 
@@ -95,9 +94,9 @@ def manage_memory(
     kept = Collection(store, namespace, schema=schema, gate=gate)
     channel = text("messages_key", messages_key, "the name of a channel")
 
-    def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
+    async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
-        return _managed(writer, arguments, attribution)
+        return await _managed(writer, arguments, attribution)
 
     return _tool(manage, name, description, _arguments(schema), channel)
 
@@ -123,12 +122,12 @@ def search_memory(
     )
     kept = Collection(store, namespace)
 
-    def search(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
+    async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
         most = arguments.get("limit") or limit
-        found = yield from kept.found({"query": query}, most, config=attribution.config)
+        found = await kept.found({"query": query}, most, config=attribution.config)
         if not found:
             return "Nothing is known about that."
         return quote_memories(found)
@@ -214,9 +213,9 @@ def _opened(memory: Any) -> Any:
     return read if isinstance(read, dict) else {TEXT: memory}
 
 
-def _managed(
+async def _managed(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
-) -> Effects[str]:
+) -> str:
     action: Act = arguments["action"]
     key = (arguments.get("id") or "").strip(_STRAY)
     given = arguments.get("memory") or (arguments.get("text") or "").strip()
@@ -225,7 +224,7 @@ def _managed(
     if action != "create" and not key:
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
-        outcome = yield from _changed(writer, action, key, given, attribution)
+        outcome = await _changed(writer, action, key, given, attribution)
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # no id is like that
         raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
     except errors.LimitExceeded as exc:
@@ -257,20 +256,20 @@ def _answer(outcome: Outcome) -> str:
     return f"Done: the memory {outcome.key} is {change}.{note}"
 
 
-def _changed(
+async def _changed(
     writer: MemoryWriter, action: Act, key: str, given: Any, attribution: Attribution
-) -> Effects[Outcome]:
+) -> Outcome:
     if action == "delete":
-        return (yield from writer.delete(key))
+        return await writer.delete(key)
     if action == "create":  # an id is made up, if one is given
-        return (yield from writer.insert(given, attribution.of(_texts(writer.value(given)))))
-    there = yield from writer.adapter.got(writer.namespace, check_key(key))
+        return await writer.insert(given, attribution.of(_texts(writer.value(given))))
+    there = await writer.adapter.got(writer.namespace, check_key(key))
     if there is None:
         raise unknown(writer.namespace, key)
     users = there.provenance is not None and there.provenance.trust == "user"
     known = _texts(own_fields(there.value)) if users else ()
     provenance = attribution.of(_texts(writer.value(given, there.value)), known)
-    return (yield from writer.replace(key, given, provenance, _CHANGES[action]))
+    return await writer.replace(key, given, provenance, _CHANGES[action])
 
 
 def _texts(value: Any) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, Self
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 
+from perdure.effects import computed
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.effects import Effects, computed
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
@@ -86,7 +86,7 @@ class Trim(MessagesNode):
         """See `through`; in a thread, since counting long messages takes long."""
         return await asyncio.to_thread(self.through, shown, state, config)
 
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = messages_in(state, self.messages_key)
 
         def removed() -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Trim(MessagesNode):
                 return {}  # nobody has asked anything yet
             return _removals(messages, kept, self.messages_key)
 
-        return (yield computed(removed))  # type: ignore[no-any-return]
+        return await computed(removed)
 
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:

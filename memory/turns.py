@@ -10,7 +10,6 @@ from typing import Final
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.effects import Effects
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import FACT, TURN, Memory, Outcome
@@ -40,7 +39,7 @@ class TurnExtractor:
         """All of them."""
         return len(messages)
 
-    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
+    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
         """A memory for each chunk of each message; an edit may delete chunks."""
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
@@ -57,7 +56,7 @@ class TurnExtractor:
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
                 source = batch.source([message])
-                stored = yield from _turns(scope.adapter, scope.namespace, source)
+                stored = await _turns(scope.adapter, scope.namespace, source)
                 empty = batch.candidate([message], "", TURN)
                 revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
@@ -70,9 +69,9 @@ def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
     return f"turn-{digest.hexdigest()}"
 
 
-def superseded_turns(
+async def superseded_turns(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
-) -> Effects[list[PutItem]]:
+) -> list[PutItem]:
     """The puts that give turns the date until which they held.
 
     These are the turns of messages that a superseded memory leaves behind.
@@ -80,7 +79,7 @@ def superseded_turns(
     if memory.kind == TURN or memory.provenance is None:
         return []
     source = replace(memory.provenance, message_ids=left_behind(memory.provenance, successor))
-    found = yield from _turns(adapter, memory.namespace, source)
+    found = await _turns(adapter, memory.namespace, source)
     ended = {UNTIL: until.isoformat()}
     return [
         put_of(
@@ -93,9 +92,9 @@ def superseded_turns(
     ]
 
 
-def ends_of(
+async def ends_of(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
-) -> Effects[dict[str, str]]:
+) -> dict[str, str]:
     """The dates (ISO 8601) at which facts were superseded that rest on messages of a thread.
 
     Turns of these messages that are made only now held until then. Of stores without versions the
@@ -104,11 +103,11 @@ def ends_of(
     any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
     asked = any_kind if scope.adapter.versioned else {"kind": FACT}
     ends: dict[str, str] = {}
-    for memory in (yield from scope.adapter.every(scope.namespace, filter=asked)):
+    for memory in await scope.adapter.every(scope.namespace, filter=asked):
         past = [each for each in memory.previous if each.change == "superseded"]
         if memory.kind == TURN or not any({*each.message_ids} & {*message_ids} for each in past):
             continue
-        versions = yield from scope.adapter.versions(memory.namespace, memory.key)
+        versions = await scope.adapter.versions(memory.namespace, memory.key)
         threads = {each.text: (each.provenance or Provenance()).thread_id for each in versions}
         present = memory.provenance or Provenance()
         for each in past:  # newest first: the first end counts
@@ -126,12 +125,12 @@ def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, 
     return tuple(each for each in source.message_ids if each not in successor.message_ids)
 
 
-def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> Effects[list[Memory]]:
+async def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> list[Memory]:
     turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
         ops = [GetOp(place, turn_key(thread_id, each, number)) for each in left]
-        items = yield adapter.call("batch", ops)
+        items = await adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())
         left, number = list(there), number + 1

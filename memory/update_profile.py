@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
+from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
+from perdure.memory.changes import written
 from perdure.memory.conversation import Messages
-from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.model_answer import CHANGED
 from perdure.memory.model_call import times
-from perdure.memory.model_extractor import PROMPT, ModelExtractor
+from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, checked
 from perdure.memory.options import choice
 from perdure.memory.profile import Profile
-from perdure.memory.proposals import Batch, Scope, Usage
+from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
 from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import history_of_state
-from perdure.memory.update_instructions import TRIES
-from perdure.stores.base import PutItem
 
+_TRIES: Final = 11  # until an update is given up because other runs write meanwhile
 _LOG: Final = logging.getLogger("perdure")
 
 
@@ -67,9 +65,9 @@ class UpdateProfile(Learner):
         )
         self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
 
-    def _learn(
+    async def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
-    ) -> Effects[ProfileUpdate]:
+    ) -> ProfileUpdate:
         """Update the profile from messages."""
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)
@@ -78,7 +76,7 @@ class UpdateProfile(Learner):
         newest = given[len(given) - self._extractor.taking(given[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
-            return (yield from self._written(batch, Scope(place.adapter, place.namespace, config)))
+            return await self._written(batch, Scope(place.adapter, place.namespace, config))
         except (ModelFailed, VersionConflict) as exc:
             if not self._keeps:
                 raise
@@ -87,36 +85,39 @@ class UpdateProfile(Learner):
 
     learn, alearn = blocking(_learn), awaiting(_learn)
 
-    def learning(
+    async def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
-    ) -> Effects[ProfileUpdate]:
+    ) -> ProfileUpdate:
         """See `learn`."""
-        return self._learn(messages, config)
+        return await self._learn(messages, config)
 
-    def _written(self, batch: Batch, scope: Scope) -> Effects[ProfileUpdate]:
-        usage, proposal = Usage(), None
-        for _ in range(TRIES):
-            if proposal is None:
-                proposal = yield from self._extractor.proposing(batch, scope)
-                usage += proposal.usage
-            puts: list[PutItem] = []
-            outcomes: list[Outcome] = []
-            for plan in proposal.plans:
-                planned = yield from plan(self._extractor.profiles[0].gate)
-                puts += planned.puts
-                outcomes += planned.outcomes
-            refused = [each for each in outcomes if each.change == "refused"]
-            if any(each.check == CHANGED for each in refused):
-                proposal = None  # the model has to see the profile as it is now
-            elif refused:
-                asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
-                fault = f"the model gave no patch that can be applied, {asked}"
-                raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
-            else:
-                with suppress(VersionConflict):
-                    yield from scope.adapter.written(puts)
-                    return ProfileUpdate(tuple(outcomes), usage)
-        raise VersionConflict("other runs changed the profile, again and again")
+    async def _written(self, batch: Batch, scope: Scope) -> ProfileUpdate:
+        usage: Usage = Usage()
+        proposal: Proposal | None = None
+        tries = iter(range(_TRIES))
+
+        async def plan() -> Planned:
+            nonlocal usage, proposal
+            while next(tries, None) is not None:
+                if proposal is None:
+                    proposal = await self._extractor.proposing(batch, scope)
+                    usage += proposal.usage
+                gate = self._extractor.profiles[0].gate
+                parts = [await each(gate) for each in proposal.plans]
+                outcomes = [outcome for part in parts for outcome in part.outcomes]
+                refused = [each for each in outcomes if each.change == "refused"]
+                if any(each.check == CHANGED for each in refused):
+                    proposal = None  # the model has to see the profile as it is now
+                elif refused:
+                    asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+                    fault = f"the model gave no patch that can be applied, {asked}"
+                    raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
+                else:
+                    return Planned([put for part in parts for put in part.puts], outcomes)
+            raise VersionConflict("other runs changed the profile, again and again")
+
+        made = await written(scope.adapter, plan)
+        return ProfileUpdate(tuple(made.outcomes), usage)
 
 
 update_profile = UpdateProfile

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import GetOp, Item
 
-from perdure.memory.effects import Effects
 from perdure.memory.store_adapter import WATERMARKS, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -127,23 +126,23 @@ class Watermark:
         return note_of(place, key, value, if_version=self.version)
 
 
-def watermark(
+async def watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURNS
-) -> Effects[Watermark]:
+) -> Watermark:
     """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
-    [mark] = yield from watermarks(adapter, [(namespace, thread_id)], extractor)
+    [mark] = await watermarks(adapter, [(namespace, thread_id)], extractor)
     return mark
 
 
-def watermarks(
+async def watermarks(
     adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURNS
-) -> Effects[list[Watermark]]:
+) -> list[Watermark]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
     if not places:
         return []
     ops = [GetOp(notes_of(WATERMARKS, space), _key(extractor, thread)) for space, thread in places]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
-    return [_read(empty, note) for note in (yield adapter.call("batch", ops))]
+    return [_read(empty, note) for note in (await adapter.call("batch", ops))]
 
 
 def settled(note: Item) -> PutItem:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from langgraph.store.base import (
     GetOp,
     ListNamespacesOp,
+    MatchCondition,
     NotProvided,
     Op,
     PutOp,
@@ -17,7 +18,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidValue
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -35,7 +36,6 @@ from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import Wanted, micros
-from perdure.stores.runner import Effects, Read, Write, WritePuts
 from perdure.stores.searching import MODES, Query
 
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
@@ -51,45 +51,41 @@ class Items:
 
     # -- many operations
 
-    def batch(self, ops: Iterable[Op | PutItem]) -> Effects[list[Result]]:
+    async def batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
         """Answers in order; what is read is read before anything is written, as in langgraph's."""
         puts: dict[tuple[bytes, str], PutOp | PutItem] = {}
-        reads: list[Effects[Any] | None] = []
         for op in ops:
             if isinstance(op, PutOp | PutItem):  # of one key, the last counts
                 puts[self._parts.preparer.place(op.namespace, op.key)] = op
-                reads.append(None)
-            else:
-                reads.append(self._read(op))
         prepared = []
         for place, op in puts.items():
             extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
             prepared.append(self._put(place, op.value, op.index, op.ttl, *extra))
-        results: list[Result] = []
-        for effects in reads:
-            results.append(None if effects is None else (yield from effects))
+        results: list[Result] = [
+            None if isinstance(op, PutOp | PutItem) else await self._read(op) for op in ops
+        ]
         if prepared:
-            yield from self._write(prepared)
+            await self._write(prepared)
         return results
 
-    def _read(self, op: Op) -> Effects[Any]:
+    async def _read(self, op: Op) -> Any:
         if isinstance(op, ListNamespacesOp):
-            return self.namespaces(op)
+            return await self._namespaces(op)
         if not isinstance(op, GetOp | SearchOp):
             raise ConfigurationError(
                 f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
         # true is also what an operation says by default
-        refresh = op.refresh_ttl and self._parts.refreshes(None)
+        refresh = bool(op.refresh_ttl) and self._parts.refreshes(None)
         if isinstance(op, GetOp):
-            return self.get(op.namespace, op.key, refresh)
+            return await self.get(op.namespace, op.key, refresh)
         wanted = self._parts.wanted(op.namespace_prefix, op.filter)
-        return self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
+        return await self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
 
     # -- writing
 
-    def put(
+    async def put(
         self,
         namespace: Any,
         key: Any,
@@ -98,10 +94,17 @@ class Items:
         ttl: TTL = None,
         if_version: int | None = None,
         provenance: Provenance | None = None,
-    ) -> Effects[None]:
-        """Put an item or, with a value of None, close the present version of a key."""
+    ) -> None:
+        """Put an item."""
+        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
         place = self._parts.preparer.place(namespace, key)
-        yield from self._write([self._put(place, value, index, ttl, if_version, provenance)])
+        await self._write([self._put(place, value, index, ttl, if_version, provenance)])
+
+    async def delete(self, namespace: Any, key: Any, if_version: int | None) -> None:
+        """Close the present version of a key."""
+        place = self._parts.preparer.place(namespace, key)
+        await self._write([self._put(place, None, None, None, if_version)])
 
     def _put(self, place: tuple[bytes, str], value: Any, index: Any, ttl: TTL, *extra: Any) -> Put:
         minutes = (
@@ -109,55 +112,73 @@ class Items:
         )
         return self._parts.preparer.put(place, value, index, minutes, *extra)
 
-    def _write(self, puts: Sequence[Put]) -> Effects[None]:
-        model = yield from self._missing.make(puts)
-        yield WritePuts(puts, self._parts.now(), model)
+    async def _write(self, puts: Sequence[Put]) -> None:
+        model = await self._missing.make(puts)
+        await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
-            yield from self._missing.make_some(len(puts))
+            await self._missing.make_some(len(puts))
 
     # -- reading
 
-    def get(
-        self, namespace: Any, key: Any, refresh: bool, as_of: Any = None
-    ) -> Effects[StoredItem | None]:
+    async def get(
+        self, namespace: Any, key: Any, refresh_ttl: bool | None, as_of: Any = None
+    ) -> StoredItem | None:
         """An item, at present or at a moment."""
         parts = self._parts
         path, text = parts.path(namespace), check_key(key)
         when = None if as_of is None else micros(as_of)
-        row = yield Read(lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False)
+        row = await parts.runner.read(
+            lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False
+        )
         if row is None:
             return None
         item = parts.records.item(row)
-        if refresh and when is None:
-            yield from self._touch([item])
+        if when is None and parts.refreshes(refresh_ttl):
+            await self._touch([item])
         return item
 
-    def search(
-        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, refresh: bool
-    ) -> Effects[list[FoundItem]]:
+    async def search(
+        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, refresh_ttl: bool | None
+    ) -> list[FoundItem]:
         """The best answers to a query, or a page of the selected items."""
         page = _page(limit, offset)
         found: list[FoundItem]
         if asked is None:
             reader = self._parts.reader  # which reads all of it by one statement, or by an index
             by_index = wanted.filter is not None and reader.values.takes_indexes
-            pairs = yield Read(lambda: reader.search(wanted, *page), snapshot=by_index)
+            pairs = await self._parts.runner.read(
+                lambda: reader.search(wanted, *page), snapshot=by_index
+            )
             found = [FoundItem(item) for _, item in pairs]
         else:
-            found = yield from self._parts.searcher.search(wanted, asked, *page)
-        if refresh and wanted.as_of is None:
-            yield from self._touch(found)
+            found = await self._parts.searcher.search(wanted, asked, *page)
+        if wanted.as_of is None and self._parts.refreshes(refresh_ttl):
+            await self._touch(found)
         return found
 
-    def _touch(self, found: Sequence[StoredItem | FoundItem]) -> Effects[None]:
+    async def _touch(self, found: Sequence[StoredItem | FoundItem]) -> None:
         """Let items that expire live on, now that they were read."""
         parts = self._parts
         keys = [(parts.path(item.namespace), item.key) for item in found if item.expires_at]
         if keys and not parts.database.read_only:
-            yield Write(partial(parts.writer.touch, keys, parts.now))
+            await parts.runner.write(partial(parts.writer.touch, keys, parts.now))
 
-    def namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> Effects[list[Namespace]]:
-        """Namespaces that hold something."""
+    async def list_namespaces(
+        self,
+        prefix: Any,
+        suffix: Any,
+        max_depth: Any,
+        limit: Any,
+        offset: Any,
+        as_of: Any,
+    ) -> list[Namespace]:
+        """Namespaces that hold something, of those that begin and end so."""
+        both = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
+        conditions = tuple(condition for condition in both if condition.path)
+        op = ListNamespacesOp(conditions, max_depth, limit, offset)
+        return await self._namespaces(op, as_of)
+
+    async def _namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> list[Namespace]:
         conditions = tuple(op.match_conditions or ())
         for condition in conditions:
             check_condition(condition)
@@ -168,25 +189,27 @@ class Items:
         when = None if as_of is None else micros(as_of)
         parts = self._parts
         of = parts.root, conditions, depth, *page, parts.now(), when
-        return (yield Read(lambda: parts.reader.namespaces(*of)))  # type: ignore[no-any-return]
+        return await parts.runner.read(lambda: parts.reader.namespaces(*of))
 
-    def history(self, namespace: Any, key: Any) -> Effects[list[StoredItem]]:
+    async def history(self, namespace: Any, key: Any) -> list[StoredItem]:
         """Every version of a key."""
         parts = self._parts
         of = parts.path(namespace), check_key(key), parts.now()
-        return (yield Read(lambda: parts.reader.history(*of), snapshot=False))  # type: ignore[no-any-return]
+        return await parts.runner.read(lambda: parts.reader.history(*of), snapshot=False)
 
-    def why_not(
+    async def why_not(
         self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None
-    ) -> Effects[WhyNot]:
+    ) -> WhyNot:
         """The place of an item in the answers to a query."""
         path, text = self._parts.path(namespace), check_key(key)
         if asked is None:
             raise ConfigurationError("why_not needs a query")
         if not path.startswith(wanted.prefix):
             return WhyNot("it is not under the prefix")
-        row = yield Read(lambda: self._parts.reader.get(path, text, wanted.now, wanted.as_of))
-        return (yield from self._parts.searcher.why_not(wanted, asked, row))
+        row = await self._parts.runner.read(
+            lambda: self._parts.reader.get(path, text, wanted.now, wanted.as_of)
+        )
+        return await self._parts.searcher.why_not(wanted, asked, row)
 
 
 def query_of(

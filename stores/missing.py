@@ -15,7 +15,6 @@ from perdure.stores.models import Model, divided
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
-from perdure.stores.runner import Effects, EmbedAll, Read, Write
 from perdure.stores.values import texts
 
 BATCH = 256  # items embedded at a time
@@ -28,13 +27,13 @@ class MissingEmbeddings:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._sql = parts.sql
+        self._sql, self._runner = parts.sql, parts.runner
         self._embeddings = parts.preparer.embeddings
         self._some = False  # something was put here whose vectors could not be made
 
     # -- of puts
 
-    def make(self, puts: Sequence[Put]) -> Effects[Model | None]:
+    async def make(self, puts: Sequence[Put]) -> Model | None:
         """Give puts their vectors, or mark them as missing. Returns the vectors' model."""
         model = self._embeddings.model
         if model is not None and self._embeddings.quick is not None:
@@ -42,7 +41,7 @@ class MissingEmbeddings:
         if model is None or not any(put.pieces for put in puts):
             return None
         try:
-            bodies, model = yield from self._embedded([put.pieces for put in puts])
+            bodies, model = await self._embedded([put.pieces for put in puts])
         except EmbeddingFailed as exc:
             for put in puts:
                 put.missing = str(exc) if put.pieces else None
@@ -52,15 +51,15 @@ class MissingEmbeddings:
             put.vectors = body
         return model
 
-    def make_some(self, puts: int) -> Effects[None]:
+    async def make_some(self, puts: int) -> None:
         """After so many puts got theirs, try some that wait; not those that failed often."""
         if not self._some:
             return
         limit = puts + 16
-        rows = yield Read(lambda: self._pending(b"", 0, limit, _BY_THE_WAY))
+        rows = await self._runner.read(lambda: self._pending(b"", 0, limit, _BY_THE_WAY))
         self._some = len(rows) == limit
         try:
-            yield from self._give_each(rows)
+            await self._give_each(rows)
         except EmbeddingFailed:
             self._some = True
 
@@ -94,30 +93,32 @@ class MissingEmbeddings:
             found = yield self._sql("missing_count", model.number)
         return int(found[0][0])
 
-    def embed_all(self, prefix: bytes) -> Effects[int]:
+    async def embed_all(self, prefix: bytes) -> int:
         """Make those under a prefix. Returns how many items got theirs."""
         total = since = 0
-        while rows := (yield Read(partial(self._pending, prefix, since, BATCH))):
+        while rows := (await self._runner.read(partial(self._pending, prefix, since, BATCH))):
             since = rows[-1][0]
-            total += yield from self._give_each(rows)
+            total += await self._give_each(rows)
         return total
 
-    def _give_each(self, rows: list[Row]) -> Effects[int]:
+    async def _give_each(self, rows: list[Row]) -> int:
         """Give vectors to as many as get them: a group that fails is halved, down to one item."""
         groups, done = [rows] if rows else [], 0
         failed: EmbeddingFailed | None = None
         while groups:
             group = groups.pop()
             try:
-                bodies, model = yield from self._embedded([self._pieces_of(row) for row in group])
+                bodies, model = await self._embedded([self._pieces_of(row) for row in group])
                 given = [(row[0], body) for row, body in zip(group, bodies, strict=True)]
-                yield Write(partial(self._parts.writer.give_vectors, given, model))
+                await self._runner.write(partial(self._parts.writer.give_vectors, given, model))
                 done += len(group)
             except EmbeddingFailed as exc:
                 if len(group) > 1:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                     continue
-                yield Write(partial(self._parts.writer.still_missing, group[0][0], str(exc)))
+                await self._runner.write(
+                    partial(self._parts.writer.still_missing, group[0][0], str(exc))
+                )
                 if failed is not None and not done:  # the second in a row: it is not the texts
                     raise
                 failed = exc
@@ -125,15 +126,13 @@ class MissingEmbeddings:
             raise failed
         return done
 
-    def _embedded(
-        self, groups: Sequence[Sequence[str]]
-    ) -> Effects[tuple[list[bytes | None], Model]]:
+    async def _embedded(self, groups: Sequence[Sequence[str]]) -> tuple[list[bytes | None], Model]:
         """The vectors of each group of pieces as they are stored, and what they come from."""
         model = self._model()
         every = [piece for group in groups for piece in group]
         if not every:
             return [None] * len(groups), model
-        vectors = yield EmbedAll(every)
+        vectors = await self._runner.embed_all(every)
         model = model.of(vectors.shape[1])
         return divided(vectors, groups, model), model
 
@@ -143,33 +142,39 @@ class MissingEmbeddings:
 
     # -- of another model
 
-    def reembed(self, progress: Progress | None) -> Effects[int]:
+    async def reembed(self, progress: Progress | None) -> int:
         """Make all vectors anew. Returns how many items got new ones."""
         model = self._model()
         if self._embeddings.quick is not None:
-            number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
-            return (yield from self._drop(number, progress))
-        probe = yield EmbedAll(["perdure"])
+            number = await self._runner.write(
+                partial(self._parts.writer.enrol, model, replace=True)
+            )
+            return await self._drop(number, progress)
+        probe = await self._runner.embed_all(["perdure"])
         model = model.of(probe.shape[1])
-        number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
+        number = await self._runner.write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0
-        of = (yield Read(lambda: rows_of(self._sql["to_embed_count"], number)))[0][0]
-        while rows := (yield Read(partial(rows_of, self._sql["to_embed"], since, number, BATCH))):
+        of = (await self._runner.read(lambda: rows_of(self._sql["to_embed_count"], number)))[0][0]
+        while rows := (
+            await self._runner.read(partial(rows_of, self._sql["to_embed"], since, number, BATCH))
+        ):
             since = rows[-1][0]
-            done += yield from self._give_each(rows)
+            done += await self._give_each(rows)
             if progress is not None:
                 progress(done, of)
         return done
 
-    def _drop(self, number: int, progress: Progress | None) -> Effects[int]:
+    async def _drop(self, number: int, progress: Progress | None) -> int:
         """Drop the vectors of models before one whose vectors the search makes."""
         done = 0
-        while rows := (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
+        while rows := (
+            await self._runner.write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))
+        ):
             done += len(rows)
             if progress is not None:
                 progress(done, done)
-        done += len((yield Write(partial(rows_of, self._sql["drop_all_pending"]))))
-        yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
+        done += len(await self._runner.write(partial(rows_of, self._sql["drop_all_pending"])))
+        await self._runner.write(partial(rows_of, self._sql["bump_setting"], "embedded"))
         return done
 
     def _model(self) -> Model:

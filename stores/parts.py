@@ -93,8 +93,8 @@ class Parts:
             post=None if options.read_only else database.post,
             erased=erased,
         )
-        searcher = Searcher(sql, reader, indexes, embeddings, masked, now)
         runner = Runner(database, writer, embeddings)
+        searcher = Searcher(sql, reader, indexes, embeddings, runner, masked, now)
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, searcher, runner, ttl, now)
 
@@ -109,12 +109,13 @@ class Parts:
         records = replace(self.records, root=len(prefix))
         reader = replace(self.reader, records=records)
         writer = replace(self.writer, records=records)
+        runner = Runner(self.database, writer, self.runner.embeddings)
         return replace(
             self,
             reader=reader,
             writer=writer,
-            runner=Runner(self.database, writer, self.runner.embeddings),
-            searcher=replace(self.searcher, reader=reader),
+            runner=runner,
+            searcher=replace(self.searcher, reader=reader, runner=runner),
             preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
@@ -129,7 +130,12 @@ class Parts:
         return self.root + check_prefix(prefix)
 
     def wanted(
-        self, prefix: Any, filter: Any = None, provenance: Any = None, as_of: Any = None
+        self,
+        prefix: Any,
+        filter: Any = None,
+        provenance: Any = None,
+        as_of: Any = None,
+        newest_first: bool = False,
     ) -> Wanted:
         """The items that a call selects."""
         return Wanted(
@@ -138,6 +144,7 @@ class Parts:
             _filter(filter, of_provenance=False),
             _filter(provenance, of_provenance=True),
             None if as_of is None else micros(as_of),
+            newest_first,
         )
 
     def refreshes(self, refresh_ttl: bool | None) -> bool:

@@ -23,7 +23,7 @@ from perdure.stores.models import Embeddings
 from perdure.stores.namespaces import span
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import ItemReader, Wanted
-from perdure.stores.runner import Effects, Embed, Read
+from perdure.stores.runner import Runner
 from perdure.stores.text import STOP_WORDS, query_tokens, tokens
 from perdure.stores.vectors import Floats
 
@@ -60,29 +60,30 @@ class Searcher:
     reader: ItemReader
     indexes: Indexes
     embeddings: Embeddings
+    runner: Runner
     masked: Any  # turns tokens into keyed hashes, if the index holds those
     now: Callable[[], int]  # in microseconds
 
-    def search(
+    async def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int
-    ) -> Effects[list[FoundItem]]:
+    ) -> list[FoundItem]:
         """The best items, best first; ties by age, newest first."""
-        scope, ranked = yield from self._ranked(query, wanted)
+        scope, ranked = await self._ranked(query, wanted)
         if ranked is None:
             return []
-        found: list[FoundItem] = yield Read(
+        found: list[FoundItem] = await self.runner.read(
             lambda: self._fetch(wanted, query, scope, ranked, limit, offset),
             snapshot=False,
         )
         return found
 
-    def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> Effects[WhyNot]:
+    async def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> WhyNot:
         """The place of an item in the answers to a query, and the reason."""
         if row is None:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        scope, ranked = yield from self._ranked(query, wanted)
+        scope, ranked = await self._ranked(query, wanted)
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
@@ -94,10 +95,10 @@ class Searcher:
 
     # -- the rows and their scores
 
-    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[Pool]:
+    async def _scoped(self, wanted: Wanted, sought: Sought) -> Pool:
         while True:
             with suppress(Overtaken):
-                found: Pool = yield Read(lambda: self._scope(wanted, sought))
+                found: Pool = await self.runner.read(lambda: self._scope(wanted, sought))
                 return found
 
     def _scope(self, wanted: Wanted, sought: Sought) -> Flow[Pool]:
@@ -113,10 +114,10 @@ class Searcher:
         scope = self.indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
         return (yield from scope)
 
-    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Pool, Ranked | None]]:
+    async def _ranked(self, query: Query, wanted: Wanted) -> tuple[Pool, Ranked | None]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         model = self.embeddings.model
-        vector = yield from self._vector(query, wanted)
+        vector = await self._vector(query, wanted)
         words: dict[str, list[tuple[str, float]]] = {}
         if query.mode != "semantic":
             by_meaning = vector is not None and self.masked is None  # of hashes nothing is known
@@ -127,7 +128,7 @@ class Searcher:
             None if vector is None or model is None else model.of(len(vector)),
             corrected=self.masked is None,
         )
-        scope = yield from self._scoped(wanted, sought)
+        scope = await self._scoped(wanted, sought)
         if not len(scope):
             return scope, None
         cosines = scope.cosines
@@ -183,7 +184,7 @@ class Searcher:
                 len(cosines),
             )
 
-    def _vector(self, query: Query, wanted: Wanted) -> Effects[Floats | None]:
+    async def _vector(self, query: Query, wanted: Wanted) -> Floats | None:
         """The vector of a query; None if it is searched by words alone."""
         if query.mode == "text":
             return None
@@ -194,14 +195,14 @@ class Searcher:
                 )
             return None
         if wanted.as_of is None and not self.embeddings.in_process:  # a call that may cost money
-            there = yield Read(
+            there = await self.runner.read(
                 lambda: rows_of(self.sql["namespaces_under"], *span(wanted.prefix)),
                 snapshot=False,
             )
             if not there:
                 return None
         try:
-            vector: Floats = yield Embed(query.text[:_LONGEST])
+            vector: Floats = await self.runner.embed(query.text[:_LONGEST])
             return vector
         except EmbeddingFailed as exc:
             if query.mode == "semantic":

@@ -7,20 +7,17 @@ whole file is in `perdure.stores.whole_store`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from langgraph.store.base import (
     NOT_PROVIDED,
     BaseStore,
-    ListNamespacesOp,
-    MatchCondition,
     Op,
     Result,
 )
 
-from perdure.errors import InvalidNamespace, InvalidValue
+from perdure.errors import InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
 from perdure.stores.base import (
@@ -43,13 +40,8 @@ from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, is_brief
 from perdure.stores.ranking import Weights
-from perdure.stores.runner import Effects, awaiting, blocking
 
 _FEW = 16  # operations that are checked in the event loop
-
-
-def _always(*args: Any, **kwargs: Any) -> bool:
-    return True
 
 
 class Store(BaseStore):
@@ -77,7 +69,7 @@ class Store(BaseStore):
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        return self._parts.runner.run(self._items.batch(ops))
+        return self._parts.runner.run(self._items.batch(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
@@ -86,7 +78,6 @@ class Store(BaseStore):
         brief = len(ops) <= _FEW and is_brief(values)
         return await self._parts.runner.arun(self._items.batch(ops), brief=brief)
 
-    @blocking
     def put(
         self,
         namespace: Namespace,
@@ -97,7 +88,7 @@ class Store(BaseStore):
         ttl: TTL = NOT_PROVIDED,
         if_version: int | None = None,
         provenance: Provenance | None = None,
-    ) -> Effects[None]:
+    ) -> None:
         """Store an item; the replaced version stays readable through `history` and `as_of`.
 
         Args:
@@ -118,30 +109,41 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-        return self._items.put(namespace, key, value, index, ttl, if_version, provenance)
+        self._parts.runner.run(
+            self._items.put(namespace, key, value, index, ttl, if_version, provenance)
+        )
 
-    @awaiting(put, lambda _, namespace, key, value, *args, **kwargs: is_brief(value))
-    def aput(self) -> None:
+    async def aput(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index = None,
+        *,
+        ttl: TTL = NOT_PROVIDED,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
         """See `put`."""
+        await self._parts.runner.arun(
+            self._items.put(namespace, key, value, index, ttl, if_version, provenance),
+            brief=is_brief(value),
+        )
 
-    @blocking
-    def delete(
-        self, namespace: Namespace, key: str, *, if_version: int | None = None
-    ) -> Effects[None]:
+    def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Close the present version of a key; a missing key is no error.
 
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        return self._items.put(namespace, key, None, if_version=if_version)
+        self._parts.runner.run(self._items.delete(namespace, key, if_version))
 
-    @awaiting(delete, _always)
-    def adelete(self) -> None:
+    async def adelete(
+        self, namespace: Namespace, key: str, *, if_version: int | None = None
+    ) -> None:
         """See `delete`."""
+        await self._parts.runner.arun(self._items.delete(namespace, key, if_version), brief=True)
 
-    @blocking
     def get(
         self,
         namespace: Namespace,
@@ -149,7 +151,7 @@ class Store(BaseStore):
         *,
         refresh_ttl: bool | None = None,
         as_of: datetime | None = None,
-    ) -> Effects[StoredItem | None]:
+    ) -> StoredItem | None:
         """An item; None if there is none, or it has expired.
 
         Args:
@@ -158,13 +160,21 @@ class Store(BaseStore):
             refresh_ttl: Whether an expiring item's time starts again; None: as configured.
             as_of: Read the state at that moment.
         """
-        return self._items.get(namespace, key, self._parts.refreshes(refresh_ttl), as_of)
+        return self._parts.runner.run(self._items.get(namespace, key, refresh_ttl, as_of))
 
-    @awaiting(get, _always)
-    def aget(self) -> None:
+    async def aget(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
         """See `get`."""
+        return await self._parts.runner.arun(
+            self._items.get(namespace, key, refresh_ttl, as_of), brief=True
+        )
 
-    @blocking
     def search(  # type: ignore[override]
         self,
         namespace_prefix: Namespace,
@@ -184,7 +194,7 @@ class Store(BaseStore):
         during: Span | None = None,
         min_score: float | None = None,
         newest_first: bool = False,
-    ) -> Effects[list[FoundItem]]:
+    ) -> list[FoundItem]:
         """Items under a prefix that match the filters; with a query, the best answers.
 
         Without a query they are ordered by namespace, and then by creation. Puts do not change
@@ -219,17 +229,37 @@ class Store(BaseStore):
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
-        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
-        wanted = replace(wanted, newest_first=newest_first)
+        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
         asked = query_of(query, mode, context, explain, weights, during, min_score)
-        refresh = self._parts.refreshes(refresh_ttl)
-        return self._items.search(wanted, asked, limit, offset, refresh)
+        return self._parts.runner.run(self._items.search(wanted, asked, limit, offset, refresh_ttl))
 
-    @awaiting(search, lambda *args, query=None, **kwargs: not query)
-    def asearch(self) -> None:  # type: ignore[override]
+    async def asearch(  # type: ignore[override]
+        self,
+        namespace_prefix: Namespace,
+        /,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = SEARCH_LIMIT,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        explain: bool = False,
+        weights: Weights | None = None,
+        during: Span | None = None,
+        min_score: float | None = None,
+        newest_first: bool = False,
+    ) -> list[FoundItem]:
         """See `search`."""
+        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
+        asked = query_of(query, mode, context, explain, weights, during, min_score)
+        return await self._parts.runner.arun(
+            self._items.search(wanted, asked, limit, offset, refresh_ttl), brief=not query
+        )
 
-    @blocking
     def list_namespaces(
         self,
         *,
@@ -239,7 +269,7 @@ class Store(BaseStore):
         limit: int = LIST_LIMIT,
         offset: int = 0,
         as_of: datetime | None = None,
-    ) -> Effects[list[Namespace]]:
+    ) -> list[Namespace]:
         """Namespaces that hold something, in order.
 
         Args:
@@ -250,29 +280,37 @@ class Store(BaseStore):
             offset: How many to leave out.
             as_of: Look at that moment instead, as it was then.
         """
-        given = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
-        conditions = tuple(condition for condition in given if condition.path)
-        op = ListNamespacesOp(conditions, max_depth, limit, offset)
-        return self._items.namespaces(op, as_of)
+        return self._parts.runner.run(
+            self._items.list_namespaces(prefix, suffix, max_depth, limit, offset, as_of)
+        )
 
-    @awaiting(list_namespaces, _always)
-    def alist_namespaces(self) -> None:
+    async def alist_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = LIST_LIMIT,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
         """See `list_namespaces`."""
+        return await self._parts.runner.arun(
+            self._items.list_namespaces(prefix, suffix, max_depth, limit, offset, as_of), brief=True
+        )
 
     # -- versions
 
-    @blocking
-    def history(self, namespace: Namespace, key: str) -> Effects[list[StoredItem]]:
+    def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Every version of a key, oldest first, with the time each was valid."""
-        return self._items.history(namespace, key)
+        return self._parts.runner.run(self._items.history(namespace, key))
 
-    @awaiting(history)
-    def ahistory(self) -> None:
+    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """See `history`."""
+        return await self._parts.runner.arun(self._items.history(namespace, key))
 
     # -- why
 
-    @blocking
     def why_not(
         self,
         namespace: Namespace,
@@ -286,7 +324,7 @@ class Store(BaseStore):
         as_of: datetime | None = None,
         context: bool = True,
         during: Span | None = None,
-    ) -> Effects[WhyNot]:
+    ) -> WhyNot:
         """The place of an item in the answers to a query under a prefix, and the reason.
 
         The arguments from `query` on are those of `search`; without a prefix, that is the item's
@@ -298,11 +336,27 @@ class Store(BaseStore):
         within = namespace if prefix is None else prefix
         wanted = self._parts.wanted(within, filter, provenance, as_of)
         asked = query_of(query, mode, context, True, during=during)
-        return self._items.why_not(namespace, key, wanted, asked)
+        return self._parts.runner.run(self._items.why_not(namespace, key, wanted, asked))
 
-    @awaiting(why_not)
-    def awhy_not(self) -> None:
+    async def awhy_not(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        query: str,
+        prefix: Namespace | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        during: Span | None = None,
+    ) -> WhyNot:
         """See `why_not`."""
+        within = namespace if prefix is None else prefix
+        wanted = self._parts.wanted(within, filter, provenance, as_of)
+        asked = query_of(query, mode, context, True, during=during)
+        return await self._parts.runner.arun(self._items.why_not(namespace, key, wanted, asked))
 
     # -- erasing
 
@@ -365,8 +419,7 @@ class Store(BaseStore):
 
     apending_embeddings = awaited(pending_embeddings)
 
-    @blocking
-    def embed_pending(self, namespace_prefix: Namespace = ()) -> Effects[int]:
+    def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Make missing vectors; returns how many items got vectors.
 
         An item whose text the embedder refuses stays pending; the others get their vectors.
@@ -374,11 +427,13 @@ class Store(BaseStore):
         Raises:
             EmbeddingFailed: The embedder fails for all.
         """
-        return self._missing.embed_all(self._parts.path(namespace_prefix))
+        return self._parts.runner.run(self._missing.embed_all(self._parts.path(namespace_prefix)))
 
-    @awaiting(embed_pending)
-    def aembed_pending(self) -> None:
+    async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """See `embed_pending`."""
+        return await self._parts.runner.arun(
+            self._missing.embed_all(self._parts.path(namespace_prefix))
+        )
 
     # -- a part of it
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
+from perdure.effects import run
 from perdure.errors import (
     ConfigurationError,
     ImportFailed,
@@ -34,7 +35,6 @@ from perdure.stores.options import meant
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
 from perdure.stores.reading import ended, micros, moment, provenance_of
-from perdure.stores.runner import Effects, Write
 from perdure.stores.values import decode
 from perdure.stores.writer import Changes, ItemWriter, New, Times
 
@@ -125,7 +125,7 @@ class Transfer:
                 if not batch and not unsuitable and failed is None:
                     return report
                 try:
-                    report += self._parts.runner.run(self._restore(batch))
+                    report += run(self._restore(batch))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
@@ -157,12 +157,12 @@ class Transfer:
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    def _restore(self, given: list[Restored]) -> Effects[TransferReport]:
+    async def _restore(self, given: list[Restored]) -> TransferReport:
         if not given:
             return TransferReport()
-        model = yield from self._missing.make([one.put for one in given])
+        model = await self._missing.make([one.put for one in given])
         make = partial(_restore, self._parts.writer, given, self._parts.now(), model)
-        return (yield Write(make))  # type: ignore[no-any-return]
+        return await self._parts.runner.write(make)
 
     def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
         if isinstance(line, ImportFailed):  # its source could not read it

@@ -6,17 +6,17 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.settings import LIST_LIMIT
-from perdure.storage.database import AwaitableInt, DatabaseOwner, awaited, in_event_loop
+from perdure.storage.database import DatabaseOwner, awaited
 from perdure.storage.flow import Flow, Statement, by_month, rows_of
 from perdure.stores.base import (
     Namespace,
@@ -35,7 +35,6 @@ from perdure.stores.namespaces import labels, span
 from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
-from perdure.stores.runner import Effects, awaiting, blocking
 from perdure.stores.store import Store
 from perdure.stores.transfer import (
     PAGE,
@@ -71,18 +70,12 @@ class WholeStore(DatabaseOwner, Store):
 
     # -- time to live
 
-    def sweep_ttl(self) -> AwaitableInt:
-        """Close expired items, which no read returns any more.
-
-        It blocks; in an event loop, `asweep_ttl` does not.
-
-        Returns:
-            How many. It may be awaited too, as with langgraph's async store.
-        """
+    def sweep_ttl(self) -> int:
+        """Close expired items, which no read returns any more; returns how many."""
         total = 0
         while found := self._sweep():
             total += found
-        return AwaitableInt(total)
+        return total
 
     asweep_ttl = awaited(sweep_ttl)
 
@@ -104,7 +97,7 @@ class WholeStore(DatabaseOwner, Store):
             sweep_interval_minutes: How often; None: as configured, else every five minutes.
 
         Returns:
-            The thread. It may be awaited too, as with langgraph's async store.
+            The thread.
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
         minutes: Any = sweep_interval_minutes or configured or 5
@@ -115,17 +108,19 @@ class WholeStore(DatabaseOwner, Store):
             sweeper.start()
         return sweeper
 
-    def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
         """Stop sweeping, and wait for the thread: for `timeout` seconds, or as long as it takes.
 
         Returns:
-            True if the thread has ended. In an event loop only `await` waits for it.
+            Whether the thread has ended.
         """
-        if self._sweeper is not None:
-            self._sweeper.stopped.set()
-            if not in_event_loop():
-                self._sweeper.join(timeout)
-        return SweeperEnd(self._sweeper, timeout)
+        if self._sweeper is None:
+            return True
+        self._sweeper.stopped.set()
+        self._sweeper.join(timeout)
+        return not self._sweeper.is_alive()
+
+    astop_ttl_sweeper = awaited(stop_ttl_sweeper)
 
     # -- old versions
 
@@ -225,8 +220,7 @@ class WholeStore(DatabaseOwner, Store):
 
     # -- vectors of another model
 
-    @blocking
-    def reembed(self, progress: Progress | None = None) -> Effects[int]:
+    def reembed(self, progress: Progress | None = None) -> int:
         """Make all vectors anew with the store's present embedder.
 
         Others may read and write meanwhile; an item without a new vector is found by its words. It
@@ -243,11 +237,11 @@ class WholeStore(DatabaseOwner, Store):
                 by itself is left in `pending_embeddings()`.
             ConfigurationError: The store has no embedder.
         """
-        return self._missing.reembed(progress)
+        return self._parts.runner.run(self._missing.reembed(progress))
 
-    @awaiting(reembed)
-    def areembed(self) -> None:
+    async def areembed(self, progress: Progress | None = None) -> int:
         """See `reembed`."""
+        return await self._parts.runner.arun(self._missing.reembed(progress))
 
     @property
     def model(self) -> Model | None:
@@ -371,7 +365,7 @@ class WholeStore(DatabaseOwner, Store):
 
 
 class Sweeper(threading.Thread):
-    """Calls a function at intervals until it is stopped; awaited, it is returned at once."""
+    """Calls a function at intervals until it is stopped."""
 
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
@@ -385,25 +379,6 @@ class Sweeper(threading.Thread):
                 self._sweep()
             except PerdureError:
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        return self
-        yield
-
-
-class SweeperEnd:
-    """Whether a stopped sweeper has ended, as a truth value or by `await`, which waits for it."""
-
-    def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
-        self._sweeper, self._timeout = sweeper, timeout
-
-    def __bool__(self) -> bool:
-        return self._sweeper is None or not self._sweeper.is_alive()
-
-    def __await__(self) -> Generator[Any, Any, bool]:
-        if self._sweeper is not None:
-            yield from asyncio.to_thread(self._sweeper.join, self._timeout).__await__()
-        return bool(self)
 
 
 def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:

@@ -37,8 +37,8 @@ from perdure.memory.conversation import Messages, backwards, says_something, tur
 from perdure.memory.nodes import Shown
 from perdure.memory.options import instance, number, whole
 from perdure.memory.quotation import quoted
+from perdure.memory.run_config import Template
 from perdure.memory.store_adapter import StoreAdapter
-from perdure.memory.templates import Template
 
 ALL: Final = 2**31 - 1  # a number of messages that a 32-bit integer holds
 _NAMESPACE: Final = "chat_memory"

@@ -14,7 +14,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background import Background
 from perdure.memory.due import Job, Pace
-from perdure.memory.effects import Effects
 from perdure.memory.extraction import Extraction
 from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.turns import TurnExtractor
@@ -32,12 +31,12 @@ class Stubborn(TurnExtractor):
         self.began, self.hold = threading.Event(), threading.Event()
         self.hold.set()
 
-    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
+    async def proposing(self, batch: Batch, around: Scope) -> Proposal:
         self.began.set()
         self.hold.wait(PATIENCE_S)
         if self.failures.get(batch.thread_id):
             raise self.failures[batch.thread_id].pop(0)
-        return (yield from super().proposing(batch, around))
+        return await super().proposing(batch, around)
 
 
 class Runs:

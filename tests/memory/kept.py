@@ -7,8 +7,8 @@ from typing import Any
 
 from langchain_core.messages import ToolMessage
 
+from perdure.effects import run
 from perdure.memory.collection import Collection
-from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of

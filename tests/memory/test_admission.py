@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perdure.memory.effects import run
+from perdure.effects import run
 from perdure.memory.gate import Admitted, Gate, admit
 from perdure.memory.records import TURN, Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter

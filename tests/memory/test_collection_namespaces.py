@@ -9,6 +9,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from perdure import memory as memory_package
+from perdure.effects import run
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -16,7 +17,6 @@ from perdure.errors import (
     UnknownMemory,
 )
 from perdure.memory.collection import Collection
-from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState

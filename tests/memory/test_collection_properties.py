@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
+from perdure.effects import run
 from perdure.errors import UnknownMemory
 from perdure.memory.collection import Collection
-from perdure.memory.effects import run
 from perdure.memory.gate import Gate, admit
 from perdure.memory.records import Candidate
 from perdure.memory.store_adapter import StoreAdapter

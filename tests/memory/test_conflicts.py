@@ -15,7 +15,7 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import VersionConflict
-from perdure.memory import plan
+from perdure.memory import changes
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
 from perdure.memory.gate import Gate
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is ever overtaken, so who waits for nothing waits forever."""
-    monkeypatch.setattr(plan, "_WAIT_S", 10_000.0)
+    monkeypatch.setattr(changes, "_WAIT_S", 10_000.0)
 
 
 def fact(number: int) -> str:
@@ -168,7 +168,7 @@ def test_a_loop_that_is_closed_keeps_nobody_waiting(store: SQLiteStore) -> None:
 
 def test_who_stands_still_is_overtaken(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for a check that hangs, whose change is judged again afterwards."""
-    monkeypatch.setattr(plan, "_WAIT_S", 0.02)
+    monkeypatch.setattr(changes, "_WAIT_S", 0.02)
     slow = Slow()
     collection = Collection(store, gate=Gate([slow]))
     with ThreadPoolExecutor(1) as pool:
@@ -259,9 +259,8 @@ def test_a_change_of_another_process(store: SQLiteStore, colour: str) -> None:
     assert kept(store) == ["ann sings"]
 
 
-def test_who_is_always_too_late(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_always_too_late(store: SQLiteStore) -> None:
     """It is told so in the end, and the next is not kept waiting."""
-    monkeypatch.setattr(plan, "_LONGEST_S", 0.001)
     collection = Collection(store, gate=Gate([other_process(store, 51)]))
     with pytest.raises(VersionConflict):
         collection.insert("Ann sings", config=ANN)

@@ -16,6 +16,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead, ThreadStatus
+from perdure.effects import computed
 from perdure.errors import ConfigurationError
 from perdure.memory import due
 from perdure.memory.due import DueThreads, Pace, standing
@@ -119,12 +120,12 @@ def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
     threads = DueThreads(runs.extraction, Pace(0))
     inside, most = 0, 0
 
-    def watched(*args: Any) -> Any:
+    async def watched(*args: Any) -> Any:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
-        time.sleep(0.01)
-        found = yield from watermarks(*args)
+        await computed(lambda: time.sleep(0.01))
+        found = await watermarks(*args)
         inside -= 1
         return found
 

@@ -16,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.effects import run
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -24,7 +25,6 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.collection import Collection
-from perdure.memory.effects import Effects, run
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.gate import Gate
 from perdure.memory.proposals import Batch, Proposal, Scope
@@ -140,12 +140,12 @@ class Noting(TurnExtractor):
         self.batches: list[Batch] = []
         self.meanwhile: Any = None
 
-    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
+    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
         self.batches.append(batch)
         if self.meanwhile is not None:
             call, self.meanwhile = self.meanwhile, None
             call()
-        return (yield from super().proposing(batch, scope))
+        return await super().proposing(batch, scope)
 
 
 def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
@@ -596,10 +596,10 @@ class Forgotten(TurnExtractor):
         super().__init__()
         self.saver, self.store = saver, store
 
-    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
+    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
         self.store.forget(threads=[batch.thread_id], checkpointer=self.saver)
         Collection(self.store).forget_all(config=user())
-        return (yield from super().proposing(batch, scope))
+        return await super().proposing(batch, scope)
 
 
 def test_a_thread_that_is_forgotten_meanwhile_leaves_no_memories(

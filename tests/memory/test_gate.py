@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
+from perdure.effects import arun
 from perdure.errors import ConfigurationError
-from perdure.memory.effects import arun
 from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, Verdict
 from perdure.memory.store_adapter import StoreAdapter

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from perdure.memory.effects import run
-from perdure.memory.gate import Gate
+from perdure.effects import run
+from perdure.memory.gate import Gate, tombstones_of
 from perdure.memory.records import TURN, Candidate, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of, succeeding
-from perdure.memory.tombstones import tombstones_of
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE, judged, remember, verdict
 

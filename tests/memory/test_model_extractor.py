@@ -482,8 +482,8 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
     judge = extraction.gate.judge
     others = ["Ann lives in Bruges."]
 
-    def interrupted(*given: Any, **options: Any) -> Any:
-        verdicts = yield from judge(*given, **options)
+    async def interrupted(*given: Any, **options: Any) -> Any:
+        verdicts = await judge(*given, **options)
         while others:
             memories.supersede(key, others.pop(), config=user())
         return verdicts

@@ -16,6 +16,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, model_validator
 
+from perdure.effects import run
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -23,7 +24,6 @@ from perdure.errors import (
     InvalidPatch,
     VersionConflict,
 )
-from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.profile import Profile
 from perdure.memory.records import Candidate, Verdict

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonpatch import JsonPointer
 
 from perdure.errors import InvalidPatch
-from perdure.memory.profile_patch import (
+from perdure.memory.profile import (
     is_as_seen,
     operations_of,
     patched,

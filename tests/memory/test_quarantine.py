@@ -12,10 +12,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
+from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.collection import Collection
 from perdure.memory.detectors import DETECTORS
-from perdure.memory.effects import run
 from perdure.memory.gate import Gate, admit
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.records import Candidate

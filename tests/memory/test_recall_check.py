@@ -9,7 +9,7 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.recall_check import RecallReport, check_recall
+from perdure.memory.recall import RecallReport, check_recall
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled
 

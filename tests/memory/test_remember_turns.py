@@ -21,9 +21,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
-from perdure.memory.effects import run
 from perdure.memory.extraction import remember_turns
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import StoreAdapter, memory_of

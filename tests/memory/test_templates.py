@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_core.runnables import RunnableLambda
 
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.templates import Template
+from perdure.memory.run_config import Template
 
 values = st.text(min_size=1).filter(lambda text: text.strip() and "\0" not in text)
 

@@ -27,9 +27,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.effects import arun, run
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.effects import arun, run
 from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import (

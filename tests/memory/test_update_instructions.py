@@ -26,11 +26,10 @@ from perdure.errors import (
     PerdureError,
     VersionConflict,
 )
-from perdure.memory.instructions import Instructions, use_instructions
+from perdure.memory.instructions import Instructions, update_instructions, use_instructions
 from perdure.memory.model_call import ModelCall
 from perdure.memory.quotation import newest
 from perdure.memory.reducers import ChatState
-from perdure.memory.update_instructions import update_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
 from tests.memory.scripted import CALLS

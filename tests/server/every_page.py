@@ -11,9 +11,9 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.effects import run
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
-from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
 from perdure.server import create_app
 from perdure.settings import Settings

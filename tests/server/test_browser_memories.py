@@ -17,8 +17,8 @@ from playwright.sync_api import Page, expect
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
+from perdure.effects import run
 from perdure.memory import Collection, Extraction, Quarantine
-from perdure.memory.effects import run
 from perdure.memory.watermarks import watermark
 from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, Local

@@ -218,7 +218,7 @@ def test_the_sweeper_sweeps(plain: SQLiteStore, clock: Clock) -> None:
 
 
 def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
-    """On an event loop, what langgraph's async store awaits may be awaited, and need not be."""
+    """On an event loop, sweeping and the end of the sweeper have forms that are awaited."""
 
     async def course() -> tuple[Any, ...]:
         async with BACKENDS["file"](tmp_path, clock=clock) as store:
@@ -226,11 +226,11 @@ def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
             store.setup()
             await store.aput(A, "k", {}, ttl=1)
             clock.forward(MINUTE)
-            swept = await store.sweep_ttl()
-            first = await store.start_ttl_sweeper(60)
-            stopped = await store.stop_ttl_sweeper()
+            swept = await store.asweep_ttl()
+            first = store.start_ttl_sweeper(60)
+            stopped = await store.astop_ttl_sweeper()
             store.start_ttl_sweeper(60)
-            store.stop_ttl_sweeper()
+            await store.astop_ttl_sweeper()
             last = store.start_ttl_sweeper(60)
         return swept, first.is_alive(), stopped, last.is_alive()
 
@@ -238,14 +238,10 @@ def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_sweeper_that_was_stopped_is_replaced(plain: SQLiteStore) -> None:
-    """Also while its thread has not ended yet: in an event loop nothing waits for that."""
-
-    async def course() -> tuple[Any, Any]:
-        first = plain.start_ttl_sweeper(60)
-        plain.stop_ttl_sweeper()
-        return first, plain.start_ttl_sweeper(60)
-
-    first, second = asyncio.run(course())
+    """Also while its thread has not ended yet."""
+    first = plain.start_ttl_sweeper(60)
+    plain.stop_ttl_sweeper(0)
+    second = plain.start_ttl_sweeper(60)
 
     assert first is not second
     assert second.is_alive()

@@ -11,7 +11,7 @@ from perdure.stores import ScopedStore, SQLiteStore
 # what needs no twin: opening, naming a part, threads of its own
 ALONE = {
     *("bind", "from_conn_string", "model", "open", "scoped", "setup", "start_ttl_sweeper"),
-    *("stop_ttl_sweeper", "supports_ttl", "ttl_config"),
+    *("supports_ttl", "ttl_config"),
 }
 
 

@@ -244,16 +244,6 @@ class OnAwait(Generic[T]):
         return self._run().__await__()
 
 
-class AwaitableInt(int):
-    """Likewise, a whole number; awaited, it is returned at once."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, Any, int]:
-        return int(self)
-        yield
-
-
 class DatabaseOwner:
     """An owner of a `Database`, closed by hand or at the end of a `with` or `async with`."""
 

@@ -5,9 +5,8 @@ The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementa
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import date, timedelta
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +16,6 @@ R = TypeVar("R")
 ALL = 1 << 62  # a limit of rows that limits nothing
 _UUID = 16  # bytes
 _EPOCH = date(1970, 1, 1)
-F = TypeVar("F", bound=Callable[..., Any])
 Row = tuple[Any, ...]
 
 
@@ -67,9 +65,10 @@ Request = Statement | list[Statement]
 """What a flow yields. For a list, executed in order in one go, it is sent a list of row lists."""
 
 Flow = Generator[Request, Any, T]
+Steps = Generator[R, Any, T] | Coroutine[R, Any, T]
 
 
-def run(flow: Generator[R, Any, T], execute: Callable[[R], Any]) -> T:
+def run(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
     """Drive a flow to its end: errors of `execute` are thrown into it, its result is returned."""
     send = flow.send
     try:
@@ -85,7 +84,7 @@ def run(flow: Generator[R, Any, T], execute: Callable[[R], Any]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def arun(flow: Generator[R, Any, T], execute: Callable[[R], Awaitable[Any]]) -> T:
+async def arun(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
     """See `run`."""
     try:
         request = flow.send(None)
@@ -98,15 +97,6 @@ async def arun(flow: Generator[R, Any, T], execute: Callable[[R], Awaitable[Any]
                 request = flow.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
-
-
-def signed(call: F, make: Callable[..., Any]) -> F:
-    """A function with the signature of `make`, but that it returns what the effects return."""
-    signature = inspect.signature(make)
-    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
-    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    call.__annotations__ = {**make.__annotations__, "return": returned}
-    return call
 
 
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:

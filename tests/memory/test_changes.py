@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from perdure.effects import run
 from perdure.memory import Gate
-from perdure.memory.effects import run
-from perdure.memory.plan import planned
+from perdure.memory.changes import planned
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT
 from perdure.memory.sameness import digest
