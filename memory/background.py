@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure import errors
 from perdure.effects import run
 from perdure.memory import model_call
-from perdure.memory.due import DueThreads, Job, Pace, State
+from perdure.memory.due import DueThreads, ExtractionJob, Pace, State
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.job_queue import JobQueue, place_of
 from perdure.memory.options import choice, instance, seconds, whole
@@ -63,7 +63,7 @@ class Background:
         database: str | os.PathLike[str] | None = None,
         workers: int = 8,
         work: bool = True,
-        on_job: Callable[[Job], None] | None = None,
+        on_job: Callable[[ExtractionJob], None] | None = None,
     ) -> None:
         self.extraction = instance("extraction", extraction, Extraction, "Extraction(saver, store)")
         self.pace, self.work = pace or Pace(), bool(work)
@@ -134,7 +134,7 @@ class Background:
         """
         self._opened().every(cron, timezone)
 
-    def flush(self, timeout_s: float = 60.0) -> list[Job]:
+    def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Have all threads extracted that were not given up, and wait; the jobs that are left."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         wanted = self._put_all(dead=False) | self._opened().live().keys()
@@ -142,7 +142,7 @@ class Background:
             time.sleep(_TICK_S[0])
         return self._due.jobs()
 
-    def jobs(self, state: State | None = None) -> list[Job]:
+    def jobs(self, state: State | None = None) -> list[ExtractionJob]:
         """The threads with unread messages, and those extracted within a day; or one state's."""
         if state is not None:
             choice("state", state, get_args(State))
@@ -216,7 +216,7 @@ class Background:
                 count,
             )
 
-    def _attempt(self, job: Job) -> dict[str, Any]:
+    def _attempt(self, job: ExtractionJob) -> dict[str, Any]:
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result
@@ -233,7 +233,7 @@ class Background:
             self._running.discard(job.key)
         return result
 
-    def _within_limit(self, job: Job) -> dict[str, Any] | None:
+    def _within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
         """The report of an extraction in a thread of its own; None: it was abandoned."""
         future: Future[ExtractionReport] = Future()
 
@@ -254,7 +254,12 @@ class Background:
         return asdict(future.result())
 
     def _record(
-        self, job: Job, error: str, *, final: bool = False, exc: BaseException | None = None
+        self,
+        job: ExtractionJob,
+        error: str,
+        *,
+        final: bool = False,
+        exc: BaseException | None = None,
     ) -> None:
         """Count a failure on the thread's watermark, and report it."""
         adapter, name = self.extraction.adapter(), self.extraction.extractor.name
@@ -275,7 +280,7 @@ class Background:
                 self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
                 return
 
-    def _notify(self, job: Job, exc: BaseException | None = None) -> None:
+    def _notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:

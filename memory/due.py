@@ -50,7 +50,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ExtractionJob:
     """The extraction of one thread; `"dead"` is one given up until there is a new message."""
 
     thread_id: str
@@ -94,7 +94,7 @@ class DueThreads:
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
-    def jobs(self, *, listed: bool = True) -> list[Job]:
+    def jobs(self, *, listed: bool = True) -> list[ExtractionJob]:
         """The threads with unread messages, in any state but `"done"`.
 
         With `listed`, those that were deleted since the last call are left out, by a query for
@@ -119,10 +119,10 @@ class DueThreads:
                 state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
-                jobs.append(Job(thread_id, namespace, state, *failure, at, given))
+                jobs.append(ExtractionJob(thread_id, namespace, state, *failure, at, given))
             return jobs
 
-    def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
+    def job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
         """The job of one thread; None: with the config of its last run."""
         given = dict((config or {}).get("configurable", {}))
         if config is None:
@@ -130,7 +130,7 @@ class DueThreads:
             given = dict(head.metadata)
         labels = labels_of(given, self._extraction.namespace.names)
         namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
-        return Job(thread_id, namespace, "due", configurable=labels)
+        return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
     def unassigned(self, quiet_s: float = 0.0) -> list[str]:
         """The ids of threads that `jobs` left out, because their heads do not say whose they are.

@@ -20,7 +20,7 @@ from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import TRIES, written
 from perdure.memory.conversation import Messages
-from perdure.memory.model_call import Refused, fault_of, model_call, text_of
+from perdure.memory.model_call import RefusedAnswer, fault_of, model_call, text_of
 from perdure.memory.nodes import Learner, MessagesNode, Shown, channel, checked
 from perdure.memory.options import choice, instance, text, whole
 from perdure.memory.options import text as checked_text
@@ -28,7 +28,7 @@ from perdure.memory.proposals import Planned
 from perdure.memory.quotation import fenced, newest, units_of
 from perdure.memory.records import Memory
 from perdure.memory.run_config import Clock, Template, Versioned, clock_of, source, store_of_graph
-from perdure.memory.store_adapter import INSTRUCTIONS, Place, StoreAdapter, namespace_of
+from perdure.memory.store_adapter import INSTRUCTIONS, ItemPlace, StoreAdapter, namespace_of
 from perdure.memory.summary import ON_FAILURE, OnFailure, with_summary, without_summary
 from perdure.stores.base import Provenance, PutItem
 
@@ -101,22 +101,22 @@ class Instructions:
     set, aset = blocking(_set), awaiting(_set)
     rollback, arollback = blocking(_rollback), awaiting(_rollback)
 
-    def place(self, config: RunnableConfig | None) -> Place:
+    def place(self, config: RunnableConfig | None) -> ItemPlace:
         """Where the instructions of a run are."""
         adapter = self._adapter or _versioned(store_of_graph("the instructions"))
         thread_id, checkpoint_id = source(config)
         made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.filled(config)
-        return Place(adapter, namespace_of(self.namespace, config), key, made_by)
+        return ItemPlace(adapter, namespace_of(self.namespace, config), key, made_by)
 
-    async def reading(self, place: Place, as_of: datetime | None = None) -> InstructionsVersion:
+    async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> InstructionsVersion:
         """Read what holds now, or held at a moment."""
         item = await place.adapter.got(place.namespace, place.key, as_of)
         return InstructionsVersion(self.default) if item is None else _version(item)
 
     async def rewriting(
         self,
-        place: Place,
+        place: ItemPlace,
         rewritten: Callable[[str], Operation[str]],
         change: Change,
         tries: int = TRIES,
@@ -141,7 +141,9 @@ class Instructions:
         return await self.rewriting(self.place(config), rewritten, change)
 
 
-def replacing(place: Place, previous: InstructionsVersion, text: str, change: Change) -> PutItem:
+def replacing(
+    place: ItemPlace, previous: InstructionsVersion, text: str, change: Change
+) -> PutItem:
     """The operation that writes a text in place of the previous one, with the diff between them."""
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the names of files
@@ -299,7 +301,7 @@ class UpdateInstructions(Learner):
         told = told if isinstance(told, str) else json.dumps(told, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
 
-        def request(room: int, refused: Refused | None) -> list[BaseMessage]:
+        def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
                 fenced("current_instructions", previous),
                 fenced("conversation", newest(units, room)),

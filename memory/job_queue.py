@@ -21,7 +21,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from perdure.errors import ConfigurationError, MissingDependency, StorageUnavailable
-from perdure.memory.due import Job
+from perdure.memory.due import ExtractionJob
 from perdure.settings import is_dsn
 from perdure.storage.locks import file_lock
 
@@ -45,7 +45,9 @@ _SCHEMA: Final = "perdure_jobs"  # of the tables in a database that is not the s
 _POSTGRES: Final = "postgresql://"
 _POLL_S: Final = 0.25
 _CONNECTIONS: Final = 6  # of DBOS's own threads
-_working: list[tuple[Callable[[Job], dict[str, Any]], Callable[[], object]]] = []  # at most one
+_working: list[
+    tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]
+] = []  # at most one
 
 
 class JobQueue:
@@ -69,7 +71,7 @@ class JobQueue:
             stack.callback(self._client.destroy)
             self.close = stack.pop_all().close
 
-    def put(self, job: Job) -> None:
+    def put(self, job: ExtractionJob) -> None:
         """Put a job on the queue, unless it is there."""
         options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
@@ -82,17 +84,17 @@ class JobQueue:
         found = self._listed(["ENQUEUED", "PENDING"], load_input=False)
         return {str(each.deduplication_id): each.status == "PENDING" for each in found}
 
-    def done(self) -> list[Job]:
+    def done(self) -> list[ExtractionJob]:
         """The jobs that were done within a day, oldest first."""
         jobs = []
         for each in self._listed("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(each.output, dict) and "report" in each.output and each.completed_at:
                 result = {**each.output, "namespace": tuple(each.output["namespace"])}
                 at = datetime.fromtimestamp(each.completed_at / 1e3, UTC)
-                jobs.append(Job(**result, state="done", at=at))
+                jobs.append(ExtractionJob(**result, state="done", at=at))
         return jobs[::-1]
 
-    def take_lost(self, limit_s: float) -> list[Job]:
+    def take_lost(self, limit_s: float) -> list[ExtractionJob]:
         """Take the jobs from the queue that a worker has had for longer than the limit."""
         before = (time.time() - limit_s) * 1e3
         taken = self._listed("PENDING")
@@ -124,8 +126,11 @@ class JobQueue:
 
     @contextmanager
     def working(
-        self, workers: int, extract: Callable[[Job], dict[str, Any]], extract_all: Callable[[], Any]
-    ) -> Iterator[list[Job]]:
+        self,
+        workers: int,
+        extract: Callable[[ExtractionJob], dict[str, Any]],
+        extract_all: Callable[[], Any],
+    ) -> Iterator[list[ExtractionJob]]:
         """Work in this process until the context ends; the jobs that an ended worker left."""
         with ExitStack() as stack:
             name = self._slot(stack)
@@ -182,7 +187,7 @@ class JobQueue:
         with _mapped("read"):
             return self._client.list_workflows(**options)
 
-    def _taken(self, found: list[WorkflowStatus]) -> list[Job]:
+    def _taken(self, found: list[WorkflowStatus]) -> list[ExtractionJob]:
         with _mapped("written"):
             self._client.cancel_workflows([each.workflow_id for each in found])
         return [_job(*(each.input or {"args": ()})["args"]) for each in found]
@@ -196,8 +201,8 @@ def _extract_all(scheduled_at: datetime, context: Any) -> None:
     _working[0][1]()
 
 
-def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> Job:
-    return Job(thread_id, tuple(namespace), "running", configurable=configurable)
+def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> ExtractionJob:
+    return ExtractionJob(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
 def place_of(given: Any, store: Any) -> tuple[str | None, str]:

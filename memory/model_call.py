@@ -150,14 +150,14 @@ class InvalidAnswer(InvalidPatch):
     """An answer has another form than was asked for; the message has no word of the model's."""
 
 
-class Refused(NamedTuple):
+class RefusedAnswer(NamedTuple):
     """An answer that cannot be used, and what is wrong with it."""
 
     answer: Any
     fault: str
 
 
-Requesting = Callable[[int, Refused | None], Request]
+Requesting = Callable[[int, RefusedAnswer | None], Request]
 """Makes a request: for so many characters of a conversation, after an answer that was refused."""
 
 
@@ -218,7 +218,7 @@ class ModelCall:
                     pause = self.backoff_s * 2 ** (failures - 1)
                     await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
                 else:  # some clients raise what pydantic says of an answer
-                    refused = Refused(answer, str(exc))
+                    refused = RefusedAnswer(answer, str(exc))
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, so that it can time out."""

@@ -18,7 +18,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.instructions import LONGEST, Instructions, replacing
 from perdure.memory.model_call import (
     InvalidAnswer,
-    Refused,
+    RefusedAnswer,
     model_call,
     parsed,
     quoted_answer,
@@ -121,7 +121,7 @@ class Wish(_Part):
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
 
-class Answer(_Part):
+class ModelAnswer(_Part):
     """What of the conversation is to be kept."""
 
     facts: list[FactChange] = []
@@ -133,12 +133,14 @@ class Answer(_Part):
 def answer_form(parts: Iterable[str]) -> type[BaseModel]:
     """The schema of an answer that has these parts."""
     fields: dict[str, Any] = {
-        name: (info.annotation, info) for name, info in Answer.model_fields.items() if name in parts
+        name: (info.annotation, info)
+        for name, info in ModelAnswer.model_fields.items()
+        if name in parts
     }
-    return create_model("Memories", __base__=_Part, __doc__=Answer.__doc__, **fields)
+    return create_model("Memories", __base__=_Part, __doc__=ModelAnswer.__doc__, **fields)
 
 
-def answer_of(parsed: BaseModel) -> Answer:
+def answer_of(parsed: BaseModel) -> ModelAnswer:
     """The answer in such a form; an `InvalidAnswer` if it has no part, or one is too long."""
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
@@ -146,10 +148,10 @@ def answer_of(parsed: BaseModel) -> Answer:
     for name, entries in parts.items():
         if len(entries) > _MOST:
             raise InvalidAnswer(f"{name} has {len(entries)} entries; at most {_MOST} are allowed")
-    return Answer(**parts)
+    return ModelAnswer(**parts)
 
 
-def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
+def memories_of(answer: ModelAnswer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
     """The proposed facts and episodes; only the memories that were shown can be changed."""
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
@@ -444,15 +446,15 @@ class ModelExtractor:
         near = {each.key: each for row in rows for each in row if each is not None}
         return list(near.values())[:_NEAR]
 
-    async def _asked(self, batch: Batch, known: _Known, scope: Scope) -> tuple[Answer, Usage]:
+    async def _asked(self, batch: Batch, known: _Known, scope: Scope) -> tuple[ModelAnswer, Usage]:
         left, usage = self._call.retries, Usage()
 
-        def request(room: int, refused: Refused | None) -> list[BaseMessage]:
+        def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             nonlocal usage
             usage += Usage(calls=1)
             return self._request(batch, known, room, refused)
 
-        async def taken(given: Any) -> Answer:
+        async def taken(given: Any) -> ModelAnswer:
             nonlocal left, usage
             raw = given.get("raw") if isinstance(given, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
@@ -470,11 +472,11 @@ class ModelExtractor:
             return answer
 
         call = replace(self._call, config=scope.config)
-        asked: Operation[Answer] = call.usable(request, taken, room=self.max_chars)
+        asked: Operation[ModelAnswer] = call.usable(request, taken, room=self.max_chars)
         return (await asked), usage
 
     def _request(
-        self, batch: Batch, known: _Known, room: int, refused: Refused | None
+        self, batch: Batch, known: _Known, room: int, refused: RefusedAnswer | None
     ) -> list[BaseMessage]:
         lines = [f"{name}: {_remembered(memory)}" for name, memory in known.memories.items()]
         earlier = filter(None, map(_line, batch.before))
@@ -493,7 +495,7 @@ class ModelExtractor:
 
 
 def _by_profile(
-    answer: Answer, known: Sequence[ProfileState[Any]]
+    answer: ModelAnswer, known: Sequence[ProfileState[Any]]
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """The changes of each profile; a change with an unknown name makes the first one's invalid."""
     names = [each.name for each in known]

@@ -25,7 +25,13 @@ from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
 from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import Template, source
-from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
+from perdure.memory.store_adapter import (
+    ItemPlace,
+    StoreAdapter,
+    adapter_of,
+    namespace_of,
+    removal_of,
+)
 from perdure.stores.base import Provenance, PutItem, Receipt
 from perdure.stores.values import decode, encode
 
@@ -342,13 +348,13 @@ class Profile(Generic[M]):
     set, aset = blocking(_set), awaiting(_set)
     forget, aforget = blocking(_forget), awaiting(_forget)
 
-    def place(self, config: RunnableConfig | None = None) -> Place:
+    def place(self, config: RunnableConfig | None = None) -> ItemPlace:
         """The place of the profile of a run; a change there is a user's, by hand."""
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         user = Provenance(*source(config), actor="user", trust="user")
-        return Place(self.adapter or adapter_of(None), namespace, key, user)
+        return ItemPlace(self.adapter or adapter_of(None), namespace, key, user)
 
-    async def reading(self, place: Place, as_of: datetime | None = None) -> ProfileState[M]:
+    async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""
         head = await place.adapter.got(place.namespace, place.key, as_of)
         document = _document(head) if head else dumped(self.schema.model_construct())
@@ -360,7 +366,7 @@ class Profile(Generic[M]):
         return ProfileState(self, place.key, head, dumped(profile), profile)
 
     async def planning(
-        self, place: Place, operations: Sequence[Document], seen: Document
+        self, place: ItemPlace, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
         wanted = operations_of(operations)
@@ -381,7 +387,7 @@ class Profile(Generic[M]):
         return (await written(place.adapter, plan)).profile
 
     async def _planned(
-        self, place: Place, state: ProfileState[M], name: str, change: Change
+        self, place: ItemPlace, state: ProfileState[M], name: str, change: Change
     ) -> _Plan[M]:
         try:
             new = change(state.document)
@@ -419,7 +425,7 @@ def _document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> list[Any]:
+async def _screened(gate: Gate, leaves: Sequence[Leaf], place: ItemPlace) -> list[Any]:
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -447,7 +453,7 @@ def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _candidate(leaf: Leaf, place: Place) -> Candidate:
+def _candidate(leaf: Leaf, place: ItemPlace) -> Candidate:
     # an address or number is kept if it is written by hand, or in a user's message
     text, explicit = leaf.label + leaf.text, place.told is None
     if place.told is not None:

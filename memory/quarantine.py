@@ -22,7 +22,7 @@ from perdure.stores.base import Namespace, Provenance
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QuarantineEntry:
     """A candidate in quarantine since `at` (UTC), by a `check` of the gate and for a `reason`.
 
     `key` is its id here, `memory_key` the key that the memory would have. `shown` is its text,
@@ -45,7 +45,7 @@ class Entry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
 
-Entries = list[Entry]  # within the class `list` is a method
+Entries = list[QuarantineEntry]  # within the class `list` is a method
 
 
 class Quarantine:
@@ -112,9 +112,9 @@ async def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
     return found
 
 
-def _entry(found: Memory) -> Entry:
+def _entry(found: Memory) -> QuarantineEntry:
     value = found.value
-    return Entry(
+    return QuarantineEntry(
         key=found.key,
         at=datetime.fromisoformat(value["at"]),
         memory_key=value["key"],

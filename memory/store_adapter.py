@@ -101,7 +101,7 @@ class StoreAdapter:
         return {"as_of": as_of}
 
 
-class Place(NamedTuple):
+class ItemPlace(NamedTuple):
     """The place of an item, and where a change to it comes from."""
 
     adapter: StoreAdapter

@@ -21,7 +21,7 @@ from perdure.memory.conversation import Messages, role, turns
 from perdure.memory.model_call import (
     ModelCall,
     NamedModel,
-    Refused,
+    RefusedAnswer,
     fault_of,
     is_too_long,
     model_call,
@@ -326,7 +326,7 @@ class SummaryRequest:
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
         system = SystemMessage(self.prompt.replace("{max_words}", str(words)))
 
-        def request(room: int, refused: Refused | None) -> list[BaseMessage]:
+        def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             again = f", in {words // 2} words at most ({refused.fault})" if refused else ""
             parts = [known, conversation, f"Write the summary now{again}."]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]

@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background import Background
-from perdure.memory.due import Job, Pace
+from perdure.memory.due import ExtractionJob, Pace
 from perdure.memory.extraction import Extraction
 from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.turns import TurnExtractor
@@ -51,7 +51,7 @@ class Runs:
         self.graph = builder.compile(checkpointer=self.saver)
         self.extractor = Stubborn()
         self.extraction = Extraction(self.saver, self.store, self.extractor)
-        self.told: list[Job] = []
+        self.told: list[ExtractionJob] = []
 
     def say(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
         self.graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread_id))

@@ -17,7 +17,7 @@ from dbos import DBOS
 
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.memory.background import Background, run_worker
-from perdure.memory.due import Job
+from perdure.memory.due import ExtractionJob
 from perdure.memory.job_queue import JobQueue
 from tests.memory.background_runs import PATIENCE_S, Runs, state_of, until
 
@@ -45,7 +45,7 @@ def test_stop_leaves_nothing_and_start_goes_on(alone: Runs) -> None:
     assert (handlers, level, []) == (logger.handlers, logger.level, logger.filters)
     assert alone.memories("a") == []
 
-    async def main() -> list[Job]:
+    async def main() -> list[ExtractionJob]:
         async with background:
             return await asyncio.to_thread(background.flush)
 
@@ -210,7 +210,7 @@ def test_a_job_that_an_ended_worker_left_has_failed(
     alone: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that kills its workers is given up in the end; a deleted one holds up no start."""
-    left = [Job(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")]
+    left = [ExtractionJob(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")]
     monkeypatch.setattr(JobQueue, "working", lambda *args: nullcontext(left))
     alone.say("a")
     for attempt, state in ((1, "retrying"), (2, "dead")):

@@ -109,7 +109,7 @@ def test_secrets_and_cards_wait_for_review(empty: StoreAdapter, text: str, expli
 
 
 def test_what_is_done_about_secrets_can_be_chosen(empty: StoreAdapter) -> None:
-    """Refused, redacted or kept; each says so."""
+    """RefusedAnswer, redacted or kept; each says so."""
     hidden = verdict(Gate(secrets="redact"), empty, SECRET, explicit=True)
 
     assert verdict(Gate(secrets="refuse"), empty, SECRET).action == "refuse"

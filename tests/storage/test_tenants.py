@@ -20,7 +20,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers import postgres as threads
 from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
-from perdure.memory.due import Job
+from perdure.memory.due import ExtractionJob
 from perdure.memory.job_queue import JobQueue
 from perdure.storage.postgres_connection import numbered
 from perdure.storage.table_copy import Copy
@@ -314,7 +314,7 @@ def test_rights_on_rows_are_enough_for_a_copy_and_the_queue(schema: str, tmp_pat
         rights = "SELECT, INSERT, UPDATE, DELETE"
         conn.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {own[1]} TO a_user")
     with closing(JobQueue(*place)) as queue:
-        queue.put(Job("t", NAMESPACE, "due", configurable={}))
+        queue.put(ExtractionJob("t", NAMESPACE, "due", configurable={}))
         assert len(queue.live()) == 1
     file = tmp_path / "old.db"
     with (

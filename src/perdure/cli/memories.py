@@ -41,8 +41,8 @@ from perdure.settings import SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
-    from perdure.memory.due import Job
-    from perdure.memory.quarantine import Entry
+    from perdure.memory.due import ExtractionJob
+    from perdure.memory.quarantine import QuarantineEntry
     from perdure.stores import Receipt
 
     Namespace = tuple[str, ...]
@@ -358,7 +358,7 @@ def quarantine(
         say(entry.text)
 
 
-def _list_entries(entries: list[Entry], json: bool) -> None:
+def _list_entries(entries: list[QuarantineEntry], json: bool) -> None:
     secret = ("text", "fields")  # as they were said
     plain = [
         {name: part for name, part in asdict(entry).items() if name not in secret}
@@ -410,5 +410,5 @@ def jobs(
         note(f"not extracted, as no user is named: {counted(len(unassigned), 'thread')}")
 
 
-def _why(job: Job) -> str:
+def _why(job: ExtractionJob) -> str:
     return f"{counted(job.attempts, 'attempt')}: {job.error}" if job.error else ""

@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, PerdureError
 
 if TYPE_CHECKING:
     from perdure.memory.background import Background
-    from perdure.memory.due import Job
+    from perdure.memory.due import ExtractionJob
     from perdure.memory.proposals import Extractor
 
 _DELAY_S: Final = 30.0
@@ -58,9 +58,9 @@ def worker(
     from perdure.memory.due import Pace
     from perdure.settings import is_dsn
 
-    done: list[Job] = []
+    done: list[ExtractionJob] = []
 
-    def tell(job: Job) -> None:
+    def tell(job: ExtractionJob) -> None:
         done.append(job)
         as_json(asdict(job), indent=None) if json else say(str(job))
 
@@ -145,11 +145,11 @@ def _hourly(work: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def _logged() -> Iterator[None]:
     """Say on stderr what holds the worker up."""
-    from perdure.memory.due import Job  # a worker tells of its jobs by itself
+    from perdure.memory.due import ExtractionJob  # a worker tells of its jobs by itself
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if not any(isinstance(each, Job) for each in record.args or ()):
+            if not any(isinstance(each, ExtractionJob) for each in record.args or ()):
                 note(f"perdure: {record.getMessage()}")
 
     _LOG.addHandler(handler := Notes())
