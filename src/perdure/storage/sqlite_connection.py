@@ -104,6 +104,16 @@ class Reserve:
         finally:
             self.look()
 
+    def lent(self, work: Callable[[], T]) -> T:
+        """What work returns, which on a full disk is done again with this room."""
+        try:
+            return work()
+        except sqlite3.OperationalError as exc:
+            if not is_full(exc):
+                raise
+        with self.used():
+            return work()
+
 
 @dataclass(frozen=True)
 class Connector:
@@ -161,8 +171,11 @@ class Connector:
         return conn
 
     def first_writer(self, schema: Schema) -> sqlite3.Connection:
-        """The connection that writes, the tables of a component in place."""
-        conn = self._in_reserve_if_full(partial(self._first_writer, schema))
+        """The connection that writes, the tables of a component in place.
+
+        On a full disk too: without it no rows could be deleted.
+        """
+        conn = self.reserve.lent(partial(self._first_writer, schema))
         self.reserve.look()
         return conn
 
@@ -202,17 +215,7 @@ class Connector:
         """Make the tables of one more component, unless they are there."""
         with self.between_processes():
             if not self._has(conn, schema):
-                self._in_reserve_if_full(partial(self._make, conn, schema))
-
-    def _in_reserve_if_full(self, opens: Callable[[], T]) -> T:
-        """Open what has to be open for rows to be deleted; SQLite's own files need room too."""
-        try:
-            return opens()
-        except sqlite3.OperationalError as exc:
-            if not is_full(exc):
-                raise
-            with self.reserve.used():
-                return opens()
+                self.reserve.lent(partial(self._make, conn, schema))
 
     def _make(self, conn: sqlite3.Connection, schema: Schema) -> None:
         conn.execute("BEGIN IMMEDIATE")

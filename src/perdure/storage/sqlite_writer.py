@@ -389,13 +389,7 @@ class SQLiteWriter:
         """
         if not self._connector.on_disk:
             return True
-        try:
-            return self._moved(conn, wait_s)
-        except sqlite3.OperationalError as exc:
-            if not is_full(exc):
-                raise
-            with self._connector.reserve.used():
-                return self._moved(conn, wait_s)
+        return self._connector.reserve.lent(partial(self._moved, conn, wait_s))
 
     def _moved(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         emptied = False
