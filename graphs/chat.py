@@ -25,10 +25,11 @@ from perdure.memory.instructions import UseInstructions
 from perdure.memory.model_call import chat_model, with_tools
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
-from perdure.memory.recall import NAMESPACE, UseMemories, use_memories
+from perdure.memory.recall import NAMESPACE
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.use_memories import UseMemories, use_memories
 
 Part = MessagesNode | Learner
 _NAMES: Final = {

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from perdure.memory.quarantine import Quarantine as Quarantine
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
-    from perdure.memory.recall import use_memories as use_memories
     from perdure.memory.records import Memory as Memory
     from perdure.memory.reducers import ChatState as ChatState
     from perdure.memory.reducers import Keep as Keep
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.memory.tools import search_memory as search_memory
     from perdure.memory.trim import trim as trim
     from perdure.memory.update_profile import update_profile as update_profile
+    from perdure.memory.use_memories import use_memories as use_memories
     from perdure.memory.views import ModelView as ModelView
     from perdure.memory.views import aviews as aviews
     from perdure.memory.views import record_views as record_views
@@ -66,7 +66,8 @@ _MODULES = {
     "nodes": "view",
     "profile": "Profile",
     "quarantine": "Quarantine",
-    "recall": "arecall recall use_memories",
+    "recall": "arecall recall",
+    "use_memories": "use_memories",
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",

@@ -32,7 +32,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import Shown
-from perdure.memory.recall import query_of, use_memories
+from perdure.memory.use_memories import query_of, use_memories
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import AS_ANN, fact, filled, turns
 from tests.memory.scripted import ScriptedServer, client
