@@ -23,7 +23,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.effects import Operation, awaiting, blocking, in_thread
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
 from perdure.memory import thread_messages
-from perdure.memory.changes import planned, written, written_in_turn
+from perdure.memory.changes import planned, written_in_turn
 from perdure.memory.conversation import Messages, role
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
@@ -209,7 +209,7 @@ class Pipeline:
             mark = await self._mark(thread_id)
             return Planned([self._put(mark.set_back(), thread_id)] if mark.count else [])
 
-        await written(self.scope.adapter, plan)
+        await written_in_turn(self.scope.adapter, self.scope.namespace, plan)
 
     async def _mark(self, thread_id: str) -> Watermark:
         return await watermark(
