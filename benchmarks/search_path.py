@@ -2,9 +2,9 @@
 
     python -m benchmarks.search_path          # the way; --all adds every function that is entered
 
-The way are the calls that lead from `asearch` to where it is handed to a thread, and from there to
-each statement that is named, and to sqlite3's `execute`; what they call on the side, such as the
-ranking, is not on it.
+The way are the calls that lead from `asearch` to where it asks for a thread, in that to each read
+and each statement that is asked for, and to sqlite3's `execute`; what they call on the side, such
+as the ranking, is not on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from benchmarks.put_path import Function, functions
 
 from perdure.stores import SQLiteStore
 
-NAMED: Function = ("storage.flow", "NamedSQL.__call__")
+ASKED: frozenset[Function] = frozenset(  # entered where a search asks for a thread, a read, a row
+    {
+        ("stores.runner", "_Batches.ask"),
+        ("effects", "Effect.__init__"),
+        ("storage.flow", "NamedSQL.__call__"),
+    }
+)
 
 
 class Trace:
@@ -40,7 +46,7 @@ class Trace:
         if event == "call" and frame.f_globals.get("__name__", "").startswith("perdure."):
             *callers, entered = functions(frame)
             self.entered[entered] = None
-            if entered == NAMED:
+            if entered in ASKED:
                 self.way |= dict.fromkeys(callers)
         elif event == "c_call" and getattr(arg, "__qualname__", "") in (
             "SimpleQueue.put",

@@ -94,7 +94,7 @@ class Parts:
             erased=erased,
         )
         runner = Runner(database, writer, embeddings)
-        searcher = Searcher(sql, reader, indexes, embeddings, runner, masked, now)
+        searcher = Searcher(sql, reader, indexes, embeddings, runner, masked)
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, searcher, runner, ttl, now)
 

@@ -74,10 +74,7 @@ class Runner:
 
     def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> Effect[T]:
         """The read of a flow, on one snapshot unless it is a single statement."""
-
-        def read() -> T:
-            return self.database.read(make, snapshot=snapshot)
-
+        read = partial(self.database.read, make, snapshot=snapshot)
         return Effect(read, lambda: self.database.in_thread(read), joins=True)
 
     def write(self, make: Callable[[], Flow[T]]) -> Effect[T]:
@@ -124,7 +121,7 @@ class Runner:
         return self.embeddings.embedder
 
     def _call_together(self, asks: list[_Ask]) -> Awaitable[list[Any]]:
-        return self.database.in_thread(lambda: [_outcome(*ask) for ask in asks])
+        return self.database.in_thread(partial(_outcomes, asks))
 
     async def _put_together(self, asks: list[_Ask]) -> list[BaseException | None]:
         """Write puts that nothing but the database can refuse, in one transaction."""
@@ -186,9 +183,12 @@ def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
             future.set_result(outcome)
 
 
-def _outcome(call: Callable[[], Any], future: asyncio.Future[Any]) -> Any:
-    """What a call returns, or the error that it raises; a cancelled one is not made."""
-    try:
-        return None if future.cancelled() else call()
-    except BaseException as exc:
-        return exc
+def _outcomes(asks: list[_Ask]) -> list[Any]:
+    """What calls return, or the errors that they raise; a cancelled one is not made."""
+    outcomes: list[Any] = []
+    for call, future in asks:
+        try:
+            outcomes.append(None if future.cancelled() else call())
+        except BaseException as exc:
+            outcomes.append(exc)
+    return outcomes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
@@ -15,7 +15,7 @@ import numpy as np
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
-from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
+from perdure.stores.base import FoundItem, Mode, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index import Ints
 from perdure.stores.indexes import Indexes, Overtaken, Pool, Sought
@@ -32,7 +32,8 @@ MODES: Final = ("hybrid", "text", "semantic")
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
-_MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
+_Words = dict[str, list[tuple[str, float]]]  # of a query, each with its synonyms and their weight
+_MANY_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
 # actors that are parts in a conversation: a query with such a word seldom means the speaker
 _ROLES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
@@ -62,20 +63,17 @@ class Searcher:
     embeddings: Embeddings
     runner: Runner
     masked: Any  # turns tokens into keyed hashes, if the index holds those
-    now: Callable[[], int]  # in microseconds
 
     async def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int
     ) -> list[FoundItem]:
         """The best items, best first; ties by age, newest first."""
-        scope, ranked = await self._ranked(query, wanted)
-        if ranked is None:
-            return []
-        found: list[FoundItem] = await self.runner.read(
-            lambda: self._fetch(wanted, query, scope, ranked, limit, offset),
-            snapshot=False,
-        )
-        return found
+        words, sought = self._sought(query, await self._vector(query, wanted))
+        while True:
+            with suppress(Overtaken):
+                return await self.runner.read(
+                    lambda: self._found(wanted, query, words, sought, limit, offset)
+                )
 
     async def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> WhyNot:
         """The place of an item in the answers to a query, and the reason."""
@@ -83,25 +81,56 @@ class Searcher:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        scope, ranked = await self._ranked(query, wanted)
-        place = np.flatnonzero(scope.ids == row[0])
+        words, sought = self._sought(query, await self._vector(query, wanted))
+        while True:
+            with suppress(Overtaken):
+                pool = await self.runner.read(lambda: self._pool(wanted, sought))
+                break
+        ranked = self._ranked(pool, query, words)
+        place = np.flatnonzero(pool.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
         if ranked is None:
             return WhyNot("the query has no words and there is no embedder")
         better = int((ranked.places > ranked.places[place[0]]).sum())
-        reason = f"{better} of {len(scope)} items score higher"
+        reason = f"{better} of {len(pool)} items score higher"
         return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
+
+    def _found(
+        self, wanted: Wanted, query: Query, words: _Words, sought: Sought, limit: int, offset: int
+    ) -> Flow[list[FoundItem]]:
+        """The best rows' items, all of one snapshot."""
+        pool = yield from self._pool(wanted, sought)
+        ranked = self._ranked(pool, query, words)
+        if ranked is None:
+            return []
+        if pool.cosines is not None and wanted.as_of is None:
+            self._tell_lacking(pool.cosines)
+        least = -math.inf if query.min_score is None else query.min_score
+        by_meaning = "vector" in ranked.parts
+
+        def counts(place: int) -> bool:
+            score = ranked.scores[place]
+            return bool(score >= least and (score > 0 or by_meaning))
+
+        best = takewhile(counts, _best_first(ranked.places, pool.ids, offset + limit))
+        places = islice(best, offset, offset + limit)
+        out: list[FoundItem] = []
+        while some := list(islice(places, _TOGETHER)):
+            ids = pool.ids[some].tolist()
+            if wanted.as_of is None:
+                rows = yield self.sql("by_ids", json.dumps(ids), wanted.now)
+            else:
+                rows = yield self.sql("versions_by_ids", json.dumps(ids))
+            items = {row[0]: self.reader.records.item(row) for row in rows}
+            for place, number in zip(some, ids, strict=True):
+                parts = ranked.parts_of(place) if query.explain else None
+                out.append(FoundItem(items[number], float(ranked.scores[place]), parts))
+        return out
 
     # -- the rows and their scores
 
-    async def _scoped(self, wanted: Wanted, sought: Sought) -> Pool:
-        while True:
-            with suppress(Overtaken):
-                found: Pool = await self.runner.read(lambda: self._scope(wanted, sought))
-                return found
-
-    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[Pool]:
+    def _pool(self, wanted: Wanted, sought: Sought) -> Flow[Pool]:
         as_of, closed = wanted.as_of, list[Row]()
         present = wanted
         if as_of is not None:
@@ -111,39 +140,38 @@ class Searcher:
         if wanted.filter is not None or wanted.provenance is not None:
             ids = yield from self.reader.ids(present)
             ids += [number for _, number in closed]
-        scope = self.indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
-        return (yield from scope)
+        pool = self.indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
+        return (yield from pool)
 
-    async def _ranked(self, query: Query, wanted: Wanted) -> tuple[Pool, Ranked | None]:
-        said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
+    def _sought(self, query: Query, vector: Floats | None) -> tuple[_Words, Sought]:
+        """The words of a query with their synonyms, and what the indexes are asked for."""
         model = self.embeddings.model
-        vector = await self._vector(query, wanted)
-        words: dict[str, list[tuple[str, float]]] = {}
-        if query.mode != "semantic":
-            by_meaning = vector is not None and self.masked is None  # of hashes nothing is known
-            words = {word: synonyms(word) if by_meaning else [] for word in said}
-        sought = Sought(
-            {self._kept(word): [other for other, _ in some] for word, some in words.items()},
+        by_words = query.mode != "semantic"
+        # of hashes nothing is known
+        by_meaning = by_words and vector is not None and self.masked is None
+        said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
+        words: _Words = {word: synonyms(word) if by_meaning else [] for word in said}
+        return words, Sought(
+            {self._kept(word): [other for other, _ in words[word]] for word in said if by_words},
             vector,
             None if vector is None or model is None else model.of(len(vector)),
             corrected=self.masked is None,
         )
-        scope = await self._scoped(wanted, sought)
-        if not len(scope):
-            return scope, None
-        cosines = scope.cosines
-        if cosines is not None and wanted.as_of is None:
-            self._tell_lacking(cosines)
-        actors, names = _named(scope, said)
+
+    def _ranked(self, pool: Pool, query: Query, words: _Words) -> Ranked | None:
+        """The scores of the rows; None: nothing in the query can be compared."""
+        if not len(pool):
+            return None
+        cosines = pool.cosines
+        actors, names = _named(pool, words)
         terms = []
-        for word, near in words.items():
-            kin = [] if word in names else [(scope.term(other)[0], n) for other, n in near]
-            found = [pair for pair in kin if len(pair[0])]
-            terms.append(Term(*scope.term(self._kept(word)), found))
+        for word, near in words.items() if query.mode != "semantic" else ():
+            kin = [] if word in names else [(pool.term(other)[0], n) for other, n in near]
+            terms.append(Term(*pool.term(self._kept(word)), [pair for pair in kin if len(pair[0])]))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
-            return scope, None
-        candidates = scope.candidates
+            return None
+        candidates = pool.candidates
         arrangement, date = None, None
         if query.context:
             arrangement = candidates.arrangement
@@ -151,9 +179,9 @@ class Searcher:
                 at = candidates.rows["at"]
                 date = (at >= query.during[0]) & (at < query.during[1])
         actor = np.isin(candidates.rows["actor"], actors) if actors else None
-        lone = not terms or (not known and len(scope) == 1)
+        lone = not terms or (not known and len(pool) == 1)
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
-            return scope, Ranked.by_cosine(cosines)  # nothing to weigh it with
+            return Ranked.by_cosine(cosines)  # nothing to weigh it with
         ranked = rank(
             candidates.lengths,
             terms=terms,
@@ -165,7 +193,7 @@ class Searcher:
         ).comparable()
         if cosines is not None and not terms:
             ranked = ranked.with_vectors_first(cosines)
-        return scope, ranked
+        return ranked
 
     def _kept(self, word: str) -> str:
         """A word as the index has it."""
@@ -210,65 +238,17 @@ class Searcher:
             _LOG.warning("the query is answered by words alone: %s", exc)
             return None
 
-    # -- the items
 
-    def _fetch(
-        self,
-        wanted: Wanted,
-        query: Query,
-        scope: Pool,
-        ranked: Ranked,
-        limit: int,
-        offset: int,
-    ) -> Flow[list[FoundItem]]:
-        """The best rows' items; what was deleted or expired meanwhile is passed over."""
-        out: list[FoundItem] = []
-        reach = offset + limit
-        least = -math.inf if query.min_score is None else query.min_score
-        seen: set[tuple[tuple[str, ...], str]] = set()
-
-        def counts(place: int) -> bool:
-            score = ranked.scores[place]
-            return bool(score >= least and (score > 0 or "vector" in ranked.parts))
-
-        places = takewhile(counts, _best_first(ranked.places, scope.ids, reach))
-        while some := list(islice(places, min(reach - len(out), _TOGETHER))):
-            items = yield from self._items(scope.ids[some].tolist(), wanted)
-            for place, item in zip(some, items, strict=True):
-                if item is None or (item.namespace, item.key) in seen:
-                    continue
-                seen.add((item.namespace, item.key))
-                parts = ranked.parts_of(place) if query.explain else None
-                out.append(FoundItem(item, float(ranked.scores[place]), parts))
-        return out[offset:]
-
-    def _items(self, ids: list[int], wanted: Wanted) -> Flow[list[StoredItem | None]]:
-        """The items of versions, None for one that was deleted, or erased, meanwhile."""
-        asked = json.dumps(ids)
-        if wanted.as_of is not None:
-            rows = yield self.sql("versions_by_ids", asked)
-            then = {row[0]: self.reader.records.item(row) for row in rows}
-            return [then.get(number) for number in ids]
-        found = {row[0]: row for row in (yield self.sql("by_ids", asked, self.now()))}
-        items = {number: self.reader.records.item(row) for number, row in found.items()}
-        for number in ids:
-            if number not in items:  # replaced while the query was thought of
-                for row in (yield self.sql("successor", number, self.now())):
-                    if checked := self.reader.checked(row, wanted):
-                        items[number] = checked[1]
-        return [items.get(number) for number in ids]
-
-
-def _named(scope: Pool, words: Sequence[str]) -> tuple[list[int], set[str]]:
-    """The actors of the scope whom a query's words name, and the words of their names.
+def _named(pool: Pool, words: Collection[str]) -> tuple[list[int], set[str]]:
+    """The actors of the pool whom a query's words name, and the words of their names.
 
     A mere role such as "user" names nobody.
     """
-    actor = scope.candidates.rows["actor"]
+    actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
     said, actors, names = set(words), list[int](), set[str]()
     for code in codes if len(codes) <= _MANY_ACTORS else ():
-        name = scope.actors[code]
+        name = pool.actors[code]
         of = () if name.casefold() in _ROLES else set(tokens(name)) - STOP_WORDS
         if not said.isdisjoint(of):
             actors.append(code)

@@ -245,11 +245,6 @@ FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
 JOIN store_namespaces n ON n.ns = i.ns
 WHERE i.expires_at IS NULL OR i.expires_at > ?;
 
--- successor: the present item that replaced a closed version
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_versions v JOIN store_items i ON i.ns = v.ns AND i.key = v.key JOIN store_namespaces n ON n.ns = i.ns
-WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
-
 -- matching: which present items under a prefix may meet a condition
 SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed}
 WHERE i.ns = n.ns AND n.path >= ?1 AND n.path < ?2 AND (i.expires_at IS NULL OR i.expires_at > ?3) AND ({condition})

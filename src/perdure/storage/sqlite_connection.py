@@ -298,7 +298,7 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
     if isinstance(request, Guarded):
         return _guarded(conn, request)
     if isinstance(request, list):
-        return [execute(conn, statement) for statement in request]
+        return list(map(partial(execute, conn), request))
     sql, params, many = request
     if many:
         conn.executemany(sql, params)

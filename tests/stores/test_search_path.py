@@ -1,0 +1,16 @@
+"""A search can be read: few calls lead from it to its SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.search_path import traced
+
+
+def test_the_way_of_a_search_is_short(tmp_path: Path) -> None:
+    passed = list(traced(tmp_path).way)
+
+    assert passed[0] == ("stores.store", "Store.asearch")
+    assert ("stores.searching", "Searcher._found") in passed
+    assert len(passed) <= 27
+    assert len({module for module, _ in passed}) <= 10
