@@ -25,7 +25,7 @@ from perdure.stores import SQLiteStore, VersionRetention
 from tests.durability.processes import integrity, killed
 from tests.rounds import rounds
 
-SMALL = 12 << 20  # bytes of the disk
+SMALL = 9 << 20  # bytes of the disk
 
 
 @pytest.fixture
