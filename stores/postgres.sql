@@ -109,15 +109,18 @@ GROUP BY j.ns, n.path, j.key ORDER BY n.path, j.key;
 
 -- versions_by_ids: versions of a list of ids, present or closed
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns WHERE i.id = ANY(translate(?1, '[]', '{}')::bigint[])
+FROM unnest(translate(?1, '[]', '{}')::bigint[]) AS asked (value)
+JOIN store_items i ON i.id = asked.value JOIN store_namespaces n ON n.ns = i.ns
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
-FROM store_versions v JOIN store_namespaces n ON n.ns = v.ns WHERE v.id = ANY(translate(?1, '[]', '{}')::bigint[]);
+FROM unnest(translate(?1, '[]', '{}')::bigint[]) AS asked (value)
+JOIN store_versions v ON v.id = asked.value JOIN store_namespaces n ON n.ns = v.ns;
 
 -- by_ids: present items of a list of ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns
-WHERE i.id = ANY(translate(?, '[]', '{}')::bigint[]) AND (i.expires_at IS NULL OR i.expires_at > ?);
+FROM unnest(translate(?, '[]', '{}')::bigint[]) AS asked (value)
+JOIN store_items i ON i.id = asked.value JOIN store_namespaces n ON n.ns = i.ns
+WHERE i.expires_at IS NULL OR i.expires_at > ?;
 
 -- index_of: what search needs of the versions of a list of ids, but for their values
 SELECT asked.value, CASE x.model WHEN ?1 THEN x.vectors END, x.fields

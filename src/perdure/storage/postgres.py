@@ -82,8 +82,9 @@ SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname 
 AND n_dead_tup >= ?3::bigint * (1 + n_live_tup / 50000)
 """
 _SIZES: Final = """
-SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0) FROM pg_class c
-JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ? AND c.relkind = 'r'
+SELECT current_setting('server_version'), coalesce(sum(pg_total_relation_size(c.oid)), 0)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ? AND c.relkind = 'r'
 """
 
 
@@ -206,10 +207,8 @@ class PostgresDatabase:
             with mapped(server.name), server.connection() as conn:
                 make_tables(conn, self._component, self._schema, self._tenant, self._read_only)
             if self._begin is not None:
-                if self._read_only:
-                    self._run(server, self._begin, [_SNAPSHOT])
-                else:
-                    self._transact(server, self._begin, None)
+                how = ([_SNAPSHOT],) if self._read_only else ([_BEGIN], self._excluding(None))
+                self._run(server, self._begin, *how)
         except BaseException:
             leave(server)
             raise
@@ -251,7 +250,7 @@ class PostgresDatabase:
     ) -> T:
         with ticket:
             try:
-                result = self._transact(server, make, exclusive)
+                result = self._run(server, make, [_BEGIN], self._excluding(exclusive))
             except BaseException:
                 if undone is not None:
                     undone()
@@ -309,11 +308,6 @@ class PostgresDatabase:
             raise StorageError(f"{self.path} was opened read-only; open it without read_only")
         self._locks.check()
         return self._connected()
-
-    def _transact(
-        self, server: Server, make: Callable[[], Flow[T]], exclusive: Sequence[str] | None
-    ) -> T:
-        return self._run(server, make, [_BEGIN], self._excluding(exclusive))
 
     def _run(
         self,
@@ -429,13 +423,8 @@ class PostgresDatabase:
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
-        (((version,),), ((size,),)) = self.read(lambda: _both(self._schema))
+        ((version, size),) = self.read(lambda: rows_of(_SIZES, self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
-
-
-def _both(schema: str) -> Flow[list[list[Row]]]:
-    version = Statement("SELECT current_setting('server_version')")
-    return (yield [version, Statement(_SIZES, (schema,))])  # type: ignore[no-any-return]
 
 
 class Transaction:
