@@ -354,6 +354,7 @@ class Indexes:
         found = yield self.sql("index_of", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in found}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
+        rows = sorted(rows, key=lambda row: row[0])  # the last bit of a score depends on the order
         entries = self._entries([(*row, *searched[row[0]]) for row in rows], state.model)
         return entries + [_UNSEARCHED._replace(id=id) for id in ids if id not in searched]
 
