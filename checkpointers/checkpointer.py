@@ -58,6 +58,7 @@ from perdure.checkpointers.differences import Differences
 from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, collector_paused
@@ -703,41 +704,59 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def import_from(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | Checkpointer,
         *,
         serde: SerializerProtocol | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> ImportReport:
-        """Import a database of langgraph's own saver, a file or a Postgres DSN; it is only read.
+        """Import a database of langgraph's own saver, or another checkpointer; it is only read.
 
-        All threads, namespaces, checkpoints and pending writes keep their ids; each is read back
-        and compared. The import may be cut off and repeated: existing checkpoints stay. `serde` is
-        the serializer it was written with; None: this checkpointer's own.
+        All threads, namespaces, checkpoints and pending writes keep their ids. The import may be
+        cut off and repeated. What langgraph's saver wrote is read back and compared, and existing
+        checkpoints stay. The threads of a checkpointer are merged, as stored bytes: a thread in
+        both is left if it is the same or went on here, and becomes what it is there if it went on
+        there. Memory is that of the largest thread.
+
+        Args:
+            source: The path of a file, a Postgres DSN, or an open checkpointer.
+            serde: The serializer with which langgraph's saver wrote; None: this checkpointer's own.
+            names: New ids of threads of a checkpointer, by their ids there.
 
         Raises:
-            ConfigurationError: There is no such file.
+            ConfigurationError: There is no such file, or no such thread to rename.
             MissingDependency: It is a DSN, and `langgraph-checkpoint-postgres` is not installed.
             NotADatabase: Another application wrote it.
-            ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
-                The threads before it are kept.
+            ImportFailed: Threads went on in both, and are named; of a checkpointer, all others are
+                imported. Or a checkpoint differs when read back. The threads before it are kept.
         """
-        return self._importer(source, serde).run()
+        return self._importer(source, serde, names).run()
 
     async def aimport_from(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | Checkpointer,
         *,
         serde: SerializerProtocol | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> ImportReport:
         """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
-        importer = await asyncio.to_thread(self._importer, source, serde)
+        importer = await asyncio.to_thread(self._importer, source, serde, names)
         try:
             return await asyncio.to_thread(importer.run)
         finally:
             importer.stopped.set()
 
     def _importer(
-        self, source: str | os.PathLike[str], serde: SerializerProtocol | None
-    ) -> Importer:
+        self,
+        source: str | os.PathLike[str] | Checkpointer,
+        serde: SerializerProtocol | None,
+        names: Mapping[str, str] | None,
+    ) -> Importer | Merge:
+        for new in (names or {}).values():
+            check_thread_id(new)
+        if isinstance(source, Checkpointer):
+            return Merge(source._maintenance, self._maintenance, names or {})
+        if names:
+            raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
         found = source_of(source, Codec(serde or self.serde))
         return Importer(found, self._reader, self._read, self._write)
 

@@ -59,7 +59,7 @@ class Task(NamedTuple):
     writes: list[tuple[str, Any]]
 
 
-class Found(NamedTuple):
+class SourceCheckpoint(NamedTuple):
     """A checkpoint of a source, and where it was found."""
 
     where: str
@@ -111,7 +111,7 @@ class _SQLiteFile:
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
-    def checkpoints(self, thread_id: str) -> Iterator[Found]:
+    def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
         writes = self._file.read(self._writes_statement)
         last = ("", "")
         while rows := self._file.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
@@ -125,7 +125,7 @@ class _SQLiteFile:
                 checkpoint = {**self._load(where, name, blob), "id": uid}
                 known = json.loads(metadata) if metadata is not None else {}
                 upon = Address(thread_id, ns, parent or None)
-                yield Found(where, upon, checkpoint, known, [*tasks.values()])
+                yield SourceCheckpoint(where, upon, checkpoint, known, [*tasks.values()])
             last = rows[-1][1], rows[-1][0]
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
@@ -170,7 +170,7 @@ class _PostgresTables:
     def addresses(self, thread_id: str) -> set[Row]:
         return set(self._tables.rows(_marked(_ADDRESSES), thread_id))
 
-    def checkpoints(self, thread_id: str) -> Iterator[Found]:
+    def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
         for ns, uid in sorted(self.addresses(thread_id), key=lambda row: row[::-1]):
             where = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
             config = Address(thread_id, ns, None).config(uid)
@@ -194,7 +194,7 @@ class _PostgresTables:
                 of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
             parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             upon = Address(thread_id, ns, parent)
-            yield Found(where, upon, found.checkpoint, found.metadata, [*tasks.values()])
+            yield SourceCheckpoint(where, upon, found.checkpoint, found.metadata, [*tasks.values()])
 
 
 def _marked(sql: str) -> str:
@@ -251,7 +251,7 @@ class Importer:
                 "import into a new file, or delete the thread here first"
             )
 
-    def _checkpoint(self, of: Found) -> None:
+    def _checkpoint(self, of: SourceCheckpoint) -> None:
         """Store a checkpoint and its writes, as far as they are not here, and read them back."""
         where, upon, checkpoint, metadata, tasks = of
         if not {"id", "channel_versions"} <= checkpoint.keys():

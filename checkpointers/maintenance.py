@@ -30,10 +30,10 @@ from perdure.checkpointers.records import (
     tags_of,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
-from perdure.checkpointers.thread_copy import copied
+from perdure.checkpointers.thread_copy import thread_records, write_thread
 from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
-from perdure.errors import ConfigurationError, CorruptRecord
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidConfig
 from perdure.storage.database import Database
 from perdure.storage.flow import ALL, Flow, Statement
 
@@ -74,7 +74,11 @@ class Maintenance:
         """Copy a thread into a new one; see `Checkpointer.copy_thread`."""
 
         def flow() -> Flow[list[int]]:
-            new, keys = yield from copied(self.reader, source, target, checkpoint_id)
+            records = yield from thread_records(self.reader, source, checkpoint_id)
+            if (yield self.sql("one_thread", target)):
+                raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
+            keys = yield from self.reader.new_keys(records.keys)
+            new = yield from write_thread(self.reader, records, target, keys, time.time())
             if checkpoint_id is not None:
                 yield from self.sweep(target, new)
                 yield self.sql("removed", new)

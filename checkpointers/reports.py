@@ -285,6 +285,10 @@ class ImportReport:
     writes: int = 0
     skipped: int = 0
 
+    def __add__(self, other: ImportReport) -> ImportReport:
+        """The counts of both."""
+        return ImportReport(*map(add, astuple(self), astuple(other)))
+
 
 def _question(interrupt: Any) -> Any:
     if isinstance(interrupt, Mapping):  # as another program may have stored it

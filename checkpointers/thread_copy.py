@@ -1,12 +1,17 @@
-"""Copies of threads, which share nothing with their source."""
+"""Threads as records, read from one database and written into another, or the same.
+
+Items, checkpoints and pending writes travel as stored bytes, opened with the key of the source and
+sealed with that of the target. Only metadata is decoded, of which checkpoints are found by tags.
+"""
 
 from __future__ import annotations
 
 import random
-import time
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.manifest import ALIASES, DICT_HERE, LIST, LIST_HERE, MAP
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
@@ -16,6 +21,7 @@ from perdure.checkpointers.records import (
     log_spans,
     open_title,
     open_writes,
+    pack_id,
     place,
     seal_checkpoint,
     seal_title,
@@ -25,110 +31,185 @@ from perdure.checkpointers.records import (
     unpack_id,
 )
 from perdure.checkpointers.threads import missing
-from perdure.errors import InvalidConfig
 from perdure.storage.flow import ALL, Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF
 
 
-def copied(
-    reader: CheckpointReader, source: str, target: str, checkpoint_id: str | None
-) -> Flow[tuple[int, list[int]]]:
-    """Copy a thread; with a checkpoint, only the way to it.
+class NamespaceRecords(NamedTuple):
+    """A namespace of a thread.
 
-    Returns the new thread's key, and the keys that are left.
+    `head` is its head's place, `checkpoints` have each its place, when it was put, and its content,
+    and `writes` each its checkpoint, task, path and content.
+    """
+
+    ns: str
+    head: int
+    checkpoints: list[tuple[int, float, Snapshot]]
+    writes: list[tuple[str, str, str, list[Write]]]
+
+
+@dataclass
+class ThreadRecords:
+    """A thread of a database; `items` are None if they are read from there, page by page."""
+
+    thread_id: str
+    seq: int
+    created_at: float
+    updated_at: float
+    title: Title | None
+    logs: list[Row]
+    namespaces: list[NamespaceRecords]
+    items: dict[int, dict[int, bytes]] | None = None  # by log and position
+
+    @property
+    def keys(self) -> int:
+        """How many keys a thread with these records takes."""
+        return 1 + len(self.logs) + len(self.namespaces)
+
+    def page(
+        self, reader: CheckpointReader, name: str, log: int, start: int
+    ) -> Flow[list[tuple[int, bytes]]]:
+        """Positions and contents of items of a log."""
+        if self.items is None:
+            page = reader.stored(self.thread_id, name, log, start, start + PAGE)
+            return (yield from page)
+        held = self.items[log]
+        return [(at, held[at]) for at in range(start, start + PAGE) if at in held]
+
+
+def thread_records(
+    reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
+) -> Flow[ThreadRecords]:
+    """The records of a thread without its items; with a checkpoint, only of the way to it.
 
     Raises:
-        UnknownThread: There is no source.
+        UnknownThread: There is no such thread.
         UnknownCheckpoint: It has no such checkpoint in its root namespace.
-        InvalidConfig: The target exists.
     """
-    rows = yield reader.sql("one_thread", source)
+    rows = yield reader.sql("one_thread", thread_id)
     if not rows:
-        raise missing(Address(source, "", None))
-    if (yield reader.sql("one_thread", target)):
-        raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
+        raise missing(Address(thread_id, "", None))
     last = _LOW
     if checkpoint_id is not None:
-        at = Address(source, "", checkpoint_id)
+        at = Address(thread_id, "", checkpoint_id)
         found = yield from reader.find(at)
         if found is None:
             raise missing(at)
         last = found.snapshot.key & _LOW
-    thread, _, created_at, _, _, stored = rows[0]
-    title = open_title(reader.seal, source, stored)
-    ((_, seq, _),) = yield reader.sql("find_thread", source)
+    thread, _, created_at, updated_at, _, stored = rows[0]
+    ((_, seq, _),) = yield reader.sql("find_thread", thread_id)
+    title = open_title(reader.seal, thread_id, stored)
+    if title is not None and checkpoint_id is not None and title.message is not None:
+        title = None
     logs = yield reader.sql("thread_logs", thread)
-    namespaces = yield reader.sql("thread_namespaces", thread)
-    keys = yield from reader.new_keys(1 + len(logs) + len(namespaces))
+    namespaces = []
+    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
+        read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
+        if read.checkpoints or (read.writes and last == _LOW):
+            namespaces.append(read)
+    return ThreadRecords(thread_id, seq, created_at, updated_at, title, logs, namespaces)
+
+
+def _namespace(
+    reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
+) -> Flow[NamespaceRecords]:
+    """What was put in a namespace up to a place; of the root, what leads there."""
+    rows = yield reader.sql("checkpoints_page", *span(namespace), ALL)
+    yield from reader.check_complete(len(rows), *span(namespace))
+    if last != _LOW:
+        rows = [row for row in rows if row[0] & _LOW <= last]
+        rows = rows if ns else leading_to(rows, place(namespace, last))
+        head = max((row[0] & _LOW for row in rows), default=0)
+    checkpoints = [(row[0] & _LOW, row[4], reader.open_row(thread_id, ns, row)) for row in rows]
+    ids = {snapshot.uid for _, _, snapshot in checkpoints}
+    writes = []
+    for row in (yield reader.sql("namespace_writes", namespace)):
+        uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+        if uid in ids or last == _LOW:
+            writes.append((uid, task, path, open_writes(reader.seal, thread_id, ns, row)))
+    return NamespaceRecords(ns, head, checkpoints, writes)
+
+
+def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
+    """Hold the items of a thread, so that it can be written elsewhere, or compared."""
+    items = {}
+    for log, name, *ends in records.logs:
+        items[log] = held = dict[int, bytes]()
+        for first, stop in log_spans(*ends):
+            for start in range(first, stop, PAGE):
+                held |= dict((yield from records.page(reader, name, log, start)))
+    records.items = items
+
+
+def write_thread(
+    reader: CheckpointReader, records: ThreadRecords, target: str, keys: list[int], now: float
+) -> Flow[int]:
+    """Write a thread that is not there, as last written to at `now`; returns its key.
+
+    It takes `records.keys` of the keys, the last ones.
+    """
     new = keys.pop()
     stamp = random.getrandbits(62)
-    yield reader.sql("new_thread", new, target, seq, stamp, created_at, time.time())
-    if title is not None and (checkpoint_id is None or title.message is None):
-        yield reader.sql("set_title", seal_title(reader.seal, target, title), new)
-    copier = _Copier(reader, source, target, new, keys)
-    yield from copier.copy_logs(logs)
-    for namespace, ns, head in namespaces:
-        yield from copier.copy_namespace(ns, namespace, head, last)
-    return new, keys
+    yield reader.sql("new_thread", new, target, records.seq, stamp, records.created_at, now)
+    if records.title is not None:
+        yield reader.sql("set_title", seal_title(reader.seal, target, records.title), new)
+    writer = _ThreadWriter(reader, records, target, new, keys)
+    yield from writer.write_logs()
+    for namespace in records.namespaces:
+        yield from writer.write_namespace(namespace)
+    return new
 
 
-class _Copier:
-    """The flows that copy the parts of one thread into the new one with the key `new`."""
+class _ThreadWriter:
+    """The flows that write the parts of a thread under the key `new`."""
 
     def __init__(
-        self, reader: CheckpointReader, source: str, target: str, new: int, keys: list[int]
+        self,
+        reader: CheckpointReader,
+        records: ThreadRecords,
+        target: str,
+        new: int,
+        keys: list[int],
     ) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
-        self.source, self.target, self.new = source, target, new
+        self.records, self.target, self.new = records, target, new
         self.keys = keys  # of its logs and namespaces
         self.logs: dict[int, int] = {}  # which became which
 
-    def copy_logs(self, logs: list[Row]) -> Flow[None]:
-        for log, name, *ends in logs:
+    def write_logs(self) -> Flow[None]:
+        for log, name, *ends in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.new, name)
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
-                    page = self.reader.stored(self.source, name, log, start, start + PAGE)
-                    copies = []
+                    rows = []
+                    page = self.records.page(self.reader, name, log, start)
                     for at, stored in (yield from page):
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
                         body = self.seal.seal(stored, item_place(self.target, name, at))
-                        copies.append((place(key, at), hashed, body))
-                    yield Statement(self.sql["add_item"], copies, many=True)
+                        rows.append((place(key, at), hashed, body))
+                    yield Statement(self.sql["add_item"], rows, many=True)
 
-    def copy_namespace(self, ns: str, source: int, head: int, last: int) -> Flow[None]:
-        """Copy what was put in a namespace up to a place; of the root, what leads there."""
-        rows = yield self.sql("checkpoints_page", *span(source), ALL)
-        yield from self.reader.check_complete(len(rows), *span(source))
-        if last != _LOW:
-            rows = [row for row in rows if row[0] & _LOW <= last]
-            rows = rows if ns else leading_to(rows, place(source, last))
-            head = max((row[0] & _LOW for row in rows), default=0)
-        if not rows:
-            return
+    def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
+        ns, head, checkpoints, writes = records
         namespace = self.keys.pop()
         yield self.sql("new_namespace", namespace, self.new, ns)
         yield self.sql("pin", head, namespace)
-        for row in rows:
-            yield from self._copy_checkpoint(ns, namespace, row)
-        uids = {row[1] for row in rows}
-        for row in (yield self.sql("namespace_writes", source)):
-            if row[0] in uids:
-                writes = open_writes(self.seal, self.source, ns, row)
-                moved = [[i, channel, self._moved(ref)] for i, channel, ref in writes]
-                at = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-                body = seal_writes(self.seal, (self.target, ns, *at), moved)
-                yield self.sql("put_writes", namespace, *row[:3], body)
+        for within, put_at, snapshot in checkpoints:
+            yield from self._write_checkpoint(ns, place(namespace, within), put_at, snapshot)
+        for uid, task, path, written in writes:
+            moved = [[i, channel, self._moved(ref)] for i, channel, ref in written]
+            body = seal_writes(self.seal, (self.target, ns, uid, task, path), moved)
+            yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
 
-    def _copy_checkpoint(self, ns: str, namespace: int, row: Row) -> Flow[None]:
-        snapshot = self.reader.open_row(self.source, ns, row)
-        snapshot.refs = {c: self._moved(ref) for c, ref in snapshot.refs.items()}
+    def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
         said = {c: self._moved([LIST, *written])[1:] for c, written in snapshot.said.items()}
-        key = place(namespace, row[0] & _LOW)
-        body = seal_checkpoint(self.seal, self.target, ns, (key, *row[1:5]), snapshot, said)
-        yield self.sql("add_checkpoint", key, namespace, *row[1:5], body)
+        refs = {c: self._moved(ref) for c, ref in snapshot.refs.items()}
+        moved = replace(snapshot, refs=refs)
+        row = key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, put_at
+        body = seal_checkpoint(self.seal, self.target, ns, row, moved, said)
+        yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
         for number in tags_of(self.seal, self.reader.metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 

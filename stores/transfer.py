@@ -119,13 +119,14 @@ class Transfer:
         """Take in what a source gives, in batches."""
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
+        others = set[tuple[bytes, str]]() if skips else None
         with closing(found):
             while failed is None:
                 batch, unsuitable, failed = self._batch_of(found, skips)
                 if not batch and not unsuitable and failed is None:
                     return report
                 try:
-                    report += run(self._restore(batch))
+                    report += run(self._restore(batch, others))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
@@ -157,11 +158,13 @@ class Transfer:
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    async def _restore(self, given: list[Restored]) -> TransferReport:
+    async def _restore(
+        self, given: list[Restored], others: set[tuple[bytes, str]] | None
+    ) -> TransferReport:
         if not given:
             return TransferReport()
         model = await self._missing.make([one.put for one in given])
-        make = partial(_restore, self._parts.writer, given, self._parts.now(), model)
+        make = partial(_restore, self._parts.writer, given, self._parts.now(), model, others)
         return await self._parts.runner.write(make)
 
     def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
@@ -212,13 +215,25 @@ class Restored(NamedTuple):
 
 
 def _restore(
-    writer: ItemWriter, given: Sequence[Restored], now: int, model: Model | None
+    writer: ItemWriter,
+    given: Sequence[Restored],
+    now: int,
+    model: Model | None,
+    others: set[tuple[bytes, str]] | None,
 ) -> Flow[TransferReport]:
-    """Put versions back, all or none."""
+    """Put versions back, all or none.
+
+    Those of keys that hold something else here are passed over and added to `others`; None: an
+    error.
+    """
     report = TransferReport()
     changes = Changes(None if model is None else (yield from writer.enrol(model)))
     for one in given:
-        rows = yield writer.sql("history", one.put.path, one.put.key)
+        at = one.put.path, one.put.key
+        if others is not None and at in others:
+            report += TransferReport(unsuitable=1)
+            continue
+        rows = yield writer.sql("history", *at)
         known = {row[3]: row for row in rows}
         newest = max(known, default=0)
         last = known.get(newest)
@@ -226,8 +241,19 @@ def _restore(
             known_already = last is not None and last[6] is None and _same(writer, last, one.put)
         else:
             known_already = one.version <= newest
-            _check_same(writer, known.get(one.version), one)
+            try:
+                _check_same(writer, known.get(one.version), one)
+            except ImportFailed as exc:
+                if others is None:
+                    raise
+                others.add(at)
+                _LOG.warning("passed over, with what follows: %s", exc)
+                report += TransferReport(unsuitable=1)
+                continue
         if known_already:
+            present = one.version == newest and last is not None and last[6:8] == (None, None)
+            if present and one.until is not None:  # what may expire lives as long as it does here
+                yield from _end(writer, one, one.until, changes)
             report += TransferReport(skipped=1)
             continue
         yield from _add(writer, one, now, changes)
@@ -259,6 +285,13 @@ def _add(writer: ItemWriter, one: Restored, now: int, changes: Changes) -> Flow[
         ns, _, _, _, _, _, size, *_ = yield from writer.locate(put)
         yield writer.close([(max(one.until, since + 1), added)])
         changes.grow(ns, -1, -size)
+
+
+def _end(writer: ItemWriter, one: Restored, until: int, changes: Changes) -> Flow[None]:
+    """Close the present version, as it was closed there."""
+    ns, row, _, _, valid_from, _, size, *_ = yield from writer.locate(one.put)
+    yield writer.close([(max(until, valid_from + 1), row)])
+    changes.grow(ns, -1, -size)
 
 
 def _check_same(writer: ItemWriter, here: Row | None, one: Restored) -> None:

@@ -316,8 +316,8 @@ class WholeStore(DatabaseOwner, Store):
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
             on_unsuitable: How to treat an item that cannot be read or stored, for example because
-                its value is not JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
-                skipped.
+                its value is not JSON, or whose versions are others here: `"error"`, or `"skip"`:
+                it is counted, named in the log, and skipped.
             progress: See `import_lines`.
 
         Raises:

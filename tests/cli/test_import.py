@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from perdure.cli.import_thread import ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read, run
+from tests.cli.commands import attempt, error, read, run
 from tests.cli.exports import START, Talk, claude, lines, tools, written, zipped
 
 CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
@@ -524,6 +525,52 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     assert len(memories()) == 4 + 4 + 3
     for wrong in ([], ["t", "--all"], ["gone"]):
         assert isinstance(attempt("export", *wrong).exception, ConfigurationError)
+
+
+# -- another file of perdure
+
+
+def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Threads, versions of items and deletions come; what went on in both is refused by name."""
+    talk = written(tmp_path / "c.json", [tools().json, simple().json])
+    run("import", str(talk), "--db", "other.db")
+    with SQLiteStore.open("other.db") as there:
+        there.put(("notes",), "tea", {"text": "green"})
+        there.put(("notes",), "milk", {"text": "oats"})
+    before = run("export", "--all", "--db", "other.db")
+    first = read("import", "other.db")
+    again = read("import", "other.db")
+    with SQLiteStore.open("other.db") as there, SQLiteStore.open("x.db") as here:
+        assert [*there.export()] == [*here.export()]
+        there.put(("notes",), "tea", {"text": "black"})
+        there.delete(("notes",), "milk")
+        assert here.import_from(there).items == 1
+        assert [*there.export()] == [*here.export()]
+        assert here.get(("notes",), "milk") is None
+    for db, text in (("x.db", "here"), ("other.db", "there")):
+        run("chat", "--db", db, "-t", "trip", "-m", text)
+
+    told = error("import", "other.db", into=capsys)
+    run("import", "other.db", "--as", "trip=second")
+
+    assert (first["conversations"], first["unchanged"]) == (2, 0)
+    assert (again["conversations"], again["unchanged"], again["items"]) == (2, 2, 0)
+    assert before.count('"thread_id"') == 2
+    assert "neither continues the other: 'trip'" in told
+    assert "human: here" in said("trip")
+    assert said("second") == said("trip", "other.db")
+    for wrong in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
+        assert re.search("expected ID=NEW|no thread 'no'", error("import", *wrong, into=capsys))
+    assert "files of perdure" in error(
+        "import", str(langgraphs(tmp_path)), "--as", "a=b", into=capsys
+    )
+
+
+def langgraphs(folder: Path) -> Path:
+    """An empty database of langgraph's saver."""
+    with SqliteSaver.from_conn_string(str(folder / "theirs.db")) as saver:
+        saver.setup()
+    return folder / "theirs.db"
 
 
 # -- langgraph's database, and pipes

@@ -24,7 +24,7 @@ from perdure.settings import is_dsn
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation
     from perdure.cli.import_jsonl import Lines
-    from perdure.cli.import_thread import Report
+    from perdure.cli.import_thread import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
@@ -51,6 +51,12 @@ def import_(
     later: Annotated[
         bool, typer.Option("--later", help="Leave the memories to 'perdure worker'.")
     ] = False,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as", metavar="ID=NEW", help="A new id of a thread of a database of perdure."
+        ),
+    ] = None,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
@@ -58,12 +64,14 @@ def import_(
     """Import conversations as threads, with memories.
 
     Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), the JSON of a
-    shared link, JSONL of messages, and databases of langgraph's own savers. Regenerated answers
-    become forks. What was imported before stays as it is, so an import can be repeated.
+    shared link, JSONL of messages, databases of langgraph's own savers, and files of perdure, which
+    are merged with their items. Regenerated answers become forks. What was imported before stays
+    as it is, so an import can be repeated.
     """
-    from perdure.cli.import_thread import Importing, Report
+    from perdure.cli.import_thread import ConversationsReport, Importing
 
-    report = Report()
+    names = _names(renamed or [])
+    report = ConversationsReport()
     read: list[Conversation] = []
     databases = [each for each in files if is_dsn(each)]
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +91,7 @@ def import_(
         with opened(db, user, create=True, hasty=True) as file, kept:
             importing = Importing(file, report, wanted=not no_memories, later=later)
             for database in databases:
-                importing.take_over(database)
+                importing.take_over(database, names)
             importing.store(prefix, read)
             if report.memories:
                 with at_work("indexing memories …"):
@@ -93,6 +101,16 @@ def import_(
     else:
         say(str(report))
         report.print_notes()
+
+
+def _names(renamed: list[str]) -> dict[str, str]:
+    names = dict[str, str]()
+    for option in renamed:
+        old, _, new = option.partition("=")
+        if not old or not new:
+            raise ConfigurationError(f"--as is {option!r}; expected ID=NEW")
+        names[old] = new
+    return names
 
 
 @contextmanager
@@ -116,7 +134,7 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
     return found == mark
 
 
-def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversation]:
+def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
     from perdure.cli.conversation import Odd, Problem
     from perdure.cli.import_jsonl import Lines, values

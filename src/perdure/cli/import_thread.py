@@ -26,11 +26,12 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
-from perdure.cli.app import OpenedDatabase
+from perdure.cli.app import OpenedDatabase, opened
 from perdure.cli.conversation import Conversation, Problem
 from perdure.cli.output import counted, note
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import (
+    ConfigurationError,
     InvalidConfig,
     InvalidMessages,
     InvalidNamespace,
@@ -40,6 +41,8 @@ from perdure.errors import (
 )
 from perdure.memory.due import labels_of
 from perdure.settings import is_dsn
+from perdure.storage.flow import rows_of
+from perdure.storage.sqlite import SQLiteDatabase
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
@@ -47,7 +50,7 @@ _USERS: Final = 5  # that a report names
 
 
 @dataclass
-class Report:
+class ConversationsReport:
     """What an import did: each message counts if it is new, each conversation if it has one."""
 
     conversations: int = 0
@@ -116,7 +119,9 @@ def _of_each(counts: Counter[str]) -> str:
 class Importing:
     """Stores conversations, and makes memories of them, with a report."""
 
-    def __init__(self, file: OpenedDatabase, report: Report, *, wanted: bool, later: bool) -> None:
+    def __init__(
+        self, file: OpenedDatabase, report: ConversationsReport, *, wanted: bool, later: bool
+    ) -> None:
         self._file, self._report, self._wanted = file, report, wanted
         self._later = wanted and later
         report.user = file.user
@@ -153,8 +158,16 @@ class Importing:
         self._report.unchanged += not new
         self._report.left_out += talk.left_out
 
-    def take_over(self, db: str) -> None:
-        """Import a database of langgraph; of a server also the items of its store."""
+    def take_over(self, db: str, names: dict[str, str]) -> None:
+        """Import a database of langgraph; of a server also the items of its store.
+
+        A file of perdure's is merged, threads and items; `names` are new ids of its threads.
+        """
+        if not is_dsn(db) and _is_of_perdure(db):
+            self._merge(db, names)
+            return
+        if names:
+            raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
         saver = self._file.saver
         with closing(source_of(db, Codec(saver.serde))) as source:
             done, threads, lacking = ImportReport(), list[str](), None
@@ -176,6 +189,17 @@ class Importing:
             for number, thread_id in enumerate(threads, 1):
                 self._remember(thread_id)
                 show(number / done.threads, number)
+
+    def _merge(self, db: str, names: dict[str, str]) -> None:
+        with opened(db, reads=True) as source, at_work(f"importing {db}"):
+            try:
+                done = self._file.saver.import_from(source.saver, names=names)
+            finally:  # also if a thread was refused
+                items = self._file.store.import_from(source.store, on_unsuitable="skip")
+        self._report.items += items.items
+        self._report.conversations += done.threads
+        self._report.checkpoints += done.checkpoints
+        self._report.unchanged += done.unchanged
 
     def _remember(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again.
@@ -200,6 +224,12 @@ class Importing:
         self._report.memories = (self._report.memories or 0) + done.added
         self._report.by_user += Counter({user: done.added})
         self._report.quarantined += done.quarantined
+
+
+def _is_of_perdure(path: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE name IN ('namespaces', 'store_items')"
+    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
+        return bool(file.read(lambda: rows_of(sql)))
 
 
 class ThreadImport:

@@ -1,0 +1,265 @@
+"""`import_from` of another checkpointer: equal, extended, refused, renamed and cut-off threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
+from langgraph.types import Command
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, ImportFailed
+from tests import backends
+from tests.contracts.puts import at, put
+from tests.contracts.test_import import build, everything
+
+PAIRS = [
+    ("file", "file"),
+    ("sealed", "file"),
+    ("file", "postgres-sealed"),
+    ("postgres", "sealed"),
+]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    """Opens a checkpointer of a kind; the folder tells those of one kind apart."""
+    with ExitStack() as stack:
+
+        def made(kind: str, name: str) -> SQLiteCheckpointer:
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            return stack.enter_context(backends.BACKENDS[kind](folder))
+
+        yield made
+
+
+def talk(saver: SQLiteCheckpointer, thread: str, *texts: str) -> None:
+    """Turns of a thread, with a subgraph and sends."""
+    config: Any = {"configurable": {"thread_id": thread}, "metadata": {"user": "u1"}}
+    for text in texts:
+        build(saver).invoke({"messages": [("human", text)]}, config)
+
+
+def fork(saver: SQLiteCheckpointer, thread: str) -> None:
+    """A branch of a thread, which becomes its head."""
+    early = list(build(saver).get_state_history({"configurable": {"thread_id": thread}}))[3].config
+    build(saver).update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
+
+
+def shape(saver: SQLiteCheckpointer) -> list[Any]:
+    """All that can be read of the threads."""
+    threads = sorted(saver.threads(), key=lambda info: info.thread_id)
+    return [
+        everything(saver),
+        [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in threads],
+        [saver.history(t.thread_id) for t in threads],
+        [
+            sorted(saver.checkpoints(t.thread_id), key=lambda i: (i.checkpoint_ns, i.checkpoint_id))
+            for t in threads
+        ],
+        sorted(str(t.config) for t in saver.list(None, filter={"user": "u1"})),
+        {t.thread_id: saver.head(t.thread_id).title for t in threads},
+    ]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_what_is_new_comes_whole_and_once(source: str, target: str, opened: Any) -> None:
+    """Branches, times, subgraphs, an interrupt, pruned threads; the second time nothing changes."""
+    old, new = opened(source, "old"), opened(target, "new")
+    talk(old, "a", "one", "two")
+    fork(old, "a")
+    talk(old, "waits", "well?")
+    talk(old, "pruned", "one", "two")
+    old.prune(["pruned"], strategy="keep_latest")
+    put(new, {"x": 1}, thread="here", uid="1")
+
+    first, second = new.import_from(old), new.import_from(old)
+
+    assert (first.threads, first.unchanged, first.skipped) == (3, 0, 0)
+    assert (second.threads, second.unchanged, second.checkpoints) == (3, 3, 0)
+    new.delete_thread("here")
+    assert shape(old) == shape(new)
+    for saver in (old, new):
+        build(saver).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
+        assert [i.value.text for i in saver.history("waits")] == ["well?", "this"]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_thread_that_went_on_is_extended(source: str, target: str, opened: Any) -> None:
+    """There: it becomes that one; here: it stays; also if it waited for an answer before."""
+    old, new = opened(source, "old"), opened(target, "new")
+    for thread in ("there", "here", "waits"):
+        talk(old, thread, "one" if thread != "waits" else "well?")
+    new.import_from(old)
+    talk(old, "there", "two")
+    fork(old, "there")
+    build(old).invoke(Command(resume="this"), {"configurable": {"thread_id": "waits"}})
+    talk(new, "here", "three")
+    new.get_tuple(at("there"))
+    ours = [i.value.text for i in new.history("here")]
+
+    report = new.import_from(old)
+
+    assert (report.threads, report.unchanged) == (3, 1)
+    assert ours == [i.value.text for i in new.history("here")]
+    for saver in (old, new):
+        saver.delete_thread("here")
+        talk(saver, "there", "four")
+    assert [i.value.text for i in old.history("there")] == [
+        i.value.text for i in new.history("there")
+    ]
+    assert old.head("waits") == new.head("waits")
+
+
+def test_a_thread_that_went_on_in_both_is_refused(opened: Any) -> None:
+    """By name, and nothing of it changes; the others come, and under a new id it comes too."""
+    old, new = opened("file", "old"), opened("sealed", "new")
+    talk(old, "both", "one")
+    new.import_from(old)
+    talk(old, "both", "two")
+    talk(old, "other", "one")
+    talk(new, "both", "three")
+    before = new.history("both")
+
+    with pytest.raises(ImportFailed, match=r"neither continues the other: 'both'\. 1 others"):
+        new.import_from(old)
+    assert before == new.history("both")
+    assert new.history("other") == old.history("other")
+    for unchanged in (1, 2):
+        assert new.import_from(old, names={"both": "both too"}).unchanged == unchanged
+    assert (before, old.history("both")) == (new.history("both"), new.history("both too"))
+    for names, told in (({"none": "x"}, "no thread 'none'"), ({"both": ""}, "thread_id")):
+        with pytest.raises(Exception, match=told):
+            new.import_from(old, names=names)
+    with pytest.raises(ConfigurationError, match="names are for an open checkpointer"):
+        new.import_from("old.sqlite", names={"both": "x"})
+
+
+@pytest.mark.parametrize("change", ["prune", "erase", "rewind"])
+def test_what_was_removed_here_does_not_come_back(change: str, opened: Any) -> None:
+    """A thread that was pruned, erased or rewound here is another one than it was."""
+    old, new = opened("file", "old"), opened("file", "new")
+    talk(old, "t", "one", "two")
+    new.import_from(old)
+    if change == "prune":
+        new.prune(["t"], strategy="keep_latest")
+    elif change == "erase":
+        new.erase("t", [new.history("t")[0].value.id])
+    else:
+        new.rewind("t", new.checkpoints("t", checkpoint_ns="")[3].checkpoint_id)
+    before = shape(new)
+
+    with pytest.raises(ImportFailed, match="'t'"):
+        new.import_from(old)
+    assert before == shape(new)
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+@pytest.mark.parametrize("target", ["file", "postgres"])
+def test_a_merge_that_was_cut_off_goes_on(
+    target: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every statement of a write: a thread is as before or whole, and then all is the same."""
+    old, new = opened("file", "old"), opened(target, "new")
+    talk(old, "a", "one")
+    new.import_from(old)
+    talk(old, "a", "two")
+    talk(old, "b", "one")
+    before, write, stops = shape(new), new.database.write, 0
+
+    def cut_off(stops: int) -> Callable[..., Any]:
+        def stopped(make: Callable[[], Any], *args: Any, **options: Any) -> Any:
+            def flow() -> Any:
+                left, steps, answer = stops, make(), None
+                try:
+                    while True:
+                        statement = steps.send(answer)
+                        if not left:
+                            raise Killed
+                        left -= 1
+                        answer = yield statement
+                except StopIteration as done:
+                    return done.value
+
+            return write(flow, *args, **options)
+
+        return stopped
+
+    for stops in range(0, 400, 5):
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(new.database, "write", cut_off(stops))
+            new.import_from(old)
+            break
+        if not new.history("a")[2:]:
+            assert before == shape(new)
+    assert stops > 20
+    assert shape(old) == shape(new)
+
+
+@pytest.mark.repeats
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from(["turn", "fork", "edit"])), max_size=8
+    ),
+    cut=st.integers(0, 8),
+)
+def test_random_threads_merge_to_the_same(
+    steps: list[tuple[str, str]], cut: int, tmp_path: Path
+) -> None:
+    """Whatever was put before and after a first merge, the second one makes them equal."""
+    with (
+        SQLiteCheckpointer.open(":memory:") as old,
+        SQLiteCheckpointer.open(":memory:", key=bytes(32)) as new,
+    ):
+        for number, (thread, step) in enumerate(steps):
+            if number == cut:
+                new.import_from(old)
+            said = [HumanMessage(f"m{n}", id=f"{n}") for n in range(number, number + 3)]
+            infos = old.checkpoints(thread) if any(t == thread for t, _ in steps[:number]) else []
+            parents = [info.checkpoint_id for info in infos]
+            parent = at(thread, "", parents[-1 if step == "fork" else 0]) if parents else None
+            known = {"source": "fork" if step == "fork" else "loop"}
+            values = {"messages": said[: 1 if step == "edit" else 3], "n": number}
+            put(
+                old,
+                values,
+                parent if infos else None,
+                thread=thread,
+                uid=f"{number}",
+                metadata=known,
+            )
+        new.import_from(old)
+        assert shape(old) == shape(new)
+
+
+def test_what_has_no_class_here_arrives_whole(opened: Any, monkeypatch: Any) -> None:
+    """Items are not decoded: those of a class that is not allowed are the same bytes there."""
+    old, new = opened("file", "old"), opened("file", "new")
+    talk(old, "t", "one")
+    with monkeypatch.context() as patch:
+        for name in ("value", "values"):
+            patch.setattr(new._codec, name, None, raising=False)
+        new.import_from(old)
+    assert everything(old) == everything(new)
+
+
+def test_a_cancelled_merge_stops(opened: Any) -> None:
+    """The async form does the same."""
+    old, new = opened("file", "old"), opened("file", "new")
+    talk(old, "t", "one")
+
+    report = asyncio.run(new.aimport_from(old))
+
+    assert (report.threads, shape(old)) == (1, shape(new))
