@@ -186,7 +186,7 @@ def _erase(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
     present = [(row[0],) for row in doomed.rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], present, many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-        yield Statement(sql[statement], ids, many=True)
+        yield sql.many(statement, ids)
     emptied = yield sql("drop_empty_namespaces", *span(choice.wanted.prefix))
     if ids or emptied:
         yield sql("drop_index_left")

@@ -69,9 +69,16 @@ class JSONBPlace(JSONPlace):
         if isinstance(low, str) or isinstance(high, str):
             sign, bound = (">=", low) if high is None else ("<=", high)
             return self._at(f'({_DOCUMENT} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
-        # by jsonb's order of types null comes before all numbers, an object after them
-        ends = json.dumps(low), "{}" if high is None else json.dumps(high)
-        return self._at(f"{_AT} BETWEEN ?::jsonb AND ?::jsonb", *ends)
+        if high is None:  # by jsonb's order of types null comes before all numbers
+            return self._at(f"{_AT} >= ?::jsonb", json.dumps(low))
+        # not BETWEEN, which would read the document twice
+        text = f"({_AT} >= ?::jsonb AND {_AT} <= ?::jsonb)"
+        return any_of(
+            [
+                Condition(text, (list(path), json.dumps(low), list(path), json.dumps(high)))
+                for path in self.paths
+            ]
+        )
 
     def _at(self, text: str, *params: Any) -> Condition:
         return any_of([Condition(text, (list(path), *params)) for path in self.paths])

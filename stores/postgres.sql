@@ -76,6 +76,69 @@ ON CONFLICT ({tenant}name) DO UPDATE SET value = (store_settings.value::bigint +
 -- new_ids: ids that no item ever had, as many as a list has; in a namespace they grow, as its writers wait for each other
 SELECT nextval('store_items_id_seq') FROM json_array_elements(?::json);
 
+-- add_namespace_all: new namespaces; the counter of each is higher than that of one that was there and dropped
+INSERT INTO store_namespaces (path, changes)
+SELECT path, coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) << 32
+FROM unnest(?::bytea[]) AS path RETURNING path, ns;
+
+-- grow_namespace_all: count their items and bytes, and that they have changed
+UPDATE store_namespaces n SET items = n.items + more.items, bytes = n.bytes + more.bytes, changes = n.changes + 1
+FROM (SELECT ns, sum(items)::bigint AS items, sum(bytes)::bigint AS bytes
+      FROM unnest(?::bigint[], ?::bigint[], ?::bigint[]) AS each (items, bytes, ns) GROUP BY ns) AS more
+WHERE n.ns = more.ns;
+
+-- locate_all: what puts or deletes replace, or else the last closed version of the key; a row for each
+SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
+       v.version, v.valid_to, coalesce(i.made, i.id)
+FROM unnest(?::bytea[], ?::text[]) WITH ORDINALITY AS asked (path, key, place)
+LEFT JOIN LATERAL (SELECT * FROM store_namespaces n WHERE n.path = asked.path LIMIT 1) AS n ON true
+LEFT JOIN LATERAL (SELECT * FROM store_items i WHERE i.ns = n.ns AND i.key = asked.key LIMIT 1) AS i ON true
+LEFT JOIN LATERAL (SELECT * FROM store_versions v WHERE i.id IS NULL AND v.ns = n.ns AND v.key = asked.key
+                   ORDER BY v.version DESC LIMIT 1) AS v ON true
+ORDER BY asked.place;
+
+-- close_all: keep versions that are about to be replaced
+INSERT INTO store_versions
+    (id, ns, key, version, created_at, valid_from, valid_to, made, searched, value, provenance)
+SELECT i.id, i.ns, i.key, i.version, i.created_at, i.valid_from, ended.valid_to, i.made, i.searched, i.value, i.provenance
+FROM unnest(?::bigint[], ?::bigint[]) AS ended (valid_to, id)
+CROSS JOIN LATERAL (SELECT * FROM store_items i WHERE i.id = ended.id LIMIT 1) AS i;
+
+-- drop_item_all: take versions from among the present
+DELETE FROM store_items WHERE id = ANY(?::bigint[]);
+
+-- drop_pending_all: they wait no longer
+DELETE FROM store_pending WHERE id = ANY(?::bigint[]);
+
+-- delete: close the present versions of keys at a moment; those that had expired, when they did
+WITH asked AS (
+    SELECT i.id FROM unnest(?1::bytea[], ?2::text[]) AS asked (path, key)
+    CROSS JOIN LATERAL (SELECT * FROM store_namespaces n WHERE n.path = asked.path LIMIT 1) AS n
+    CROSS JOIN LATERAL (SELECT * FROM store_items i WHERE i.ns = n.ns AND i.key = asked.key LIMIT 1) AS i
+), gone AS (
+    DELETE FROM store_items i USING asked WHERE i.id = asked.id RETURNING i.*
+), kept AS (
+    INSERT INTO store_versions
+        (id, ns, key, version, created_at, valid_from, valid_to, made, searched, value, provenance)
+    SELECT id, ns, key, version, created_at, valid_from, greatest(least(?3, expires_at), valid_from + 1), made,
+           searched, value, provenance
+    FROM gone
+), awaited AS (
+    DELETE FROM store_pending p USING gone WHERE p.id = gone.id
+)
+UPDATE store_namespaces n SET items = n.items - less.items, bytes = n.bytes - less.bytes, changes = n.changes + 1
+FROM (SELECT ns, count(*) AS items, sum(size)::bigint AS bytes FROM gone GROUP BY ns) AS less WHERE n.ns = less.ns;
+
+-- add_item_all: new present versions
+INSERT INTO store_items
+    (id, ns, key, version, created_at, valid_from, expires_at, made, ttl, size, searched, value, provenance)
+SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[],
+                     ?::bigint[], ?::bigint[], ?::bigint[], ?::boolean[], ?::bytea[], ?::bytea[]);
+
+-- add_index_all: what search needs of versions
+INSERT INTO store_index (id, vectors, model, fields)
+SELECT * FROM unnest(?::bigint[], ?::bytea[], ?::bigint[], ?::text[]);
+
 -- under: present items under a prefix; of each namespace no more are read than are asked for, in the order of two indexes
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.first

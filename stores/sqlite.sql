@@ -11,7 +11,7 @@ ON CONFLICT ({tenant}name) DO UPDATE SET value = store_settings.value + 1;
 
 -- add_namespace: a new namespace; its counter is higher than that of one that was there and dropped
 INSERT INTO store_namespaces (path, changes)
-VALUES (?, coalesce((SELECT CAST(value AS bigint) FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING ns;
+VALUES (?, coalesce((SELECT CAST(value AS bigint) FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING path, ns;
 
 -- grow_namespace: count its items and bytes, and that it has changed
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;
@@ -46,12 +46,13 @@ SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, N
 FROM store_namespaces n CROSS JOIN store_versions v
 WHERE v.ns = n.ns AND n.path = ?1 AND v.key = ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
 
--- locate: what a put or a delete replaces, or else the last closed version of its key
+-- locate: what a put or a delete replaces, or else the last closed version of its key; a row in any case
 SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
        v.version, v.valid_to, coalesce(i.made, i.id)
-FROM store_namespaces n LEFT JOIN store_items i ON i.ns = n.ns AND i.key = ?2
+FROM (SELECT 1) AS one LEFT JOIN store_namespaces n ON n.path = ?1
+LEFT JOIN store_items i ON i.ns = n.ns AND i.key = ?2
 LEFT JOIN store_versions v ON i.id IS NULL AND v.ns = n.ns AND v.key = ?2
-WHERE n.path = ?1 ORDER BY v.version DESC LIMIT 1;
+ORDER BY v.version DESC LIMIT 1;
 
 -- close: keep a version that is about to be replaced
 INSERT INTO store_versions

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
@@ -14,8 +15,6 @@ from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
 from perdure.stores.reading import Records, provenance_place, value_place
-
-_NOWHERE: Row = (None,) * 10  # what `locate` finds of a key in a namespace that is not there
 
 
 class Times(NamedTuple):
@@ -69,8 +68,13 @@ class ItemWriter:
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Apply puts and deletes in order, all or none.
 
-        What is there is asked in one request, and all is written in another.
+        What is there is asked in one request, and all is written in another. Postgres deletes by
+        one statement, which may be run again if nobody knows whether it was committed.
         """
+        if "delete" in self.sql and all(put.text is None and put.unconditional for put in puts):
+            keys = [(put.path, put.key) for put in puts]
+            yield Last([self.sql("delete", *map(list, zip(*keys, strict=True)), now)])
+            return
         changes = Changes()
         statements: list[Statement] = []
         for some in _rounds(puts):
@@ -109,10 +113,10 @@ class ItemWriter:
                 error = self.records.shut(put.missing, ("pending", row))
                 out.append(self.sql("add_pending", row, error))
         if rows:
-            out.append(Statement(self.sql["add_index"], rows, many=True))
+            out.append(self.sql.many("add_index", rows))
         if changes.items:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
-            out.append(Statement(self.sql["grow_namespace"], grown, many=True))
+            out.append(self.sql.many("grow_namespace", grown))
         return out
 
     def _apply(
@@ -120,17 +124,16 @@ class ItemWriter:
     ) -> Flow[list[Statement]]:
         """The statements that put or delete different keys."""
         count = sum(put.text is not None for put in puts)
-        known, ids, *found = yield [
-            self.sql("get_setting", "model"),
+        ids, *located = yield [
             self.new_ids(count),
-            *(self.sql("locate", put.path, put.key) for put in puts),
+            *self.sql.each("locate", [(put.path, put.key) for put in puts]),
+            *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
-            changes.model = yield from self._enrolled(model, known)
+            changes.model = yield from self._enrolled(model, located.pop())
         closed: list[tuple[int, int]] = []
         added: list[New] = []
-        for put, rows in zip(puts, found, strict=True):
-            there = rows[0] if rows else _NOWHERE
+        for put, there in zip(puts, chain.from_iterable(located), strict=True):
             ns, row, version, created, valid_from, expires, size, last, ended, made = there
             alive = row is not None and (expires is None or expires > now)
             self._check_version(put, version if alive else 0)
@@ -156,9 +159,8 @@ class ItemWriter:
         return [*self.close(closed), *rows]
 
     def locate(self, put: Put) -> Flow[Row]:
-        """The present version of a key, as the columns of `locate`; None if there is none."""
-        found = yield self.sql("locate", put.path, put.key)
-        return found[0] if found else _NOWHERE
+        """The present version of a key, as the columns of `locate`; all None if there is none."""
+        return (yield self.sql("locate", put.path, put.key))[0]  # type: ignore[no-any-return]
 
     def close(self, ends: Sequence[tuple[int, int]]) -> list[Statement]:
         """Make present versions closed ones, each given as its end and its row."""
@@ -166,28 +168,29 @@ class ItemWriter:
             return []
         rows = [(row,) for _, row in ends]
         return [
-            Statement(self.sql["close"], ends, many=True),
-            Statement(self.sql["drop_item"], rows, many=True),
-            Statement(self.sql["drop_pending"], rows, many=True),
+            self.sql.many("close", ends),
+            self.sql.many("drop_item", rows),
+            self.sql.many("drop_pending", rows),
         ]
 
     def add(
         self, added: Sequence[New], ids: Sequence[int], changes: Changes
     ) -> Flow[list[Statement]]:
         """The statements that add present versions, each under its id, of keys that have none."""
+        lacking = dict.fromkeys(put.path for put, ns, *_ in added if ns is None)
         numbers: dict[bytes, int] = {}
+        if lacking:
+            made = yield self.sql.each("add_namespace", [(path,) for path in lacking])
+            numbers = dict(chain.from_iterable(made))
         rows = []
         for row, (put, ns, version, times) in zip(ids, added, strict=True):
-            if ns is None:
-                if put.path not in numbers:
-                    numbers[put.path] = (yield self.sql("add_namespace", put.path))[0][0]
-                ns = numbers[put.path]
+            ns = numbers[put.path] if ns is None else ns
             size, *shut = self._stored(put, version)
             rows.append((row, ns, put.key, version, *times, put.ttl, size, put.searched, *shut))
             if put.indexed:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
-        return [Statement(self.sql["add_item"], rows, many=True)] if rows else []
+        return [self.sql.many("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:
         """Asks for ids that no version ever had, in a namespace in growing order."""
@@ -291,7 +294,7 @@ class ItemWriter:
             yield Last(
                 [
                     *self.close([(expires, row) for row, _, _, expires, _ in rows]),
-                    Statement(self.sql["grow_namespace"], grown, many=True),
+                    self.sql.many("grow_namespace", grown),
                 ]
             )
         return len(rows)

@@ -129,6 +129,21 @@ class NamedSQL(dict[str, str]):
         """The statement of a name, with its parameters."""
         return Statement(self[name], params)
 
+    def each(self, name: str, rows: Sequence[Row]) -> list[Statement]:
+        """The statement of a name for each row of parameters.
+
+        For more than one it is a single `<name>_all`, if there is that, with columns as arrays.
+        """
+        if len(rows) > 1 and f"{name}_all" in self:
+            return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
+        return [self(name, *row) for row in rows]
+
+    def many(self, name: str, rows: Sequence[Row]) -> Statement:
+        """See `each`; no rows result."""
+        if len(rows) > 1 and f"{name}_all" in self:
+            return self.each(name, rows)[0]
+        return Statement(self[name], rows, many=True)
+
 
 def load(package: str, *filenames: str, tenants: bool = False) -> NamedSQL:
     """Read the named statements of packaged `.sql` files; a later file replaces statements.

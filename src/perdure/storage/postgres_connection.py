@@ -26,6 +26,7 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
@@ -125,6 +126,7 @@ class Pipelined(psycopg.Connection[Row]):
         # one type for all whole numbers: a statement is prepared once, not for each width
         self.adapters.register_dumper(int, Int8BinaryDumper)
         self.adapters.register_dumper(AnyText, _AnyText)
+        self.adapters.register_dumper(list, ListBinaryDumper)  # as text, ints are of any width
         self.adapters.register_loader("numeric", _Whole)
         self._values = Transformer.from_context(self)
         self._names: dict[_Kind, bytes] = {}  # of prepared statements
