@@ -255,8 +255,8 @@ def test_what_has_no_class_here_arrives_whole(opened: Any, monkeypatch: Any) -> 
     assert everything(old) == everything(new)
 
 
-def test_a_cancelled_merge_stops(opened: Any) -> None:
-    """The async form does the same."""
+def test_the_async_form_does_the_same(opened: Any) -> None:
+    """All threads come, as by the other one."""
     old, new = opened("file", "old"), opened("file", "new")
     talk(old, "t", "one")
 
