@@ -170,6 +170,8 @@ class Commit:
         cache = self.cache
         if self.additions is not None:
             self.additions.committed()
+        if self.snapshot is not None:
+            self.thread.saw(self.snapshot)
         if self.head is not None:
             self.head.epoch, self.head.flying = self.watch.epoch, False
             cache.used(self.thread_id)

@@ -21,6 +21,7 @@ from perdure.storage.flow import Row
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
 _RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
+_PLACE: Final = 0xFFFFFFFF  # of a checkpoint's key: where in put order it is
 _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 
 UNREAD_STEP: Final = -1 << 31
@@ -201,11 +202,13 @@ class Thread:
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
         title: What lists call it, and the id of the message that says so; see `Title`.
+        newest: The key and the id of the last checkpoint that was put or read. If the database has
+            not got it, a crash or a restore took commits back, and nothing of the rest is good.
         lock: Held while a write is planned: what is planned changes all of the above at once.
     """
 
     __slots__ = (
-        *("generation", "heads", "key", "lock", "logs", "named", "pending", "seq"),
+        *("generation", "heads", "key", "lock", "logs", "named", "newest", "pending", "seq"),
         *("size", "stamp", "title", "updated_at"),
     )
 
@@ -221,7 +224,13 @@ class Thread:
         self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
         self.title: Title | None = None
+        self.newest: tuple[int, str] | None = None
         self.lock = threading.Lock()
+
+    def saw(self, snapshot: Snapshot) -> None:
+        """Note that a checkpoint is in the database."""
+        if self.newest is None or snapshot.key & _PLACE >= self.newest[0] & _PLACE:
+            self.newest = snapshot.key, snapshot.uid
 
     def log(self, key: int, name: str, known: Thread | None = None) -> ChannelLog:
         """The log with a key; a new one has the items that are `known` of it."""

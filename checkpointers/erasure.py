@@ -36,6 +36,7 @@ from perdure.checkpointers.manifest import (
     references,
     unflat,
 )
+from perdure.checkpointers.put import TITLE_LENGTH
 from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_paused
 from perdure.checkpointers.records import (
     VIEWS,
@@ -95,6 +96,7 @@ def _erased(
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
+        yield from eraser.untitle()
         return ErasureReport()
     views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
@@ -202,9 +204,14 @@ class _Eraser:
         """Leave no title that quotes what is erased."""
         for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title = open_title(self.seal, self.thread_id, stored)
-            told = {"title": title.text} if title is not None else {}
+            if title is None:
+                continue
+            told = {"title": title.text}
             quotes = self.remover.without(told, Where(tasks=True)) is not told
-            if title is None or quotes or title.message in {"", *self.remover.ids}:
+            # what a cut one quotes cannot be told
+            if title.message is None and self.remover.found:
+                quotes = quotes or len(title.text) >= TITLE_LENGTH
+            if quotes or title.message in {"", *self.remover.ids}:
                 yield self.sql("set_title", None, thread)
 
     def settle(self) -> None:

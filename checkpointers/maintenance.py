@@ -95,6 +95,7 @@ class Maintenance:
                 doomed[thread_id].add(key)
         for thread_id, keys in doomed.items():
             self._prune(thread_id, partial(_all_but, keys))
+            self.write(thread_id, partial(self.untitled, thread_id, of_metadata=True))
         if doomed:
             self.database.shrink()
 
@@ -166,11 +167,11 @@ class Maintenance:
             make, lambda _: forget(thread_id), exclusive=(thread_id,), removes=True
         )
 
-    def untitled(self, thread_id: str) -> Flow[None]:
-        """Leave no title that quotes a message, which may be removed."""
+    def untitled(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
+        """Leave no title that quotes what may be removed: a message, or metadata too."""
         for thread, *_, stored in (yield self.sql("one_thread", thread_id)):
             title = open_title(self.seal, thread_id, stored)
-            if title is None or title.message is not None:
+            if title is None or title.message is not None or of_metadata:
                 yield self.sql("set_title", None, thread)
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:

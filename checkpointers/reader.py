@@ -90,14 +90,17 @@ class CheckpointReader:
         Raises:
             CorruptRecord: It was damaged, or what leads to it.
         """
-        rows = []
+        rows, holds = list[Row](), True
         if key is not None:
-            rows = yield self.sql("checkpoint_by_key", at.thread_id, key)
+            asked = self.sql("checkpoint_by_key", at.thread_id, key)
+            rows, holds = yield from self._with_newest(at.thread_id, asked)
         elif at.checkpoint_id is None:
-            rows = yield self.sql("head_of", at.thread_id, at.checkpoint_ns)
+            asked = self.sql("head_of", at.thread_id, at.checkpoint_ns)
+            rows, holds = yield from self._with_newest(at.thread_id, asked)
         if not rows and at.checkpoint_id is not None:
             uid = pack_id(at.checkpoint_id)
-            rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
+            asked = self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
+            rows, holds = yield from self._with_newest(at.thread_id, asked)
         if not rows:
             yield from self.check_missing(at)
             return None
@@ -105,12 +108,26 @@ class CheckpointReader:
         found = unpack_id(row[1])
         if thread_key is None or at.checkpoint_id not in (None, found):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
-        thread = self.cache.thread(at.thread_id, thread_key, generation)
+        thread = self._thread(at.thread_id, thread_key, generation, holds)
         known = thread.snapshot(at.checkpoint_ns, found or "")
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self.resolve(at.thread_id, thread, known)
+            thread.saw(known)
         return Found(thread, namespace, known)
+
+    def _with_newest(self, thread_id: str, asked: Statement) -> Flow[tuple[list[Row], bool]]:
+        """The rows of a statement, and whether what is kept of the thread is of this database."""
+        kept = self.cache.peek(thread_id)
+        if kept is None or kept.newest is None:
+            return (yield asked), True
+        key, uid = kept.newest
+        rows, newest = yield [asked, self.sql("uid_at", key)]
+        return rows, bool(newest) and unpack_id(newest[0][0]) == uid
+
+    def _thread(self, thread_id: str, key: int, generation: int, holds: bool) -> Thread:
+        """What is kept of a thread, or nothing, if that does not hold; a put replaces it."""
+        return self.cache.thread(thread_id, key, generation) if holds else Thread(key, generation)
 
     def check_missing(self, at: Address) -> Flow[None]:
         """Make sure that what was not found is not there: no damaged entry misled the search."""
@@ -132,7 +149,7 @@ class CheckpointReader:
                 [self.sql("head_of", at.thread_id, at.checkpoint_ns), self._writes_of(kept)]
             )
             state = kept.thread.key, kept.thread.generation, kept.namespace, kept.snapshot.key
-            if heads and heads[0][:4] == state:
+            if heads and (*heads[0][:4], unpack_id(heads[0][4])) == (*state, kept.snapshot.uid):
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
                     return (yield from self._tuple(at, kept, rows))
         found = yield from self.find(at, key)
@@ -242,8 +259,9 @@ class CheckpointReader:
         """The value a reference stands for; what is kept of the thread is looked up if need be."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
-        ((key, _, generation),) = yield self.sql("find_thread", thread_id)
-        thread = self.cache.thread(thread_id, key, generation)
+        asked = self.sql("find_thread", thread_id)
+        ((key, _, generation),), holds = yield from self._with_newest(thread_id, asked)
+        thread = self._thread(thread_id, key, generation, holds)
         return (yield from self.value(thread_id, thread, ref))
 
     def is_head(self, at: Address) -> Flow[bool]:
@@ -262,8 +280,9 @@ class CheckpointReader:
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
-        ((key, _, generation),) = yield self.sql("find_thread", thread_id)
-        thread = self.cache.thread(thread_id, key, generation)
+        asked = self.sql("find_thread", thread_id)
+        ((key, _, generation),), holds = yield from self._with_newest(thread_id, asked)
+        thread = self._thread(thread_id, key, generation, holds)
         yield from self.resolve(thread_id, thread, snapshot)
         return snapshot
 

@@ -69,8 +69,13 @@ FROM (
     FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
 ) s;
 
--- more_keys: keys that nothing has or had, by the last of so many
-INSERT INTO keys (name, last) VALUES ('', ?) ON CONFLICT ({tenant}name) DO UPDATE SET last = keys.last + excluded.last RETURNING last;
+-- more_keys: keys that nothing has, by the last of so many; rows have higher ones if a commit of the counter was lost
+INSERT INTO keys (name, last) SELECT '', max(last) + ?1 FROM (
+    SELECT 0 AS last UNION ALL SELECT max(thread) FROM threads
+    UNION ALL SELECT max(namespace) FROM namespaces UNION ALL SELECT max(log) FROM logs
+) AS used WHERE true
+ON CONFLICT ({tenant}name) DO UPDATE
+SET last = CASE WHEN excluded.last > keys.last + ?1 THEN excluded.last ELSE keys.last + ?1 END RETURNING last;
 
 -- new_thread: unless somebody has made it; nobody has written at its checkpoints
 INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?) RETURNING 0;
@@ -141,6 +146,9 @@ DELETE FROM items WHERE id >= ? AND id < ?;
 
 -- find_checkpoint: one checkpoint by its id
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE namespace = ? AND uid = ?;
+
+-- uid_at: the id of a checkpoint
+SELECT uid FROM checkpoints WHERE id = ?;
 
 -- checkpoint_at: one checkpoint by its place
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?;

@@ -100,7 +100,7 @@ def thread_records(
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((_, seq, _),) = yield reader.sql("find_thread", thread_id)
     title = open_title(reader.seal, thread_id, stored)
-    if title is not None and checkpoint_id is not None and title.message is not None:
+    if checkpoint_id is not None:  # it may be of a later checkpoint
         title = None
     logs = yield reader.sql("thread_logs", thread)
     namespaces = []

@@ -42,6 +42,7 @@ from perdure.checkpointers.records import (
     seal_title,
     seal_writes,
     tags_of,
+    unpack_id,
     written_said,
 )
 from perdure.storage.database import Watch
@@ -210,7 +211,7 @@ class CheckpointWriter:
                 statements.append(self.sql("pin", moved.pinned, head.namespace))
         else:
             statements += self._replacing(put.at, thread, snapshot, before, now)
-        statements += self._titled(thread_id, thread, put.title)
+        statements += self._titled(thread_id, thread, put.title, nodes)
         statements += additions.statements()
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
@@ -299,11 +300,15 @@ class CheckpointWriter:
         begins = step is not None and before is not None and step != before + 1
         return seq if begins else parent.began
 
-    def _titled(self, thread_id: str, thread: Thread, title: Title | None) -> list[Statement]:
+    def _titled(
+        self, thread_id: str, thread: Thread, title: Title | None, nodes: dict[str, Node | None]
+    ) -> list[Statement]:
         """Have a thread called so, unless it has a title from elsewhere."""
         known = thread.title
         if title is None or title == known:
             return []
+        if title.message is not None and nodes.get("messages") is None:
+            return []  # the messages are the parent's, who may have lost this one
         if known is not None and title.message not in (None, known.message):
             return []
         thread.title = title
@@ -399,6 +404,11 @@ class CheckpointWriter:
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         title, existing = rest
         known, thread = self._known(thread_id, key, generation), Thread(key, generation)
+        if known is not None and known.newest is not None:
+            newest, last_uid = known.newest
+            rows = yield self.sql("uid_at", newest)
+            if not rows or unpack_id(rows[0][0]) != last_uid:
+                known = None  # the database was taken back: this is of another course
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         thread.title = open_title(self.seal, thread_id, title)
         if known is not None:

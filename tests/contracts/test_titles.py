@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.storage.flow import rows_of
@@ -153,3 +154,44 @@ def test_another_process_goes_on(place: Place) -> None:
     with place.saver() as saver:
         put(saver, said(MORE), at(uid="1"), uid="2")
         assert called(saver) == "How do ponds freeze?"
+
+
+def test_a_cut_title_of_the_metadata_goes_with_a_message(saver: SQLiteCheckpointer) -> None:
+    """Whether it quotes the message that is erased cannot be told of its first characters."""
+    text = "The secret of the patient: " + "a long message that is the title, too; " * 3
+    asked, metadata = HumanMessage(text, id="q"), {"title": text}
+    put(saver, said(asked, TOLD), metadata=metadata, uid="1")
+    saver.erase("t", ["q"])
+
+    assert "secret" not in called(saver)
+    assert not stored(saver)
+
+
+def test_a_run_under_way_brings_no_erased_title_back(place: Place) -> None:
+    """Its next put has the message, and stores the parent's list, which has not."""
+    with place.saver() as saver, place.saver() as other:
+        checkpoint = empty_checkpoint() | {
+            "id": "1",
+            "channel_values": {**said(ASKED, MORE), "n": 1},
+        }
+        versions = {"messages": 1, "n": 1}
+        checkpoint["channel_versions"] = versions
+        first = saver.put(at(), checkpoint, {"source": "input"}, versions)  # type: ignore[arg-type]
+        other.erase("t", ["q1"])
+        later = checkpoint | {"id": "2", "channel_versions": {"messages": 1, "n": 2}}
+        saver.put(first, later, {"source": "loop"}, {"n": 2})  # type: ignore[arg-type]
+        other.erase("t", ["q1"])
+
+        assert called(other) == "And rivers?"
+
+
+def test_a_part_of_a_thread_has_no_later_title(saver: SQLiteCheckpointer) -> None:
+    """Neither a copy up to a checkpoint, nor a thread whose run with the title is deleted."""
+    first = put(saver, said(ASKED), metadata={"run_id": "r0"}, uid="1")
+    about = {"run_id": "r1", "title": "About rivers"}
+    put(saver, said(ASKED, MORE), first, metadata=about, uid="2")
+    saver.copy_thread("t", "copy", checkpoint_id="1")
+    saver.delete_for_runs(["r1"])
+
+    assert called(saver, "copy") == "How do ponds freeze?"
+    assert called(saver) == "How do ponds freeze?"

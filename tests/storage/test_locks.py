@@ -264,6 +264,20 @@ def test_an_event_loop_that_died_is_passed_over(database: SQLiteDatabase) -> Non
     assert not task.done()
 
 
+def test_an_event_loop_that_is_closed_once_it_was_told_is_passed_over(
+    database: SQLiteDatabase,
+) -> None:
+    """Its task was the next, and did not run again."""
+    loop = asyncio.new_event_loop()
+    with database.lock("t"):
+        task = loop.create_task(visit(database, Room(), 1), context=fresh())
+        loop.run_until_complete(asyncio.sleep(LATER_S))
+    loop.close()
+    take(database, "t", timeout_s=PATIENCE_S)
+
+    assert not task.done()
+
+
 def test_names_of_one_byte_do_not_stop_a_run(tmp_path: Path) -> None:
     """Two names that stand for the same byte: a run may have both, another process neither."""
     mine = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))

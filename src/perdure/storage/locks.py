@@ -45,6 +45,9 @@ if sys.platform == "win32":
 
     def _lock_whole(fd: int) -> None:
         _lock_byte(fd, 0)
+
+    def _unlock_whole(fd: int) -> None:
+        _unlock_byte(fd, 0)
 else:
     import fcntl
 
@@ -58,6 +61,9 @@ else:
 
     def _lock_whole(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this descriptor, not of the process
+
+    def _unlock_whole(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # also of its copy in a child that was forked just then
 
 
 _PAUSE_S: Final = 0.01  # between two tries
@@ -84,7 +90,12 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
                 if time.monotonic() >= until:
                     raise TimeoutError(f"{path!r} was not free within {timeout_s} s") from None
                 time.sleep(_PAUSE_S)
-        yield
+        try:
+            yield
+        finally:
+            if fd in _whole_files:
+                with contextlib.suppress(OSError):  # the file system may have gone
+                    _unlock_whole(fd)
     finally:
         if fd in _whole_files:
             _whole_files.remove(fd)

@@ -58,7 +58,11 @@ def _deliver(promises: list[Promise[Any]]) -> None:
     for promise in promises:
         if promise.future.done():
             continue  # cancelled while the work was being done
-        if promise.error is not None:
+        if isinstance(promise.error, StopIteration):  # which no future takes
+            error = RuntimeError("a call raised StopIteration")
+            error.__cause__ = promise.error
+            promise.future.set_exception(error)
+        elif promise.error is not None:
             promise.future.set_exception(promise.error)
         else:
             promise.future.set_result(promise.result)
@@ -163,6 +167,11 @@ class Ticket:
         self._queues, self.names, self.loop = queues, names, loop
         self.reached: Future[None] = Future()
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its event loop was closed, so that nobody waits or will leave."""
+        return self.loop is not None and self.loop.is_closed()
+
     def __enter__(self) -> None:
         try:
             self.reached.result()
@@ -190,7 +199,11 @@ class Queues:
         ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
         with self._guard:
             for name in ticket.names:
-                self._queues.setdefault(name, deque()).append(ticket)
+                queue = self._queues.setdefault(name, deque())
+                while queue and queue[0].is_abandoned:  # since it was told
+                    self._remove(queue[0])
+                    queue = self._queues.setdefault(name, deque())
+                queue.append(ticket)
             self._tell(ticket)
         return ticket
 
@@ -222,7 +235,7 @@ class Queues:
             self._queues[name][0] is not ticket for name in ticket.names
         ):
             return
-        if ticket.loop is not None and ticket.loop.is_closed():
+        if ticket.is_abandoned:
             self._remove(ticket)
         elif ticket.reached.set_running_or_notify_cancel():
             ticket.reached.set_result(None)
