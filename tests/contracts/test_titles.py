@@ -170,16 +170,14 @@ def test_a_cut_title_of_the_metadata_goes_with_a_message(saver: SQLiteCheckpoint
 def test_a_run_under_way_brings_no_erased_title_back(place: Place) -> None:
     """Its next put has the message, and stores the parent's list, which has not."""
     with place.saver() as saver, place.saver() as other:
-        checkpoint = empty_checkpoint() | {
-            "id": "1",
-            "channel_values": {**said(ASKED, MORE), "n": 1},
-        }
-        versions = {"messages": 1, "n": 1}
+        checkpoint: Any = empty_checkpoint()
+        versions: Any = {"messages": 1, "n": 1}
+        checkpoint |= {"id": "1", "channel_values": {**said(ASKED, MORE), "n": 1}}
         checkpoint["channel_versions"] = versions
-        first = saver.put(at(), checkpoint, {"source": "input"}, versions)  # type: ignore[arg-type]
+        first = saver.put(at(), checkpoint, {"source": "input"}, versions)
         other.erase("t", ["q1"])
         later = checkpoint | {"id": "2", "channel_versions": {"messages": 1, "n": 2}}
-        saver.put(first, later, {"source": "loop"}, {"n": 2})  # type: ignore[arg-type]
+        saver.put(first, later, {"source": "loop"}, {"n": 2})
         other.erase("t", ["q1"])
 
         assert called(other) == "And rivers?"

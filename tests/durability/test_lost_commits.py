@@ -42,16 +42,16 @@ def kept(place: Place) -> Callable[[], None]:
     import psycopg
 
     schema = postgres_server.schema(place.path)
-    with psycopg.connect(place.dsn) as conn:
+    with psycopg.connect(place.dsn) as session:
         for table in TABLES:
-            conn.execute(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.{table}")  # type: ignore[arg-type]
+            session.execute(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.{table}")
 
     def put_rows_back() -> None:
-        with psycopg.connect(place.dsn) as conn:
+        with psycopg.connect(place.dsn) as session:
             for table in TABLES:
-                conn.execute(f"DELETE FROM {schema}.{table}")  # type: ignore[arg-type]
+                session.execute(f"DELETE FROM {schema}.{table}")
                 sql = f"INSERT INTO {schema}.{table} SELECT * FROM {schema}.kept_{table}"
-                conn.execute(sql)  # type: ignore[arg-type]
+                session.execute(sql)
 
     return put_rows_back
 
