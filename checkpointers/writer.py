@@ -405,8 +405,8 @@ class CheckpointWriter:
         title, existing = rest
         known, thread = self._known(thread_id, key, generation), Thread(key, generation)
         if known is not None and known.newest is not None:
-            newest, last_uid = known.newest
-            rows = yield self.sql("uid_at", newest)
+            last_key, last_uid = known.newest
+            rows = yield self.sql("uid_at", last_key)
             if not rows or unpack_id(rows[0][0]) != last_uid:
                 known = None  # the database was taken back: this is of another course
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
