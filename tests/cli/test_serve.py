@@ -130,7 +130,7 @@ def test_what_is_refused(
     keys.write_text(entry(ANN, "ann"))
     for host in ("0.0.0.0", "::", "192.168.1.7", "memory.example", ""):
         assert "give --keys or --auth" in says("--host", host)
-    for name in ("quarantine", "*", ""):
+    for name in ("*", ""):
         assert "no user can be called" in says("--new-key", name)
     assert "Invalid value for '--proxy'" in says("--proxy", "proxy.example")
     assert "give one of them" in says("--keys", str(keys), "--auth", auth)
