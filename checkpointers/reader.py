@@ -91,16 +91,15 @@ class CheckpointReader:
             CorruptRecord: It was damaged, or what leads to it.
         """
         rows, holds = list[Row](), True
-        if key is not None:
-            asked = self.sql("checkpoint_by_key", at.thread_id, key)
-            rows, holds = yield from self._with_newest(at.thread_id, asked)
-        elif at.checkpoint_id is None:
+        if key is not None or at.checkpoint_id is None:
             asked = self.sql("head_of", at.thread_id, at.checkpoint_ns)
-            rows, holds = yield from self._with_newest(at.thread_id, asked)
+            if key is not None:
+                asked = self.sql("checkpoint_by_key", at.thread_id, key)
+            rows, holds = yield from self.with_newest(at.thread_id, asked)
         if not rows and at.checkpoint_id is not None:
             uid = pack_id(at.checkpoint_id)
             asked = self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
-            rows, holds = yield from self._with_newest(at.thread_id, asked)
+            rows, holds = yield from self.with_newest(at.thread_id, asked)
         if not rows:
             yield from self.check_missing(at)
             return None
@@ -116,7 +115,7 @@ class CheckpointReader:
             thread.saw(known)
         return Found(thread, namespace, known)
 
-    def _with_newest(self, thread_id: str, asked: Statement) -> Flow[tuple[list[Row], bool]]:
+    def with_newest(self, thread_id: str, asked: Statement) -> Flow[tuple[list[Row], bool]]:
         """The rows of a statement, and whether what is kept of the thread is of this database."""
         kept = self.cache.peek(thread_id)
         if kept is None or kept.newest is None:
@@ -260,7 +259,7 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         asked = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self._with_newest(thread_id, asked)
+        ((key, _, generation),), holds = yield from self.with_newest(thread_id, asked)
         thread = self._thread(thread_id, key, generation, holds)
         return (yield from self.value(thread_id, thread, ref))
 
@@ -281,7 +280,7 @@ class CheckpointReader:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
         asked = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self._with_newest(thread_id, asked)
+        ((key, _, generation),), holds = yield from self.with_newest(thread_id, asked)
         thread = self._thread(thread_id, key, generation, holds)
         yield from self.resolve(thread_id, thread, snapshot)
         return snapshot

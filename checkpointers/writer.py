@@ -42,7 +42,6 @@ from perdure.checkpointers.records import (
     seal_title,
     seal_writes,
     tags_of,
-    unpack_id,
     written_said,
 )
 from perdure.storage.database import Watch
@@ -398,17 +397,14 @@ class CheckpointWriter:
         What is not there has no key.
         """
         thread_id, ns, _ = at
-        rows = yield self.sql("state", pack_id(uid), ns, thread_id)
+        state = self.sql("state", pack_id(uid), ns, thread_id)
+        rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
             return Thread(0, 0), Head(0, 0, None), None
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         title, existing = rest
-        known, thread = self._known(thread_id, key, generation), Thread(key, generation)
-        if known is not None and known.newest is not None:
-            last_key, last_uid = known.newest
-            rows = yield self.sql("uid_at", last_key)
-            if not rows or unpack_id(rows[0][0]) != last_uid:
-                known = None  # the database was taken back: this is of another course
+        known = self._known(thread_id, key, generation) if holds else None
+        thread = Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         thread.title = open_title(self.seal, thread_id, title)
         if known is not None:

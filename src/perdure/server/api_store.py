@@ -20,14 +20,14 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Offset = Annotated[int, Field(ge=0)]
 
 
-class ItemPlace(BaseModel):
+class ItemNamed(BaseModel):
     """The body of `DELETE /store/items`."""
 
     namespace: list[str]
     key: str
 
 
-class NewItem(ItemPlace):
+class NewItem(ItemNamed):
     """The body of `PUT /store/items`."""
 
     value: Json
@@ -89,7 +89,7 @@ async def get(
 
 @routes.delete("/store/items", status_code=204)
 @action("store:delete")
-async def delete(call: Caller, body: ItemPlace) -> None:
+async def delete(call: Caller, body: ItemNamed) -> None:
     """Delete an item; its versions stay in its history."""
     given = await _permitted(call, body.namespace, {"key": body.key})
     await call.store.adelete(given["namespace"], given["key"])
