@@ -1,7 +1,4 @@
-"""Writes docs/reference.md, the signatures and docstrings of perdure's public names.
-
-python docs/reference.py
-"""
+"""`make docs` writes docs/reference.md: the signatures and docstrings of perdure's public names."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ WIDTH = 96
 _NOTE = re.compile(r"(?m)^    ([a-z]\w*): [^#\n]+  # (.+)$")
 HEAD = """# Reference
 
-The public names of perdure, from their docstrings; `python docs/reference.py` writes this page.
+The public names of perdure, from their docstrings; `make docs` writes this page.
 The guides show how to use them: [threads](threads.md), [the store](store.md),
 [short-term memory](memory.md), [long-term memory](long_term.md). `perdure` itself exports
 `SQLiteCheckpointer`, `SQLiteStore` and `PerdureError`. Each async form begins with `a`."""
