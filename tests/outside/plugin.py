@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, Self
@@ -20,7 +21,7 @@ from langgraph.store.base import IndexConfig
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
-from perdure.storage.database import OnAwait
+from perdure.storage.database import OnAwait, in_event_loop
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 
@@ -93,6 +94,19 @@ class StoreInPostgres(PostgresStore):
         return cls.open(conn_string, index=index, ttl=ttl)
 
 
+def awaited_sweeper(store: type[SQLiteStore | PostgresStore]) -> type:
+    """A store whose sweeper is awaited by langgraph's names, as docs/store.md says they differ."""
+
+    def either(blocking: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return asyncio.to_thread(blocking, *args) if in_event_loop() else blocking(*args)
+
+        return call
+
+    names = ("sweep_ttl", "start_ttl_sweeper", "stop_ttl_sweeper")
+    return type(f"Async{store.__name__}", (store,), {n: either(getattr(store, n)) for n in names})
+
+
 class MemoryStore(SQLiteStore):
     """Made as langgraph's `InMemoryStore` is."""
 
@@ -104,12 +118,15 @@ PLACES: dict[str, tuple[type, list[str]]] = {  # by whose name, which, in which 
     "SqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite"]),
     "AsyncSqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite.aio"]),
     "SqliteStore": (SQLiteStore, ["langgraph.store.sqlite", "langgraph.store.sqlite.base"]),
-    "AsyncSqliteStore": (SQLiteStore, ["langgraph.store.sqlite", "langgraph.store.sqlite.aio"]),
+    "AsyncSqliteStore": (
+        awaited_sweeper(SQLiteStore),
+        ["langgraph.store.sqlite", "langgraph.store.sqlite.aio"],
+    ),
     "InMemoryStore": (MemoryStore, ["langgraph.store.memory"]),
     "PostgresSaver": (InPostgres, ["langgraph.checkpoint.postgres"]),
     "AsyncPostgresSaver": (InPostgres, ["langgraph.checkpoint.postgres.aio"]),
     "PostgresStore": (StoreInPostgres, ["langgraph.store.postgres"]),
-    "AsyncPostgresStore": (StoreInPostgres, ["langgraph.store.postgres"]),
+    "AsyncPostgresStore": (awaited_sweeper(StoreInPostgres), ["langgraph.store.postgres"]),
 }
 
 
