@@ -61,6 +61,10 @@ class Fault:
                 self._meet()
                 return super().executemany(*args)
 
+            def executescript(self, *args: Any) -> sqlite3.Cursor:
+                self._meet()
+                return super().executescript(*args)
+
             def _meet(self) -> None:
                 if fault.due():
                     if fault.rolls_back and self.in_transaction:

@@ -42,6 +42,12 @@ class Doomed(sqlite3.Connection):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().executemany(*args)
 
+    def executescript(self, *args: Any) -> sqlite3.Cursor:
+        Doomed.left -= 1
+        if Doomed.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().executescript(*args)
+
 
 def erase(path: Path, statement: int) -> None:
     with SQLiteCheckpointer.open(path, factory=Doomed) as saver:

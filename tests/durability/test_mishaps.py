@@ -109,10 +109,10 @@ def test_shrink_ends_where_the_file_cannot_be_vacuumed(tmp_path: Path) -> None:
 
 
 class NoVacuum(sqlite3.Connection):
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        if "incremental_vacuum" in sql:
+    def executescript(self, script: str) -> sqlite3.Cursor:
+        if "incremental_vacuum" in script:
             raise sqlite3.OperationalError("disk I/O error")
-        return super().execute(sql, *args)
+        return super().executescript(script)
 
 
 def test_shrink_ends_where_a_vacuum_fails(tmp_path: Path) -> None:

@@ -235,6 +235,21 @@ def test_space_is_given_back(tmp_path: Path) -> None:
     assert small <= full // 10
 
 
+def test_a_vacuum_step_gives_back_as_many_pages_as_it_is_to(tmp_path: Path) -> None:
+    """Not one page a step, as what a large deletion frees is given back in steps."""
+    conn = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    conn.execute("CREATE TABLE x (y)")
+    conn.executemany("INSERT INTO x VALUES (?)", [(bytes(4000),)] * 200)
+    conn.execute("DELETE FROM x")
+    (before,) = conn.execute("PRAGMA freelist_count").fetchone()
+    more = sqlite_writer._vacuum_step(conn, 64)
+    (free,) = conn.execute("PRAGMA freelist_count").fetchone()
+    conn.close()
+
+    assert (True, before - 64) == (more, free)
+
+
 def writers() -> int:
     return sum(thread.name == "perdure-write" for thread in threading.enumerate())
 

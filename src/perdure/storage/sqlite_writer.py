@@ -457,6 +457,7 @@ class SQLiteWriter:
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
     """Give some free pages back. Returns whether it helped and there are more."""
     (before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    conn.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+    # not `execute`: each step of it gives back one page, and without columns it takes one step
+    conn.executescript(f"PRAGMA incremental_vacuum({pages})")
     (free,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free < before)
