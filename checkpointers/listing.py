@@ -108,8 +108,10 @@ class Listing:
 
         It ends beside the damaged entry that misled it, if there is one.
         """
-        for indexed, thread_id, ns, *row in (yield self.sql("tags_beside", number, start, stop)):
-            self._tagged(thread_id, ns, row, number, bool(indexed))
+        if self.sql["tags_beside"]:
+            beside = yield self.sql("tags_beside", number, start, stop)
+            for indexed, thread_id, ns, *row in beside:
+                self._tagged(thread_id, ns, row, number, bool(indexed))
 
     def _tagged(
         self, thread_id: str | None, ns: str, row: list[Any], number: int, indexed: bool

@@ -89,12 +89,12 @@ SELECT 1 / count(*), false FROM made;
 WITH added AS (
     INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1::bigint, ?2::bytea, ?3::bytea, ?4::text, ?5::bytea
     WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
-    AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6) RETURNING 1
+    AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6)
+    AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9)) RETURNING 1
 )
 SELECT 1 / count(*), false FROM added;
 
--- astray: Postgres checks its indexes itself (`amcheck`, data checksums)
-SELECT '' WHERE false AND (?1::text, ?2::text, ?3::bytea) IS NULL;
+-- astray: not asked, as Postgres checks its indexes itself (`amcheck`, data checksums)
 
 -- head_of: the checkpoint a run starts from; apart, as row-level security keeps a calculation from the indexes
 SELECT s.thread, s.generation, s.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
@@ -109,7 +109,6 @@ FROM (
 SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND uid = ?2;
 
 -- tags_beside: see `astray`
-SELECT '' WHERE false AND (?1::bigint, ?2::bigint, ?3::bigint) IS NULL;
 
 -- same_hashes: candidates for being items that are stored already
 SELECT id, body FROM items WHERE h = ANY(translate(?, '[]', '{}')::bigint[]);

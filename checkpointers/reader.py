@@ -82,10 +82,13 @@ class CheckpointReader:
 
     # -- checkpoints
 
-    def find(self, at: Address, key: int | None = None) -> Flow[Found | None]:
+    def find(
+        self, at: Address, key: int | None = None, *, alone: bool = False
+    ) -> Flow[Found | None]:
         """The checkpoint of an address, or the head; its values are not read yet.
 
-        With its row's `key`, the index of ids is asked only if that has no row.
+        With its row's `key`, the index of ids is asked only if that has no row. The head is looked
+        for in a request `alone`, if what follows need not be of the same state of the database.
 
         Raises:
             CorruptRecord: It was damaged, or what leads to it.
@@ -95,7 +98,10 @@ class CheckpointReader:
             asked = self.sql("head_of", at.thread_id, at.checkpoint_ns)
             if key is not None:
                 asked = self.sql("checkpoint_by_key", at.thread_id, key)
-            rows, holds = yield from self.with_newest(at.thread_id, asked)
+            if alone:
+                [rows] = yield Last([asked])
+            else:
+                rows, holds = yield from self.with_newest(at.thread_id, asked)
         if not rows and at.checkpoint_id is not None:
             uid = pack_id(at.checkpoint_id)
             asked = self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
@@ -130,9 +136,10 @@ class CheckpointReader:
 
     def check_missing(self, at: Address) -> Flow[None]:
         """Make sure that what was not found is not there: no damaged entry misled the search."""
-        params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
-        for (what,) in (yield self.sql("astray", *params)):
-            raise damaged_index(what)
+        if self.sql["astray"]:
+            params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
+            for (what,) in (yield self.sql("astray", *params)):
+                raise damaged_index(what)
 
     def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
         """Make sure that a range of keys of one namespace has as many rows as its index has."""
@@ -151,7 +158,12 @@ class CheckpointReader:
             if heads and (*heads[0][:4], unpack_id(heads[0][4])) == (*state, kept.snapshot.uid):
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
                     return (yield from self._tuple(at, kept, rows))
-        found = yield from self.find(at, key)
+        if key is None and at.checkpoint_id is None and self.cache.peek(at.thread_id) is None:
+            with suppress(CorruptRecord):  # what is found may be deleted before the next request
+                return (yield from self._whole(at, (yield from self.find(at, alone=True))))
+        return (yield from self._whole(at, (yield from self.find(at, key))))
+
+    def _whole(self, at: Address, found: Found | None) -> Flow[CheckpointTuple | None]:
         if found is None:
             return None
         return (yield from self._tuple(at, found, (yield self._writes_of(found))))

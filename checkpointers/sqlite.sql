@@ -216,10 +216,11 @@ DELETE FROM checkpoints WHERE id = ?;
 -- find_writes: what a task wrote already
 SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 
--- new_writes: what a task wrote, which has written nothing yet, if its namespace is there and nothing of the thread was removed
+-- new_writes: what a task wrote, which has written nothing yet, if its namespace is there and nothing of the thread was removed or lost
 INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1, ?2, ?3, ?4, ?5
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
-AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6) RETURNING 0;
+AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6)
+AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9)) RETURNING 0;
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

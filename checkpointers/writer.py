@@ -364,8 +364,8 @@ class CheckpointWriter:
 
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
-        thread, head, existing = yield from self._read(put.at, put.checkpoint["id"])
-        put.detach(thread.key, thread.generation)
+        thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
+        put.detach(*self._state(put, (thread.key, thread.generation), holds))
         parent = before = None
         if uid is not None and head.namespace:
             parent = thread.snapshot(put.at.checkpoint_ns, uid)
@@ -391,16 +391,23 @@ class CheckpointWriter:
         known = self.cache.peek(thread_id)
         return known if known and (known.key, known.generation) == (key, generation) else None
 
-    def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None]]:
+    def _state(
+        self, asked: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
+    ) -> tuple[int, int]:
+        """The state of a thread as ranges of what was asked see it; of none, if it was lost."""
+        is_kept = holds and asked.known is self.cache.peek(asked.at.thread_id)
+        return state if is_kept else (0, -1)
+
+    def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None, bool]]:
         """The thread as it is, with the logs and a namespace; the key of a checkpoint.
 
-        What is not there has no key.
+        What is not there has no key. Also whether what is kept holds; see `with_newest`.
         """
         thread_id, ns, _ = at
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
-            return Thread(0, 0), Head(0, 0, None), None
+            return Thread(0, 0), Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         title, existing = rest
         known = self._known(thread_id, key, generation) if holds else None
@@ -414,14 +421,14 @@ class CheckpointWriter:
             made = thread.log(log, name, known)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
         if namespace is None:
-            return thread, Head(0, 0, None), None
+            return thread, Head(0, 0, None), None, holds
         snapshot = None
         if newest is not None:
             rows = yield self.sql("checkpoint_at", newest)
             snapshot = yield from self._opened(at, thread, rows)
         head = Head(namespace, pinned, snapshot)
         keep(thread.heads, ns, head)
-        return thread, head, existing
+        return thread, head, existing, holds
 
     def _opened(self, at: Address, thread: Thread, rows: list[Row]) -> Flow[Snapshot | None]:
         if not rows:
@@ -449,7 +456,8 @@ class CheckpointWriter:
             return None
         row = pack_id(uid), pack_id(asked.task), asked.path
         body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), asked.encoded)
-        known = thread.key, thread.generation
+        key, newest = thread.newest or (0, "")
+        known = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", head.namespace, *row, body, *known)
         statements = [added, *self._touched(thread)]
         _keep_pending(thread, asked, asked.encoded, body)
@@ -467,7 +475,8 @@ class CheckpointWriter:
     def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
         thread_id, ns, uid = asked.at
-        rows, keys = (yield self.sql("state", None, ns, thread_id)), list[int]()
+        state, keys = self.sql("state", None, ns, thread_id), list[int]()
+        rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows or rows[0][5] is None:  # first, see `new_keys`
             keys = yield from self.reader.new_keys(1 if rows else 2)
         if rows:
@@ -479,11 +488,11 @@ class CheckpointWriter:
         if namespace is None:  # a put planned to make it is not to go through
             namespace = keys.pop()
             yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
-        thread = self._known(thread_id, key, generation)
+        thread = self._known(thread_id, key, generation) if holds else None
         if thread is None:
             thread = Thread(key, generation)
             thread.updated_at = updated_at
-        writes = asked.for_state(key, generation)
+        writes = asked.for_state(*self._state(asked, (key, generation), holds))
         row = pack_id(uid), pack_id(asked.task), asked.path
         found = yield self.sql("find_writes", namespace, *row[:2])
         if found:

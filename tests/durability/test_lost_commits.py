@@ -91,6 +91,25 @@ def test_a_run_goes_on_with_what_is_left(place: Place, reads: bool) -> None:
         assert [item.value.content for item in saver.history("t")] == ["a", "B", "n"]
 
 
+def test_what_a_task_wrote_is_stored_where_its_log_was_lost(place: Place) -> None:
+    """A task's update, and an input, repeat messages whose places in the log are no more theirs."""
+    few, more = (said(*map(str, range(n))) for n in (2, 12))
+    with place.saver() as saver:
+        put(saver, few, uid="1")
+        lose = kept(place)
+        put(saver, more, at(uid="1"), uid="2")
+        lose()
+        saver.put_writes(at(uid="1"), [("messages", more["messages"])], "task")
+        put(saver, {"__start__": more, **few}, at(uid="1"), uid="3")
+        with place.saver() as other:
+            before, newest = other.get_tuple(at(uid="1")), other.get_tuple(at(uid="3"))
+
+    assert before is not None
+    assert before.pending_writes == [("task", "messages", more["messages"])]
+    assert newest is not None
+    assert newest.checkpoint["channel_values"] == {"__start__": more, **few}
+
+
 def test_keys_that_were_given_twice_stop_nobody(place: Place) -> None:
     """The counter of keys is behind the rows that this process makes with its block."""
     with place.saver() as saver:
