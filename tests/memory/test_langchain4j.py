@@ -30,7 +30,7 @@ from perdure.memory.adapters import (
     ThreadMessageHistory,
     TokenWindowChatMemory,
 )
-from perdure.memory.adapters.langchain import presentable
+from perdure.memory.chat_history import presentable
 from perdure.memory.conversation import call_ids
 from tests.memory.conversations import conversations
 from tests.memory.providers import refusals

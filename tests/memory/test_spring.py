@@ -29,6 +29,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
 from perdure.memory.adapters import (
+    ChatMemoryAdvisor,
     CheckpointerChatMemoryRepository,
     CheckpointerChatMemoryStore,
     InMemoryChatMemoryRepository,
@@ -38,7 +39,6 @@ from perdure.memory.adapters import (
     TokenWindowChatMemory,
     VectorStoreChatMemoryAdvisor,
 )
-from perdure.memory.adapters.spring import ChatMemoryAdvisor
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore

@@ -54,7 +54,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     @property
     def messages(self) -> list[BaseMessage]:
         """The messages that providers take, oldest first; assigning replaces all."""
-        return presentable(self._found(self.checkpointer.get_tuple(self._config)))
+        return presentable(self._stored(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter
     def messages(self, messages: list[BaseMessage]) -> None:
@@ -62,15 +62,15 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end, in one write; a second message of one id gets a new id."""
-        self.change(lambda found: [*found, *messages])
+        self.change(lambda stored: [*stored, *messages])
 
     def change(self, change: Change) -> None:
         """Replace the messages by what a function makes of them, in one step."""
         with self._locked():
             head = self.checkpointer.get_tuple(self._config)
-            found = self._found(head)
-            now = _with_ids(checked_messages(change(list(found))))
-            if now == found:
+            stored = self._stored(head)
+            now = _with_ids(checked_messages(change(list(stored))))
+            if now == stored:
                 return
             fresh = empty_checkpoint()
             before = head.checkpoint if head else fresh
@@ -98,9 +98,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             erase = getattr(self.checkpointer, "erase", self.checkpointer.delete_thread)
             erase(self.thread_id)
 
-    def _found(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        found = head.checkpoint["channel_values"].get("messages") if head else None
-        return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
+    def _stored(self, head: CheckpointTuple | None) -> list[BaseMessage]:
+        stored = head.checkpoint["channel_values"].get("messages") if head else None
+        return checked_messages(stored or [], f"channel 'messages' of thread {self.thread_id!r}")
 
     def _locked(self) -> ExitStack:
         held = ExitStack()
@@ -112,20 +112,19 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
 
 def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    found: dict[str | None, BaseMessage] = {}
+    by_id: dict[str | None, BaseMessage] = {}
     for message in messages:
-        if not message.id or message.id in found:
+        if not message.id or message.id in by_id:
             message = message.model_copy(update={"id": str(uuid4())})
-        found[message.id] = message
-    return list(found.values())
+        by_id[message.id] = message
+    return list(by_id.values())
 
 
 def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
     """A list of the messages; one that is no message, or a `RemoveMessage`, raises."""
-    found = list(checked(messages, what))
-    if any(isinstance(message, RemoveMessage) for message in found):
+    if any(isinstance(message, RemoveMessage) for message in checked(messages, what)):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
-    return found
+    return list(messages)
 
 
 def presentable(messages: Messages) -> list[BaseMessage]:
