@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, get_args
@@ -58,7 +58,7 @@ pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."""
 _ID: Final = "The id of the memory to change, as a search gave it; for all but 'create'."
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a tool, as providers take it
-_OWN: Final = {"manage_memory", "search_memory"}  # and given names: what they answer is not new
+_OWN: Final = frozenset({"manage_memory", "search_memory"})  # what they answer is not new
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
@@ -140,12 +140,16 @@ def quote_memories(memories: Sequence[Memory]) -> str:
     return section("memories", [_line(memory) for memory in memories])
 
 
+class _MemoryTool(StructuredTool):
+    """A tool of perdure's, whatever its name."""
+
+
 def _tool(
     call: Call,
     name: str,
     description: str,
     arguments: type[BaseModel],
-    messages_key: str = "messages",
+    key: str = "messages",
 ) -> BaseTool:
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise errors.ConfigurationError(
@@ -153,14 +157,14 @@ def _tool(
         )
     expected = "text that tells the model when to use the tool"
     description = text("description", description, expected).strip()
-    _OWN.add(name)
 
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        # there may be no runtime, or one that a model made up
-        state = runtime.state if isinstance(runtime, ToolRuntime) else ()
-        found = state if is_messages(state) else channel(state, messages_key)
-        given = found if is_messages(found) else ()
-        return Attribution(config, [each for each in given if isinstance(each, BaseMessage)])
+        if not isinstance(runtime, ToolRuntime):  # there may be none, or one that a model made up
+            return Attribution(config)
+        messages = runtime.state if is_messages(runtime.state) else channel(runtime.state, key)
+        messages = messages if is_messages(messages) else ()
+        own = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
+        return Attribution(config, [m for m in messages if isinstance(m, BaseMessage)], _OWN | own)
 
     # langgraph fills in `runtime`; models do not see it
     def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
@@ -172,7 +176,7 @@ def _tool(
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
 
-    return StructuredTool.from_function(
+    return _MemoryTool.from_function(
         act,
         aact,
         name=name,
@@ -290,10 +294,11 @@ def _line(memory: Memory) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, with which memories are compared."""
+    """The messages of a run, with which memories are compared; `own` are names of memory tools."""
 
     config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
+    own: Set[str] = _OWN
 
     def of(self, texts: Iterable[str], known: Iterable[str] = ()) -> Provenance:
         """Where the texts of a memory come from.
@@ -303,7 +308,7 @@ class Attribution:
         """
         words = set().union(*map(_words, texts))
         said, told = self._by_role("human"), self._by_role("tool")
-        fresh = {i: each for i, each in told.items() if self.messages[i].name not in _OWN}
+        fresh = {i: each for i, each in told.items() if self.messages[i].name not in self.own}
         users = words & set().union(*said.values(), *map(_words, known))
         tools = words & set().union(*told.values())
         foreign = words & set().union(*fresh.values()) - users

@@ -21,6 +21,7 @@ from perdure.errors import ConfigurationError
 from perdure.graphs import memory_agent
 from perdure.memory.collection import Collection
 from perdure.memory.quarantine import Quarantine
+from perdure.memory.reducers import ChatState
 from perdure.memory.tools import Attribution, manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import client
@@ -170,15 +171,27 @@ def test_a_page_that_says_what_the_user_wants(
 
 
 @pytest.mark.parametrize(("asked", "trust"), [("fetch", "tool"), ("look-up", "user")])
-def test_a_search_of_another_name_tells_nothing_new(asked: str, trust: str) -> None:
-    """The words of a memory that was found are not a page's, whatever the tool is called."""
-    search_memory(name="look-up")
-    messages = [
+def test_a_search_of_another_name_tells_nothing_new(
+    asked: str, trust: str, store: SQLiteStore
+) -> None:
+    """The words of a memory that was found are not a page's, whatever this agent calls the tool."""
+    search_memory(name="fetch")  # of another agent
+    arguments = {"action": "create", "text": "Ann drinks coffee"}
+    call: Any = {"name": "manage_memory", "args": arguments, "id": "k", "type": "tool_call"}
+    messages: list[Any] = [
         HumanMessage("I drink coffee now", id="m"),
         ToolMessage("Ann drinks tea", name=asked, tool_call_id="c"),
+        AIMessage("", tool_calls=[call]),
+    ]
+    tools = ToolNode([manage_memory(store=store), search_memory(name="look-up", store=store)])
+    graph = StateGraph(ChatState).add_node("tools", tools).add_edge(START, "tools").compile()
+    graph.invoke({"messages": messages}, ANN)
+    entries = [(each.role, each.text) for each in Quarantine(store).list(ANN)]
+    memories = [
+        (m.provenance and m.provenance.trust, m.text) for m in Collection(store).list(config=ANN)
     ]
 
-    assert trust == Attribution(ANN, messages).of(["Ann drinks coffee"]).trust
+    assert [*entries, *memories] == [(trust, "Ann drinks coffee")]
 
 
 class Talk(BaseModel):
