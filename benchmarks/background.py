@@ -22,8 +22,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background import Background, run_worker
-from perdure.memory.due import Pace
-from perdure.memory.extraction import Extraction
+from perdure.memory.extraction import Extraction, Pace
 from perdure.stores import SQLiteStore
 
 WARM = [

@@ -25,9 +25,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.memory.background import Background
-from perdure.memory.due import Pace
-from perdure.memory.extraction import Extraction
-from perdure.memory.turns import TurnExtractor
+from perdure.memory.extraction import Extraction, Pace
+from perdure.memory.extractors import TurnExtractor
 
 WARM = ["benchmarks.background", "perdure.checkpointers.postgres", "perdure.stores.postgres"]
 

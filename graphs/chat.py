@@ -19,6 +19,7 @@ from langgraph.types import Command
 
 from perdure.effects import Effect, awaiting, blocking
 from perdure.graphs.responder import QuotingResponder
+from perdure.memory.context import UseMemories, use_memories
 from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import UseInstructions
@@ -29,7 +30,6 @@ from perdure.memory.recall import NAMESPACE
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
-from perdure.memory.use_memories import UseMemories, use_memories
 
 Part = MessagesNode | Learner
 _NAMES: Final = {

@@ -15,11 +15,11 @@ from perdure import settings
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
+from perdure.memory.context import use_memories
 from perdure.memory.extraction import remember_turns
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
-from perdure.memory.use_memories import use_memories
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perdure.checkpointers.records import VIEWS as VIEWS
     from perdure.memory.background import Background as Background
     from perdure.memory.collection import Collection as Collection
+    from perdure.memory.collection import Quarantine as Quarantine
     from perdure.memory.collection import aforget as aforget
     from perdure.memory.collection import amemories as amemories
     from perdure.memory.collection import aremember as aremember
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.memory.collection import memories as memories
     from perdure.memory.collection import remember as remember
     from perdure.memory.context import assemble as assemble
+    from perdure.memory.context import use_memories as use_memories
     from perdure.memory.extraction import Extraction as Extraction
     from perdure.memory.extraction import remember_turns as remember_turns
     from perdure.memory.gate import Gate as Gate
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
     from perdure.memory.nodes import view as view
     from perdure.memory.profile import Profile as Profile
-    from perdure.memory.quarantine import Quarantine as Quarantine
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
     from perdure.memory.records import Memory as Memory
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from perdure.memory.tools import search_memory as search_memory
     from perdure.memory.trim import trim as trim
     from perdure.memory.update_profile import update_profile as update_profile
-    from perdure.memory.use_memories import use_memories as use_memories
     from perdure.memory.views import ModelView as ModelView
     from perdure.memory.views import aviews as aviews
     from perdure.memory.views import record_views as record_views
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "background": "Background",
-    "collection": "Collection aforget amemories aremember forget memories remember",
-    "context": "assemble",
+    "collection": "Collection Quarantine aforget amemories aremember forget memories remember",
+    "context": "assemble use_memories",
     "extraction": "Extraction remember_turns",
     "gate": "Gate",
     "instructions": "Instructions update_instructions use_instructions",
@@ -65,9 +65,7 @@ _MODULES = {
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
-    "quarantine": "Quarantine",
     "recall": "arecall recall",
-    "use_memories": "use_memories",
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",

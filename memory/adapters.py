@@ -45,8 +45,8 @@ from perdure.memory.conversation import Messages, backwards, says_something, tur
 from perdure.memory.nodes import Shown
 from perdure.memory.options import instance, number, whole
 from perdure.memory.quotation import quoted
+from perdure.memory.records import StoreAdapter
 from perdure.memory.run_config import Template
-from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tokens import Countable, count_tokens, token_counter
 
 __all__ = [

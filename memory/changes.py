@@ -33,22 +33,39 @@ from perdure.errors import (
     UnknownMemory,
     VersionConflict,
 )
-from perdure.memory import store_adapter
 from perdure.memory.detectors import REDACTED
+from perdure.memory.extractors import (
+    UNTIL,
+    Addition,
+    Alteration,
+    Planned,
+    Proposal,
+    Revision,
+    Scope,
+    ends_of,
+    left_behind,
+    superseded_turns,
+)
 from perdure.memory.gate import Gate, admit, sources, tombstones_of
 from perdure.memory.model_call import faults_of
-from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
-from perdure.memory.records import EPISODE, TURN, Candidate, Memory, Outcome, Role
-from perdure.memory.run_config import source
-from perdure.memory.store_adapter import (
+from perdure.memory.records import (
+    CHANGED,
+    EPISODE,
     PREVIOUS,
     SOURCE,
+    TURN,
+    Candidate,
+    Memory,
+    Outcome,
+    Role,
     StoreAdapter,
     memory_of,
+    note_of,
     notes_of,
     removal_of,
+    succeeding,
 )
-from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
+from perdure.memory.run_config import source
 from perdure.storage.database import in_event_loop
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -76,10 +93,10 @@ async def change_note(adapter: StoreAdapter, namespace: Namespace) -> list[PutIt
     """The puts with which a write is a `VersionConflict` if another came after this call."""
     if not adapter.versioned:
         return []
-    place = notes_of(store_adapter.CHANGED, namespace)
+    place = notes_of(CHANGED, namespace)
     note = await adapter.got(place, _NOTE)
     number, version = (0, 0) if note is None else (note.value["number"], note.version)
-    return [store_adapter.note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
+    return [note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
 
 
 class Plan(Protocol):
@@ -210,7 +227,7 @@ def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
             check = "model" if memory is None else "role"
             outcomes.append(Outcome("refused", revision.key, why, check))
         elif revision.change == "deleted":
-            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(removal_of(memory.namespace, memory.key, memory.version))
             if memory.kind != TURN:  # an edited message may get its previous text again
                 puts += tombstones_of(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -263,7 +280,7 @@ async def judged(
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
         elif extracted and outcome.change == "unchanged" and memory and outcome.key != each.key:
-            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
@@ -281,7 +298,7 @@ def _replaced(
         return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
     ended = until if change == "superseded" else None
-    value = store_adapter.succeeding(memory, {**kept, **value}, change, ended)
+    value = succeeding(memory, {**kept, **value}, change, ended)
     return replace(put, value=value, if_version=memory.version), change
 
 

@@ -1,9 +1,16 @@
-"""A collection: memories under a namespace; `remember`, `memories` and `forget` for one call."""
+"""A collection: memories under a namespace; `remember`, `memories` and `forget` for one call.
+
+Erasures write tombstones first: one that is cut off can be called again. A store that is not
+perdure's deletes, which leaves bytes: the receipt is then not `clean`. What the gate held back
+waits in `Quarantine`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -11,20 +18,43 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
 from perdure.effects import awaiting, blocking
-from perdure.memory.changes import Given, MemoryWriter, check_schema, provenance_of
-from perdure.memory.erasure import forgotten, forgotten_all, forgotten_matching
-from perdure.memory.gate import Gate
+from perdure.errors import LimitExceeded, UnknownMemory
+from perdure.memory.changes import (
+    NO_TOMBSTONE,
+    Given,
+    MemoryWriter,
+    check_schema,
+    provenance_of,
+    unknown,
+)
+from perdure.memory.gate import Gate, note_on, tombstones_of
 from perdure.memory.options import instance, moment, text, whole
-from perdure.memory.records import FACT, Memory, Outcome
-from perdure.memory.run_config import Template
-from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
+from perdure.memory.records import (
+    FACT,
+    NOTES,
+    QUARANTINE,
+    RESERVED,
+    Memory,
+    Outcome,
+    Role,
+    StoreAdapter,
+    adapter_of,
+    namespace_of,
+    notes_of,
+    put_of,
+    removal_of,
+    succeeding,
+)
+from perdure.memory.run_config import Template, Versioned
+from perdure.memory.sameness import digest
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
-from perdure.stores.base import Namespace, Provenance, Receipt
+from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 from perdure.stores.namespaces import check_key
 
 Memories = list[Memory]
 _USERS: Final = ("memories", "{user_id}")
 _PAGE: Final = 32  # memories read at least, where some may be of a namespace further down
+_LOG = logging.getLogger("perdure")
 
 
 class Collection:
@@ -271,3 +301,214 @@ async def _memories(
 remember, aremember = blocking(_remember), awaiting(_remember)
 forget, aforget = blocking(_forget), awaiting(_forget)
 memories, amemories = blocking(_memories), awaiting(_memories)
+
+
+async def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
+    """Erase a memory, and the entries in quarantine for it or with its text."""
+    versions = await adapter.versions(namespace, key)
+    if not versions:
+        raise unknown(namespace, key)
+    tombstones = _tombstones(versions)
+    written = await _written(adapter, tombstones)
+    receipt = await erased(adapter, namespace, key)
+    texts = {version.text for version in versions}
+    texts.update(previous.text for version in versions for previous in version.previous)
+    receipt += await _unquarantined(adapter, notes_of(QUARANTINE, namespace), key, texts)
+    if not written and not (await _written(adapter, tombstones)):
+        _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE)
+    return receipt
+
+
+async def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
+    """Erase the notes on a namespace, then its memories; namespaces below it stay."""
+    receipt = _nothing(clean=True)
+    for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
+        receipt += await _emptied(adapter, place)
+    return receipt
+
+
+async def forgotten_matching(
+    adapter: StoreAdapter,
+    namespace: Namespace,
+    *,
+    thread_id: str | None = None,
+    query: str | None = None,
+    dry_run: bool = False,
+) -> Receipt:
+    """Erase, or only count, memories of which a version is from the thread and has the words."""
+    text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
+    instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
+    source = None if thread_id is None else {"thread_id": thread_id}
+    what: dict[str, Any] = {"query": query, "provenance": source}
+    places = (namespace, notes_of(QUARANTINE, namespace))
+    found = _nothing(clean=False)
+    for place in places:
+        found += await adapter.call("forget", place, **what, dry_run=True)
+    if dry_run:
+        return found
+    versions: list[Memory] = []
+    for namespace, key in found.keys:
+        if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
+            versions += await adapter.versions(namespace, key)
+    await adapter.written(_tombstones(versions))
+    receipt = _nothing(clean=True)
+    for place in places:
+        receipt += await adapter.call("forget", place, **what)
+    return receipt
+
+
+async def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
+    """Erase items with their versions."""
+    if not adapter.versioned:
+        await adapter.written([removal_of(namespace, key) for key in keys])
+        deleted = tuple((namespace, key) for key in keys)
+        return replace(_nothing(clean=False), items=len(keys), keys=deleted)
+    receipt = _nothing(clean=True)
+    for key in keys:
+        receipt += await adapter.call("forget", namespace, key=key)
+    return receipt
+
+
+async def _emptied(adapter: StoreAdapter, place: Namespace) -> Receipt:
+    if not adapter.versioned:
+        found = await adapter.every(place)
+        return await erased(adapter, place, *(each.key for each in found))
+    plan: Receipt = await adapter.call("forget", place, dry_run=True)
+    own = [key for where, key in plan.keys if where == place]
+    if own and len(own) == len(plan.keys):
+        receipt: Receipt = await adapter.call("forget", place)
+        return receipt
+    return await erased(adapter, place, *own)  # namespaces below this one stay
+
+
+async def _unquarantined(
+    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
+) -> Receipt:
+    if adapter.versioned:
+        meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
+        plan: Receipt = await adapter.call("forget", place, filter=meant, dry_run=True)
+        own = [entry for where, entry in plan.keys if where == place]
+    else:
+        entries = await adapter.every(place)
+        own = [e.key for e in entries if e.value.get("key") == key or e.text in texts]
+    return await erased(adapter, place, *own)
+
+
+def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
+    puts = [put for version in versions for put in tombstones_of(version, "forgotten")]
+    return list({(put.namespace, put.key): put for put in puts}.values())
+
+
+async def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
+    try:
+        await adapter.written(tombstones)
+    except LimitExceeded:
+        return False
+    return True
+
+
+def _nothing(*, clean: bool) -> Receipt:
+    return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineEntry:
+    """A candidate in quarantine since `at` (UTC), by a `check` of the gate and for a `reason`.
+
+    `key` is its id here, `memory_key` the key that the memory would have. `shown` is its text,
+    redacted; `text` and `fields` are as they came. `role` says whose words it rests on.
+    """
+
+    key: str
+    shown: str
+    reason: str
+    check: str
+    kind: str
+    role: Role
+    at: datetime
+    memory_key: str
+    provenance: Provenance | None
+    text: str = field(repr=False)
+    fields: dict[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.shown} ({self.reason})"
+
+
+Entries = list[QuarantineEntry]  # within the class `list` is a method
+
+
+class Quarantine:
+    """The entries that the gate held back from a namespace; for the arguments see `Collection`.
+
+    Methods that begin with `a` are async. Texts are kept as they came, secrets too, and encrypted
+    in an encrypted store. `store.forget(namespace)` leaves them; `Collection.forget_all` does not.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = ("memories", "{user_id}"),
+    ) -> None:
+        self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
+        self.namespace = Template(namespace)
+
+    async def _list(self, config: RunnableConfig | None = None) -> Entries:
+        """The entries, oldest first."""
+        adapter, _, place = self._places(config)
+        found = await adapter.every(place)
+        return sorted(map(_entry, found), key=lambda entry: entry.at)
+
+    async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """Make an entry the memory that it would have been, without judging it again.
+
+        A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
+        `VersionConflict`, and nothing is written.
+        """
+        adapter, namespace, place = self._places(config)
+        found = await _found(adapter, place, key)
+        entry = _entry(found)
+        value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
+        before = await adapter.got(namespace, entry.memory_key)
+        if before is not None:
+            value = succeeding(before, value, "updated")
+        put = put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
+        put = replace(put, if_version=0 if before is None else before.version)
+        await adapter.written([put, removal_of(place, key, found.version)])
+        await erased(adapter, place, key)  # the versions of the entry have the text too
+        return Outcome("added" if before is None else "updated", entry.memory_key)
+
+    async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """Erase an entry; a tombstone keeps it from being extracted again."""
+        adapter, namespace, place = self._places(config)
+        found = await _found(adapter, place, key)
+        await adapter.written([note_on(namespace, digest(found.text), "forgotten")])
+        await erased(adapter, place, key)
+        return Outcome("deleted", key)
+
+    list, alist = blocking(_list), awaiting(_list)
+    release, arelease = blocking(_release), awaiting(_release)
+    discard, adiscard = blocking(_discard), awaiting(_discard)
+
+    def _places(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace, Namespace]:
+        namespace = namespace_of(self.namespace, config)
+        return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
+
+
+async def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
+    found = await adapter.got(place, key)
+    if found is None:
+        raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
+    return found
+
+
+def _entry(found: Memory) -> QuarantineEntry:
+    value = found.value
+    return QuarantineEntry(
+        key=found.key,
+        at=datetime.fromisoformat(value["at"]),
+        memory_key=value["key"],
+        provenance=found.provenance,
+        text=found.text,
+        **{name: value[name] for name in ("shown", "reason", "check", "kind", "role", "fields")},
+    )

@@ -21,8 +21,8 @@ from perdure.memory.changes import provenance_of
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, whole
-from perdure.memory.quotation import fitting, memory_line, section
-from perdure.memory.records import EPISODE, Memory, Outcome
+from perdure.memory.quotation import fitting, section
+from perdure.memory.records import EPISODE, Memory, Outcome, memory_line
 from perdure.memory.tokens import token_counter
 from perdure.stores.base import Provenance
 

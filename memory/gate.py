@@ -13,17 +13,23 @@ from langgraph.store.base import GetOp
 from perdure.effects import Effect, computed
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
 from perdure.memory.options import choice, instance
-from perdure.memory.records import EVENTS, TURN, Candidate, Change, Memory, Outcome, Verdict
-from perdure.memory.sameness import digest, equivalent
-from perdure.memory.store_adapter import (
+from perdure.memory.records import (
+    EVENTS,
     QUARANTINE,
     TOMBSTONES,
+    TURN,
+    Candidate,
+    Change,
+    Memory,
+    Outcome,
     StoreAdapter,
+    Verdict,
     having_said,
     note_of,
     notes_of,
     put_of,
 )
+from perdure.memory.sameness import digest, equivalent
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 How = Literal["deleted", "forgotten"]

@@ -14,6 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from perdure.effects import Operation
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
+from perdure.memory.extractors import (
+    Addition,
+    Batch,
+    Plan,
+    Planned,
+    Proposal,
+    Revision,
+    Scope,
+    TurnExtractor,
+    Usage,
+)
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import LONGEST, Instructions, replacing
 from perdure.memory.model_call import (
@@ -26,22 +37,10 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Document, Profile, ProfileState
-from perdure.memory.proposals import (
-    Addition,
-    Batch,
-    Plan,
-    Planned,
-    Proposal,
-    Revision,
-    Scope,
-    Usage,
-)
 from perdure.memory.quotation import fenced, middle_out, newest, quoted, rendered
-from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome
 from perdure.memory.sameness import normal
-from perdure.memory.store_adapter import INSTRUCTIONS
 from perdure.memory.thread_messages import ThreadMessage, storable
-from perdure.memory.turns import TurnExtractor
 
 CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
 _MOST: Final = 200  # entries of a list: more is a model that repeats itself

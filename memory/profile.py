@@ -23,15 +23,17 @@ from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
-from perdure.memory.records import Candidate, Memory, Verdict
-from perdure.memory.run_config import Template, source
-from perdure.memory.store_adapter import (
+from perdure.memory.records import (
+    Candidate,
     ItemPlace,
+    Memory,
     StoreAdapter,
+    Verdict,
     adapter_of,
     namespace_of,
     removal_of,
 )
+from perdure.memory.run_config import Template, source
 from perdure.stores.base import Provenance, PutItem, Receipt
 from perdure.stores.values import decode, encode
 

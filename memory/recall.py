@@ -18,11 +18,18 @@ from perdure.errors import (
     InvalidNamespace,
 )
 from perdure.memory.options import instance, whole
-from perdure.memory.quotation import fitting, memory_line, past_since, section
-from perdure.memory.records import TURN, Memory
+from perdure.memory.quotation import fitting, section
+from perdure.memory.records import (
+    TURN,
+    Memory,
+    StoreAdapter,
+    adapter_of,
+    memory_line,
+    namespace_of,
+    past_since,
+)
 from perdure.memory.run_config import Template
 from perdure.memory.sameness import normal
-from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace

@@ -1,22 +1,53 @@
-"""The records of long-term memory: memories, candidates, verdicts and outcomes."""
+"""Records of long-term memory: memories, candidates, verdicts, outcomes, in any langgraph store.
+
+A store other than perdure's keeps provenance in a field of the value, has no past versions, and
+writes without conditions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
 
-from perdure.stores.base import Namespace, Provenance
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore, Item, PutOp
+from pydantic_core import to_jsonable_python
+
+from perdure.effects import Effect
+from perdure.errors import InvalidNamespace
+from perdure.memory.options import instance
+from perdure.memory.quotation import quoted
+from perdure.memory.run_config import Template, Versioned, store_of_graph
+from perdure.memory.sameness import digest
+from perdure.stores.base import Namespace, Provenance, PutItem
 
 FACT: Final = "fact"
 TURN: Final = "turn"
 EPISODE: Final = "episode"
+_BESIDE: Final = ("text", "kind", "formerly", "until")  # fields of a value that are shown elsewhere
 EVENTS: Final = (TURN, EPISODE)
 """Kinds that record what happened: the same text again is another event."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
+RESERVED: Final = "perdure"
+"""The first label of perdure's own notes, which are kept beside the memories."""
+QUARANTINE: Final = "quarantine"
+TOMBSTONES: Final = "buried"
+CHANGED: Final = "changed"
+WATERMARKS: Final = "formed"
+NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
+"""The second labels: quarantine, tombstones, the counter of changes, watermarks."""
+INSTRUCTIONS: Final = "instructions"
+"""The field of a value with the text of instructions, as in LangGraph's own examples."""
+PREVIOUS: Final = "formerly"  # the field of a value with the memory's earlier texts
+SOURCE: Final = "provenance"
+"""The field of a value with the provenance, in a store that is not perdure's."""
+_PREVIOUS: Final = 10  # earlier texts that a memory keeps
+_PAGE: Final = 1_000  # memories read at once
+_KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +135,234 @@ class Outcome:
     def __str__(self) -> str:
         about = f" {self.key}" if self.key else ""
         return f"{self.change}{about}" + (f": {self.reason}" if self.reason else "")
+
+
+def memory_line(memory: Any) -> str:
+    """A memory, item, text or JSON object as one line, with speaker, date and thread."""
+    if isinstance(memory, Item):
+        value = memory.value
+        body = value["text"] if set(value) == {"text"} else value
+        return _line(body, getattr(memory, "provenance", None), memory.created_at)
+    if not isinstance(memory, Memory):
+        return quoted(memory)
+    before = [
+        {"memory": previous.text, "until": _day(previous.until)}
+        for previous in memory.previous[:1]
+        if previous.change == "superseded"  # an updated text was not true
+    ]
+    source, until = memory.provenance, past_since(memory)
+    fields = {key: part for key, part in memory.value.items() if key not in _BESIDE}
+    shown = {key: part for key, part in fields.items() if part is not None}
+    body = shown or memory.text if memory.kind == EPISODE else memory.text
+    return _line(body, source, memory.valid_from, until, before)
+
+
+def past_since(memory: Memory) -> datetime | None:
+    """When a memory ceased to be true, as its field `until` says; None: it is present."""
+    until = memory.value.get("until")
+    try:
+        return datetime.fromisoformat(until) if isinstance(until, str) else None
+    except ValueError:
+        return None
+
+
+def _line(
+    body: Any, source: Any, when: Any, until: datetime | None = None, before: Sequence[Any] = ()
+) -> str:
+    actor = getattr(source, "actor", None)
+    trust, at = getattr(source, "trust", None), getattr(source, "at", None) or when
+    in_text = isinstance(body, str) and body.startswith(f"{actor}:")  # as in the text of a turn
+    about: Mapping[str, Any] = {
+        "said_by": None if in_text else actor,
+        "trust": None if trust == actor else trust,
+        "on": _day(at),
+        "until": _day(until),
+        "thread": getattr(source, "thread_id", None),
+        "before": before,
+    }
+    return quoted({"memory": body, **{name: part for name, part in about.items() if part}})
+
+
+def _day(when: datetime | None) -> str | None:
+    return None if when is None else when.date().isoformat()
+
+
+class StoreAdapter:
+    """Any langgraph store, for memories. Its methods are effects."""
+
+    def __init__(self, store: Any) -> None:
+        expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
+        self.store: Any = instance("store", store, BaseStore, expected)
+        self.versioned = isinstance(store, Versioned)
+
+    def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
+        """The effect of a method of the store."""
+        return Effect(
+            lambda: getattr(self.store, method)(*args, **options),
+            lambda: getattr(self.store, f"a{method}")(*args, **options),
+        )
+
+    async def got(
+        self, namespace: Namespace, key: str, as_of: datetime | None = None
+    ) -> Memory | None:
+        """A memory, if there is one."""
+        item = await self.call("get", namespace, key, **self._past(as_of))
+        return None if item is None else memory_of(item)
+
+    async def found(
+        self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
+    ) -> list[Memory]:
+        """Memories under a prefix; `asked` are options of `Store.search`."""
+        given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
+        items = await self.call("search", prefix, **given, **self._past(as_of))
+        return [memory_of(item) for item in items]
+
+    async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:
+        """All memories of a namespace, without those below it; see `found`."""
+        memories: list[Memory] = []
+        while True:
+            page = await self.found(namespace, limit=_PAGE, offset=len(memories), **asked)
+            memories += page
+            if len(page) < _PAGE:
+                return [memory for memory in memories if memory.namespace == namespace]
+
+    async def versions(self, namespace: Namespace, key: str) -> list[Memory]:
+        """All versions of a memory, oldest first; of a store without any, the present one."""
+        if not self.versioned:
+            present = await self.got(namespace, key)
+            return [] if present is None else [present]
+        items = await self.call("history", namespace, key)
+        return [memory_of(item) for item in items]
+
+    async def written(self, puts: Sequence[PutItem]) -> None:
+        """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
+        if puts:
+            await self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
+
+    def _past(self, as_of: datetime | None) -> dict[str, Any]:
+        if as_of is None:
+            return {}
+        instance("store", self.store, Versioned, "perdure's for as_of=; another keeps no past")
+        return {"as_of": as_of}
+
+
+class ItemPlace(NamedTuple):
+    """The place of an item, and where a change to it comes from."""
+
+    adapter: StoreAdapter
+    namespace: Namespace
+    key: str
+    provenance: Provenance | None = None
+    told: Sequence[str] | None = None  # the users' texts a change rests on; None: it is by hand
+
+
+def adapter_of(store: BaseStore | None) -> StoreAdapter:
+    """The adapter of a store; None: within a graph, of the store it was compiled with."""
+    return StoreAdapter(store_of_graph("the memories") if store is None else store)
+
+
+def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
+    """The namespace of a run's memories; it cannot be one of perdure's own notes."""
+    namespace = template.filled(config)
+    if namespace[0] == RESERVED:
+        raise InvalidNamespace(
+            f"the namespace {namespace!r} begins with {RESERVED!r}, where perdure keeps its own "
+            "notes; expected another first label, like 'memories'"
+        )
+    return namespace
+
+
+def notes_of(kind: str, namespace: Namespace) -> Namespace:
+    """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
+    return (RESERVED, kind, *namespace)
+
+
+def put_of(
+    namespace: Namespace,
+    key: str,
+    value: Mapping[str, Any],
+    *,
+    provenance: Provenance | None = None,
+    if_version: int | None = None,
+    searched: bool = True,
+) -> PutItem:
+    """The put of a memory, or with `searched=False` one that no query finds."""
+    index: Any = ["text"] if searched else False
+    return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
+
+
+def note_of(
+    namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
+) -> PutItem:
+    """The operation that writes a note of perdure's own: not searched, and without expiry."""
+    put = put_of(namespace, key, value, if_version=if_version, searched=False)
+    return replace(put, ttl=None)
+
+
+def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
+    """The operation that deletes a memory; a store with versions keeps its past."""
+    return PutItem(namespace, key, None, if_version=if_version)
+
+
+def succeeding(
+    previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
+) -> dict[str, Any]:
+    """The value of a memory's next version, which lists the previous text if that differs."""
+    past = list(previous.value.get(PREVIOUS, ()))
+    if value["text"] != previous.text:
+        at = (until or datetime.now(UTC)).isoformat()
+        entry: dict[str, Any] = {"text": previous.text, "digest": digest(previous.text)}
+        entry |= {"until": at, "change": change}
+        if previous.provenance is not None and previous.provenance.message_ids:
+            entry["message_ids"] = list(previous.provenance.message_ids)
+        past = [entry, *past][:_PREVIOUS]
+    return {**value, PREVIOUS: past} if past else dict(value)
+
+
+def having_said(text: str) -> dict[str, Any]:
+    """The filter for memories of which a previous text is the same as this one."""
+    # whether the field exists is asked first: that takes a tenth of the time
+    return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": digest(text)}
+
+
+def memory_of(item: Item) -> Memory:
+    """The memory in an item of any store."""
+    value = dict(item.value)
+    provenance = getattr(item, "provenance", None) or _provenance(value.pop(SOURCE, None))
+    text, kind = value.get("text"), value.get("kind", "")
+    if not isinstance(text, str) and isinstance(value.get(INSTRUCTIONS), str):
+        text, kind = value[INSTRUCTIONS], "instructions"
+    names = ("version", "valid_to", "score", "parts")
+    return Memory(
+        tuple(item.namespace),
+        item.key,
+        text if isinstance(text, str) else quoted(value),
+        str(kind),
+        value,
+        provenance,
+        valid_from=getattr(item, "valid_from", item.updated_at),
+        previous=tuple(map(_previous, value.get(PREVIOUS) or ())),
+        **{name: getattr(item, name, None) for name in names},
+    )
+
+
+def _plain(put: PutItem) -> PutOp:
+    value = None if put.value is None else dict(put.value)
+    if value is not None and put.provenance is not None:
+        fields = to_jsonable_python(put.provenance).items()
+        value[SOURCE] = {name: part for name, part in fields if part not in (None, [])}
+    return PutOp(put.namespace, put.key, value, put.index)
+
+
+def _provenance(fields: Any) -> Provenance | None:
+    if not fields:
+        return None
+    known = {**fields, "message_ids": tuple(fields.get("message_ids", ()))}
+    if "at" in known:
+        known["at"] = datetime.fromisoformat(known["at"])
+    return Provenance(**known)
+
+
+def _previous(entry: Mapping[str, Any]) -> Previous:
+    until = datetime.fromisoformat(entry["until"])
+    return Previous(entry["text"], until, entry["change"], tuple(entry.get("message_ids", ())))

@@ -29,8 +29,8 @@ from perdure.memory.gate import Gate, parts_of
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import text, whole
-from perdure.memory.quotation import memory_line, quoted, section
-from perdure.memory.records import FACT, Memory, Outcome, Role
+from perdure.memory.quotation import quoted, section
+from perdure.memory.records import FACT, Memory, Outcome, Role, memory_line
 from perdure.memory.run_config import source
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key

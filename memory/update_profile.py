@@ -12,12 +12,12 @@ from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import written
 from perdure.memory.conversation import Messages
+from perdure.memory.extractors import Batch, Planned, Proposal, Scope, Usage
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, checked
 from perdure.memory.options import choice
 from perdure.memory.profile import Profile
-from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
 from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
 from perdure.memory.summary import ON_FAILURE

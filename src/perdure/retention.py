@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from perdure.checkpointers import Retention, ThreadInfo
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
-from perdure.memory.store_adapter import QUARANTINE, RESERVED, WATERMARKS
-from perdure.memory.watermarks import settled
+from perdure.memory.records import QUARANTINE, RESERVED, WATERMARKS
+from perdure.memory.thread_messages import settled
 from perdure.settings import Rules
 from perdure.stores import StoredItem, VersionRetention
 from perdure.stores.base import Namespace

@@ -20,7 +20,7 @@ from sqlalchemy.pool import StaticPool
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import ConfigurationError
-from perdure.memory import job_queue
+from perdure.memory import background
 from perdure.memory.background import Background
 from perdure.memory.extraction import Extraction
 from perdure.storage.postgres_connection import uri
@@ -95,7 +95,7 @@ def test_a_pooler_has_no_place_for_the_queue(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who finds another session in the next transaction is told what to give instead."""
-    monkeypatch.setattr(job_queue, "create_engine", partial(create_engine, poolclass=StaticPool))
+    monkeypatch.setattr(background, "create_engine", partial(create_engine, poolclass=StaticPool))
     with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
         asker = Background(Extraction(saver, store), work=False)
         with pytest.raises(ConfigurationError, match=r"Background\(database=…\) or perdure worker"):

@@ -13,10 +13,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background import Background
-from perdure.memory.due import ExtractionJob, Pace
-from perdure.memory.extraction import Extraction
-from perdure.memory.proposals import Batch, Proposal, Scope
-from perdure.memory.turns import TurnExtractor
+from perdure.memory.extraction import Extraction, ExtractionJob, Pace
+from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor
 from perdure.stores import SQLiteStore
 
 PATIENCE_S = 20.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.records import StoreAdapter
 from perdure.stores import SQLiteStore
 
 

@@ -10,8 +10,7 @@ from langchain_core.messages import ToolMessage
 from perdure.effects import run
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, Verdict
-from perdure.memory.store_adapter import StoreAdapter, put_of
+from perdure.memory.records import Candidate, StoreAdapter, Verdict, put_of
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t1"}}
 BO: Any = {"configurable": {"user_id": "bo", "thread_id": "t2"}}

@@ -8,8 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.records import FACT, TURN, Memory
-from perdure.memory.store_adapter import put_of
+from perdure.memory.records import FACT, TURN, Memory, put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
 
 ANN = ("memories", "ann")

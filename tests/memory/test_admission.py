@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from perdure.effects import run
 from perdure.memory.gate import Admitted, Gate, admit
-from perdure.memory.records import TURN, Candidate, Outcome
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.records import TURN, Candidate, Outcome, StoreAdapter
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE
 

@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs import memory_agent
-from perdure.memory.collection import Collection
-from perdure.memory.quarantine import Quarantine
+from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import Attribution, manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore

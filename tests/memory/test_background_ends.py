@@ -16,9 +16,8 @@ import pytest
 from dbos import DBOS
 
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.memory.background import Background, run_worker
-from perdure.memory.due import ExtractionJob
-from perdure.memory.job_queue import JobQueue
+from perdure.memory.background import Background, JobQueue, run_worker
+from perdure.memory.extraction import ExtractionJob
 from tests.memory.background_runs import PATIENCE_S, Runs, state_of, until
 
 NEVER_S = 3600.0

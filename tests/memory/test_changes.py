@@ -12,12 +12,18 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from perdure.effects import run
 from perdure.memory import Gate
 from perdure.memory.changes import planned
-from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
-from perdure.memory.records import EPISODE, FACT
+from perdure.memory.extractors import (
+    Addition,
+    Batch,
+    Proposal,
+    Revision,
+    Scope,
+    TurnExtractor,
+    turn_key,
+)
+from perdure.memory.records import EPISODE, FACT, StoreAdapter
 from perdure.memory.sameness import digest
-from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, kept
 

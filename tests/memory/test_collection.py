@@ -19,7 +19,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.collection import Collection
-from perdure.memory.turns import turn_key
+from perdure.memory.extractors import turn_key
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, done, texts
 

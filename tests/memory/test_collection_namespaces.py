@@ -18,9 +18,8 @@ from perdure.errors import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate
+from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.reducers import ChatState
-from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import SQLiteStore
 from tests.memory.kept import ANN, GHENT, TEA, texts
 

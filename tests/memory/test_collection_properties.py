@@ -18,8 +18,7 @@ from perdure.effects import run
 from perdure.errors import UnknownMemory
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate, admit
-from perdure.memory.records import Candidate
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
 from tests.rounds import rounds

@@ -18,10 +18,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.effects import computed
 from perdure.errors import ConfigurationError
-from perdure.memory import due
-from perdure.memory.due import DueThreads, Pace, standing
-from perdure.memory.extraction import Extraction
-from perdure.memory.watermarks import Watermark, watermarks
+from perdure.memory import extraction
+from perdure.memory.extraction import DueThreads, Extraction, Pace, standing
+from perdure.memory.thread_messages import Watermark, watermarks
 from perdure.stores import SQLiteStore
 from tests.memory.background_runs import Runs, config_of
 
@@ -129,7 +128,7 @@ def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
         inside -= 1
         return found
 
-    monkeypatch.setattr(due, "watermarks", watched)
+    monkeypatch.setattr(extraction, "watermarks", watched)
     with ThreadPoolExecutor(4) as pool:
         asked = []
         for name in names:

@@ -13,10 +13,9 @@ from langgraph.store.memory import InMemoryStore
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import InvalidConfig
 from perdure.graphs import chat_graph
-from perdure.memory.collection import Collection
+from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.extraction import Extraction
-from perdure.memory.quarantine import Quarantine
-from perdure.memory.store_adapter import NOTES
+from perdure.memory.records import NOTES
 from perdure.stores import Receipt, SQLiteStore
 from tests.stores.erasing import raw
 

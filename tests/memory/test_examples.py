@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue
 from perdure.memory import assemble, token_counter
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
-from perdure.memory.quotation import memory_line
+from perdure.memory.records import memory_line
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import AS_ANN
 

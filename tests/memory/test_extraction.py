@@ -26,10 +26,9 @@ from perdure.errors import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, turn_key
 from perdure.memory.gate import Gate
-from perdure.memory.proposals import Batch, Proposal, Scope
-from perdure.memory.turns import TurnExtractor, turn_key
-from perdure.memory.watermarks import watermark
+from perdure.memory.thread_messages import watermark
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
 from tests.rounds import rounds

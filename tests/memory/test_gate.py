@@ -14,8 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.effects import arun
 from perdure.errors import ConfigurationError
 from perdure.memory.gate import Gate
-from perdure.memory.records import EPISODE, TURN, Candidate, Verdict
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.records import EPISODE, TURN, Candidate, StoreAdapter, Verdict
 from tests.memory.kept import NAMESPACE, judged, verdict
 
 # -- at sight

@@ -6,8 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.effects import run
 from perdure.memory.gate import Gate, tombstones_of
-from perdure.memory.records import TURN, Candidate, Verdict
-from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of, succeeding
+from perdure.memory.records import (
+    TURN,
+    Candidate,
+    StoreAdapter,
+    Verdict,
+    put_of,
+    removal_of,
+    succeeding,
+)
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE, judged, remember, verdict
 

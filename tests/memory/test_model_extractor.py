@@ -16,13 +16,12 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
-from perdure.memory.collection import Collection
+from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.extraction import Extraction
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile import Profile
-from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import TOO_LONG, ScriptedServer, client
 from tests.memory.threads import ANN, graph_of, kept, say, texts, user

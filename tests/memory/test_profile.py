@@ -26,9 +26,8 @@ from perdure.errors import (
 )
 from perdure.memory.gate import Gate
 from perdure.memory.profile import Profile
-from perdure.memory.records import Candidate, Verdict
+from perdure.memory.records import Candidate, StoreAdapter, Verdict, put_of
 from perdure.memory.reducers import ChatState
-from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
 from tests.memory.patch_oracle import NotApplicable, oracle

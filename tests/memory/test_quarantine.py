@@ -14,13 +14,11 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
-from perdure.memory.collection import Collection
+from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.detectors import DETECTORS
 from perdure.memory.gate import Gate, admit
-from perdure.memory.quarantine import Quarantine
-from perdure.memory.records import Candidate
+from perdure.memory.records import Candidate, StoreAdapter, put_of
 from perdure.memory.reducers import ChatState
-from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import Provenance, SQLiteStore
 
 ANN: Any = {"configurable": {"user_id": "ann"}}

@@ -17,8 +17,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
 from perdure.memory.collection import Collection
 from perdure.memory.recall import RecallResult, arecall, merged, recall
-from perdure.memory.records import Memory
-from perdure.memory.store_adapter import put_of
+from perdure.memory.records import Memory, put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled, keys, turns
 

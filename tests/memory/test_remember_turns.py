@@ -25,10 +25,9 @@ from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
-from perdure.memory.records import Memory
-from perdure.memory.store_adapter import StoreAdapter, memory_of
-from perdure.memory.turns import TurnExtractor, superseded_turns, turn_key
-from perdure.memory.watermarks import Watermark, watermark
+from perdure.memory.extractors import TurnExtractor, superseded_turns, turn_key
+from perdure.memory.records import Memory, StoreAdapter, memory_of
+from perdure.memory.thread_messages import Watermark, watermark
 from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts

@@ -34,8 +34,7 @@ from perdure.memory import (
     use_memories,
     view,
 )
-from perdure.memory.due import DueThreads, Pace
-from perdure.memory.extraction import Extraction
+from perdure.memory.extraction import DueThreads, Extraction, Pace
 from perdure.memory.middleware import MemoryMiddleware
 from tests.memory.scripted import client
 from tests.openai_server import Answer, OpenAIServer

@@ -16,10 +16,10 @@ from langgraph.prebuilt import ToolNode
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.collection import Collection
+from perdure.memory.extractors import turn_key
 from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
-from perdure.memory.turns import turn_key
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.kept import ANN, BO, GHENT, TEA, asked, texts
 from tests.memory.scripted import ScriptedServer, client

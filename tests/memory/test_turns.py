@@ -30,16 +30,15 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.effects import arun, run
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.proposals import Batch, Proposal, Scope
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, turn_key
+from perdure.memory.records import StoreAdapter
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
+    Watermark,
     read_history,
     time_of,
 )
-from perdure.memory.turns import TurnExtractor, turn_key
-from perdure.memory.watermarks import Watermark
 from perdure.stores.chunking import chunks
 from tests.memory.threads import graph_of, on, say
 

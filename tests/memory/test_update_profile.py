@@ -38,10 +38,10 @@ from perdure.errors import (
     ModelFailed,
     VersionConflict,
 )
+from perdure.memory.extractors import Usage
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import ModelCall
 from perdure.memory.profile import Profile
-from perdure.memory.proposals import Usage
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.update_profile import ProfileUpdate, update_profile

@@ -30,9 +30,9 @@ from perdure.memory import (
     use_instructions,
     view,
 )
+from perdure.memory.context import query_of, use_memories
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import Shown
-from perdure.memory.use_memories import query_of, use_memories
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import AS_ANN, fact, filled, turns
 from tests.memory.scripted import ScriptedServer, client

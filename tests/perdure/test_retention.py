@@ -22,8 +22,8 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import retention
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.memory.store_adapter import QUARANTINE, RESERVED, WATERMARKS
-from perdure.memory.watermarks import Watermark
+from perdure.memory.records import QUARANTINE, RESERVED, WATERMARKS
+from perdure.memory.thread_messages import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.postgres import PostgresStore

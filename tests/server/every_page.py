@@ -14,7 +14,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.effects import run
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
-from perdure.memory.watermarks import watermark
+from perdure.memory.thread_messages import watermark
 from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.stores import Provenance, SQLiteStore

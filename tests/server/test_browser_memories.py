@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.effects import run
 from perdure.memory import Collection, Extraction, Quarantine
-from perdure.memory.watermarks import watermark
+from perdure.memory.thread_messages import watermark
 from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, Local
 from perdure.server.pages_items import differences

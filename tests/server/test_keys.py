@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError
-from perdure.memory.store_adapter import NOTES, notes_of
+from perdure.memory.records import NOTES, notes_of
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated

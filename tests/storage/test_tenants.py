@@ -20,8 +20,8 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers import postgres as threads
 from perdure.checkpointers.tables import ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
-from perdure.memory.due import ExtractionJob
-from perdure.memory.job_queue import JobQueue
+from perdure.memory.background import JobQueue
+from perdure.memory.extraction import ExtractionJob
 from perdure.storage.postgres_connection import numbered
 from perdure.storage.table_copy import Copy
 from perdure.stores import SQLiteStore

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers.checkpointer import Checkpointer
     from perdure.memory.extraction import Extraction
-    from perdure.memory.proposals import Extractor
+    from perdure.memory.extractors import Extractor
     from perdure.settings import Settings
     from perdure.stores import Receipt
     from perdure.stores.whole_store import WholeStore

@@ -87,7 +87,7 @@ def _named(file: OpenedDatabase, thread: str) -> str:
 
 def _forget(file: OpenedDatabase, ids: list[str], *, dry_run: bool = False) -> Receipt:
     """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
-    from perdure.memory.store_adapter import QUARANTINE, WATERMARKS, notes_of
+    from perdure.memory.records import QUARANTINE, WATERMARKS, notes_of
 
     own: list[tuple[str, ...]] = [("memories",), ("examples",)]
     what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}

@@ -39,7 +39,7 @@ from perdure.errors import (
     SerializationError,
     UnknownThread,
 )
-from perdure.memory.due import labels_of
+from perdure.memory.extraction import labels_of
 from perdure.settings import is_dsn
 from perdure.storage.flow import rows_of
 from perdure.storage.sqlite import SQLiteDatabase

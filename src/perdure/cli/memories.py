@@ -41,8 +41,8 @@ from perdure.settings import SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
-    from perdure.memory.due import ExtractionJob
-    from perdure.memory.quarantine import QuarantineEntry
+    from perdure.memory.collection import QuarantineEntry
+    from perdure.memory.extraction import ExtractionJob
     from perdure.stores import Receipt
 
     Namespace = tuple[str, ...]
@@ -70,7 +70,7 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List memories, latest change first."""
-    from perdure.memory.store_adapter import memory_of
+    from perdure.memory.records import memory_of
 
     with opened(db, user, reads=True) as file:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
@@ -156,7 +156,7 @@ def add(
 @memories.command()
 def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) -> None:
     """Show the versions of a memory, oldest first."""
-    from perdure.memory.store_adapter import memory_of
+    from perdure.memory.records import memory_of
 
     with opened(db, user, reads=True) as file:
         place = _place(file, key, [*_own(file), _INSTRUCTIONS])
@@ -225,7 +225,7 @@ def _thread(file: OpenedDatabase, given: str) -> str:
 
 def extract_due(file: OpenedDatabase) -> None:
     """Extract what was said on the user's threads and no worker has read."""
-    from perdure.memory.due import DueThreads, Pace
+    from perdure.memory.extraction import DueThreads, Pace
 
     extraction = file.extraction()
     for job in DueThreads(extraction, Pace()).jobs():
@@ -261,7 +261,7 @@ def _forget_matching(file: OpenedDatabase, **what: Any) -> Receipt:
 
 def _forget_all(file: OpenedDatabase, *, dry_run: bool) -> Receipt:
     """Erase all of a user: the notes first, so that it can be called again if it is cut off."""
-    from perdure.memory.store_adapter import NOTES, notes_of
+    from perdure.memory.records import NOTES, notes_of
 
     own = _own(file)
     places = (*(notes_of(kind, place) for kind in NOTES for place in own), *own)
@@ -270,7 +270,7 @@ def _forget_all(file: OpenedDatabase, *, dry_run: bool) -> Receipt:
 
 def _preview(file: OpenedDatabase, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
-    from perdure.memory.store_adapter import QUARANTINE, memory_of
+    from perdure.memory.records import QUARANTINE, memory_of
 
     places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
     for place, key in places[:_SHOWN]:
@@ -332,7 +332,7 @@ def quarantine(
     changes = release or discard
     if (release and discard) or (changes and key is None):
         raise ConfigurationError("give a key, and --release or --discard or neither")
-    from perdure.memory.quarantine import Quarantine
+    from perdure.memory.collection import Quarantine
 
     with opened(db, user, reads=not changes) as file:
         held, config = Quarantine(file.store), file.config
@@ -384,7 +384,7 @@ def jobs(
 
     Lists those of all users, and how often an extraction of them failed.
     """
-    from perdure.memory.due import DueThreads, Pace
+    from perdure.memory.extraction import DueThreads, Pace
 
     with opened(db, reads=not retry) as file:
         extraction = file.extraction(extractor(file) if facts else None)

@@ -18,8 +18,8 @@ from perdure.errors import ConfigurationError, PerdureError
 
 if TYPE_CHECKING:
     from perdure.memory.background import Background
-    from perdure.memory.due import ExtractionJob
-    from perdure.memory.proposals import Extractor
+    from perdure.memory.extraction import ExtractionJob
+    from perdure.memory.extractors import Extractor
 
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is extracted
@@ -55,7 +55,7 @@ def worker(
     Options default to its table [worker].
     """
     from perdure.memory.background import Background, run_worker
-    from perdure.memory.due import Pace
+    from perdure.memory.extraction import Pace
     from perdure.settings import is_dsn
 
     done: list[ExtractionJob] = []
@@ -145,7 +145,7 @@ def _hourly(work: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def _logged() -> Iterator[None]:
     """Say on stderr what holds the worker up."""
-    from perdure.memory.due import ExtractionJob  # a worker tells of its jobs by itself
+    from perdure.memory.extraction import ExtractionJob  # a worker tells of its jobs by itself
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
-from perdure.memory.store_adapter import RESERVED
+from perdure.memory.records import RESERVED
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity
 from perdure.server.databases import Databases, OpenDatabase
 from perdure.server.threads import Threads

@@ -24,7 +24,7 @@ from perdure.errors import ConfigurationError, MissingDependency, PerdureError
 from perdure.server.databases import OpenDatabase
 
 if TYPE_CHECKING:
-    from perdure.memory.due import DueThreads
+    from perdure.memory.extraction import DueThreads
     from perdure.server.guard import Seen
 
 _LOG: Final = logging.getLogger("perdure.server")
@@ -171,8 +171,7 @@ class Telemetry:
 
     def _states(self, parts: OpenDatabase) -> Counter[str]:
         """How many threads wait for an extraction, by state; only new activity is read again."""
-        from perdure.memory.due import DueThreads, Pace
-        from perdure.memory.extraction import Extraction
+        from perdure.memory.extraction import DueThreads, Extraction, Pace
 
         if self._due is None or self._due[0] is not parts:
             self._due = parts, DueThreads(Extraction(parts.saver, parts.store), Pace())

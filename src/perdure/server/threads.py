@@ -29,7 +29,7 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.memory.store_adapter import RESERVED
+from perdure.memory.records import RESERVED
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
 from perdure.stores import VersionRetention
