@@ -35,6 +35,18 @@ def rows(table: str) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in table.splitlines()]
 
 
+def folded(table: str) -> list[str]:
+    """The first cells of a table on a terminal, headings first: each whole, over several lines."""
+    cells: list[str] = []
+    for line in table.splitlines():
+        cell, *others = re.split(r"  +", line.rstrip())
+        if others:
+            cells.append(cell)
+        else:
+            cells[-1] += cell
+    return cells
+
+
 def error(*arguments: str, into: pytest.CaptureFixture[str]) -> str:
     """What the program itself says on stderr when it ends with an error, after how to call it."""
     with pytest.MonkeyPatch.context() as patched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import importlib.metadata
 import json
 import os
@@ -22,7 +23,7 @@ from langgraph.types import Command
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.output import speak
-from perdure.errors import ConfigurationError, ModelFailed
+from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
 from perdure.memory import views
@@ -352,6 +353,19 @@ def refused(*options: str) -> str:
     assert isinstance(result.exception, ConfigurationError), result.output
     assert (result.stdout, result.stderr) == ("", "")
     return str(result.exception)
+
+
+def test_a_turn_waits_for_another_run(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said to a thread that another run has locked."""
+    say("t", "hello", "--user", "ann")
+    before = left(db)
+    monkeypatch.setattr("perdure.cli.chat._WAIT_S", 0.1)
+    with SQLiteCheckpointer.open(db) as saver, saver.lock("t"):
+        busy = contextvars.Context().run(attempt, "chat", "-t", "t", "-m", "hi", "--user", "ann")
+
+    assert isinstance(busy.exception, StorageUnavailable)
+    assert "another run of the thread 't' has not ended for 0.1 s" in str(busy.exception)
+    assert left(db) == before
 
 
 @pytest.mark.parametrize("options", [(), ("--no-memory",)])

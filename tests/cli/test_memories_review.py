@@ -8,8 +8,7 @@ import pytest
 
 from perdure.cli.app import opened
 from perdure.errors import ConfigurationError
-from perdure.graphs.configured import configured_model
-from perdure.memory import Background, ModelExtractor
+from perdure.memory import Background
 from tests.cli.commands import attempt, read, rows, run
 from tests.cli.memory import CARD, talk, texts
 from tests.cli.test_memories import raw
@@ -95,12 +94,8 @@ def test_threads_that_wait_are_listed(db: Path) -> None:
 
 def work() -> None:
     """Extract all facts there are, as a worker does."""
-    with opened(None) as file:
-        model = configured_model(file.settings)
-        assert model is not None
-        extraction = file.extraction(ModelExtractor(model))
-        with Background(extraction) as background:
-            background.flush(PATIENCE)
+    with opened(None) as file, Background(file.extraction(facts=True)) as background:
+        background.flush(PATIENCE)
 
 
 def test_what_was_given_up_is_listed_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

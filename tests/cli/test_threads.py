@@ -67,6 +67,19 @@ def test_threads_are_found_by_title_and_id(trip: str) -> None:
     assert run("history", "x").startswith("Planning a TRIP\n\n● human")
 
 
+def test_whose_threads_are_is_shown_where_it_differs(trip: str) -> None:
+    """A column says it if a thread is of another user; JSON always."""
+    say("mine", "hello", user_id="me")
+    usual = rows(run("threads"))[0]
+    say("hers", "hello", user_id="ann")
+    table = rows(run("threads"))
+
+    assert "user" not in usual
+    assert table[0] == [*usual, "user"]
+    assert [row[-1] for row in table[1:3]] == ["ann", "me"]
+    assert [thread["user"] for thread in read("threads")] == ["ann", "me", None]
+
+
 def test_a_conversation_has_its_own_time(db: Path) -> None:
     """What an import knows of the last activity is shown."""
     told = {"thread_id": "old", "messages": [{"role": "user", "content": "hello"}]}

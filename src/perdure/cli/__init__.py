@@ -1,22 +1,17 @@
 """The command line: thin commands over the calls that users make from Python.
 
-A module is a command, or a group of them, and has its name.
+A module is a command, a group of them, or commands about the same thing.
 """
 
 from perdure.cli import (  # noqa: F401 - each adds its commands
     chat,
-    config,
     copy,
-    delete,
+    database,
     export,
     history,
     import_,
-    mcp,
     memories,
-    retain,
     serve,
-    show,
-    stats,
     store,
     threads,
     worker,

@@ -57,9 +57,18 @@ class Command(typer.core.TyperCommand):
 
 
 HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
+REMOVALS = """\b
+What removes something:
+  delete               Threads for good, with the memories made of them.
+  retain               What is old, by rules: threads, checkpoints, versions.
+  memories forget      Memories for good; the messages stay on their threads.
+  memories quarantine  With --discard, an entry that was held back, for good.
+  store delete         An item; its versions stay.
+  store forget         Items for good, with the messages that they come from."""
 app = typer.Typer(
     name="perdure",
     no_args_is_help=True,
+    epilog=REMOVALS,
     pretty_exceptions_enable=False,
     **HELP,  # type: ignore[arg-type]
 )
@@ -252,12 +261,22 @@ class OpenedDatabase:
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1)
 
-    def extraction(self, extractor: Extractor | None = None) -> Extraction:
-        """The extraction of the threads; without an extractor, of turns."""
+    def extraction(self, *, facts: bool = False) -> Extraction:
+        """The extraction of the threads: of turns, or of facts by the configured model."""
         from perdure.memory.extraction import Extraction
         from perdure.memory.recall import NAMESPACE
 
+        extractor = self._extractor() if facts else None
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
+
+    def _extractor(self) -> Extractor:
+        from perdure.graphs.configured import configured_model
+        from perdure.memory.model_extractor import ModelExtractor
+
+        model = configured_model(self.settings)
+        if model is None:
+            raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
+        return ModelExtractor(model)
 
     def _opened(self, open_part: Callable[..., Part]) -> Part:
         from perdure.errors import StorageError
@@ -306,24 +325,24 @@ def opened(
 _SHORT_ID: Final = 12  # characters
 
 
-def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
-    """The id that equals what is given, or the only one of those found, which begin with it.
+def the_one(typed: str, ids: Iterable[str], noun: str, listing: str) -> str:
+    """The id that equals what is typed, or the only one of those ids, which begin with it.
 
     Raises:
         ConfigurationError: None is meant, or several are; `listing` is the command to look in.
     """
-    if not given:
+    if not typed:
         raise ConfigurationError("the id is empty")
-    ids = list(found)
-    if given in ids:
-        return given
+    ids = list(ids)
+    if typed in ids:
+        return typed
     if len(ids) == 1:
         return ids[0]
     if not ids:
-        raise ConfigurationError(f"there is no {noun} {given!r}; '{listing}' lists them")
+        raise ConfigurationError(f"there is no {noun} {typed!r}; '{listing}' lists them")
     some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"several ids of {noun}s begin with {given!r} ({some}); give more of the one you mean"
+        f"several ids of {noun}s begin with {typed!r} ({some}); give more of the one you mean"
     )
 
 

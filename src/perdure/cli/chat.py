@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -17,11 +17,15 @@ from perdure.cli.memories import extract_due
 from perdure.cli.output import counted, line, note, note_line, speak
 from perdure.cli.progress import at_work
 from perdure.cli.threads import stands
-from perdure.errors import ConfigurationError, ModelFailed, PerdureError, UnknownThread
+from perdure.errors import (
+    ConfigurationError,
+    ModelFailed,
+    PerdureError,
+    StorageUnavailable,
+    UnknownThread,
+)
 
-if TYPE_CHECKING:
-    from perdure.checkpointers import ThreadHead
-
+_WAIT_S: Final = 30  # for the end of another run of the thread
 _SHOWN: Final = 4  # messages repeated when a thread is resumed
 _NODES: Final = ("remember", "summarize")  # which a chat without memory, or without a model, lacks
 _HELP: Final = """\
@@ -31,12 +35,7 @@ memories of other threads that have to do with the message.
   /quit  leave, as Ctrl-D does
 The thread stays: 'perdure chat -t {0}' goes on with it,
 'perdure history {0}' shows all of it."""
-_CARRIED: Final = (
-    "title",
-    "titled",
-    "create_time",
-    "owner",
-)  # of the newest checkpoint, to the next
+_CARRIED: Final = ("title", "titled", "create_time", "owner")  # of a checkpoint, to the next
 
 
 @app.command()
@@ -74,21 +73,17 @@ def chat(
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     with opened(db, user, create=True) as file, ExitStack() as stack:
-        head = _head(file, thread)
         # without a user_id no worker extracts the thread either
-        whose = "" if no_memory else file.user
-        talk = _Talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
-        if head is not None:
-            _check(head, talk)
-            talk.config["metadata"] = _carried(head, whose)
+        talk = _Talk(file, thread, "" if no_memory else file.user, keep_last)
+        talk.check()
         if message is None and sys.stdin.isatty():
             _introduce(file)
         if not no_memory:
             _extract(file)
             stack.callback(_extract, file)
-        _resume(talk, file, thread)
-        for said in [message] if message is not None else _typed(thread):
-            new = {"messages": [{"role": "user", "content": said}]}
+        _resume(talk)
+        for text in [message] if message is not None else _typed(thread):
+            new = {"messages": [{"role": "user", "content": text}]}
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
@@ -112,59 +107,77 @@ def _extract(file: OpenedDatabase) -> None:
         note(f"memories could not be extracted yet: {exc}", "dim")
 
 
-def _head(file: OpenedDatabase, thread: str) -> ThreadHead | None:
-    """The head of a thread, which is the user's or nobody's; None: the thread is new."""
-    try:
-        head = file.saver.head(thread)
-    except UnknownThread:
-        return None
-    owner = str(head.owner or "")
-    if owner not in ("", file.user):
-        raise ConfigurationError(
-            f"the thread {thread!r} belongs to {owner!r}, and you are {file.user!r}; go on "
-            f"with --user {quote(owner)}, or take another id for a thread of your own"
-        )
-    return head
-
-
-def _check(head: ThreadHead, talk: _Talk) -> None:
-    """Refuse a thread that another graph has to go on with first."""
-    status, name = head.status, head.metadata.get("graph_id")
-    graph = f"the graph {name!r}" if name else "another graph"
-    if status.state == "waiting":
-        raise ConfigurationError(
-            f"the thread {head.thread_id!r} {stands(status)}. It was {graph} that asked, so this "
-            "chat cannot answer: resume the thread in the program that runs that graph, with "
-            "Command(resume=...), or by a client of the server that serves it"
-        )
-    if {task.node for task in status.tasks} - {*talk.graph.nodes, *_NODES}:
-        raise ConfigurationError(
-            f"the thread {head.thread_id!r} is of {graph}, and {stands(status)}. Finish its run in "
-            "the program that runs that graph, with None as the input, before you chat here"
-        )
-
-
 class _Talk:
     """A conversation as it goes on; a user without a name has no memory."""
 
-    def __init__(
-        self, file: OpenedDatabase, configurable: dict[str, str], keep_last: int | None
-    ) -> None:
+    def __init__(self, file: OpenedDatabase, thread: str, user: str, keep_last: int | None) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
 
+        self.file, self.thread, self.user = file, thread, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
         # before what is recalled, which is no earlier message
         memory: list[Any] = [self.window] if self.window else []
-        if configurable["user_id"]:
+        if user:
             memory += [use_memories(file.store), remember_turns(file.store)]
         model = configured_model(file.settings)
         self.graph: Any = chat_graph(model, memory=memory, checkpointer=file.saver)
+        configurable = {"thread_id": thread, "user_id": user}
         self.config: Any = {"configurable": configurable, "callbacks": [record_views(file.saver)]}
 
-    def turn(self, given: Any, otherwise: str) -> None:
-        """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
+    def check(self) -> None:
+        """Refuse a thread of another user, or one that another graph has to go on with first."""
+        try:
+            head = self.file.saver.head(self.thread)
+        except UnknownThread:
+            return
+        owner, name = str(head.owner or ""), head.metadata.get("graph_id")
+        if owner not in ("", self.file.user):
+            raise ConfigurationError(
+                f"the thread {self.thread!r} belongs to {owner!r}, and you are "
+                f"{self.file.user!r}; go on with --user {quote(owner)}, or take another id for a "
+                "thread of your own"
+            )
+        graph = f"the graph {name!r}" if name else "another graph"
+        if head.status.state == "waiting":
+            raise ConfigurationError(
+                f"the thread {self.thread!r} {stands(head.status)}. It was {graph} that asked, so "
+                "this chat cannot answer: resume the thread in the program that runs that graph, "
+                "with Command(resume=...), or by a client of the server that serves it"
+            )
+        if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_NODES}:
+            raise ConfigurationError(
+                f"the thread {self.thread!r} is of {graph}, and {stands(head.status)}. Finish its "
+                "run in the program that runs that graph, with None as the input, before you chat "
+                "here"
+            )
+        # what each new checkpoint is to say of the thread, as the head does: also whose it is
+        self.config["metadata"] = {n: v for n, v in head.metadata.items() if n in _CARRIED}
+        if owner and owner != self.user:
+            self.config["metadata"]["owner"] = head.owner
+
+    def turn(self, update: Any, otherwise: str) -> None:
+        """Run a turn and print the answer; `otherwise`: how things stand if none comes.
+
+        Raises:
+            StorageUnavailable: Another run of the thread does not end.
+        """
+        with ExitStack() as stack:
+            try:
+                with at_work("waiting for the end of another run of the thread …"):
+                    stack.enter_context(self.file.saver.lock(self.thread, timeout_s=_WAIT_S))
+            except StorageUnavailable as exc:
+                if not isinstance(exc.__cause__, TimeoutError):
+                    raise
+                raise StorageUnavailable(
+                    f"another run of the thread {self.thread!r} has not ended for {_WAIT_S} s; "
+                    "wait for its end, and try again"
+                ) from exc
+            self.check()  # it may have gone on meanwhile
+            self._run(update, otherwise)
+
+    def _run(self, update: Any, otherwise: str) -> None:
         from openai import OpenAIError
 
         from perdure.memory.model_call import the_model
@@ -172,7 +185,7 @@ class _Talk:
         options: Any = {"stream_mode": "messages", "durability": "sync"}
         parts = (
             chunk.text
-            for chunk, meta in self.graph.stream(given, self.config, **options)
+            for chunk, meta in self.graph.stream(update, self.config, **options)
             if chunk.type in ("AIMessageChunk", "ai") and meta.get("langgraph_node") == "respond"
         )
         try:
@@ -185,38 +198,30 @@ class _Talk:
             why = line(str(exc), 300).rstrip(".")
             raise ModelFailed(f"{the_model(exc)} did not answer: {why}. {otherwise}") from exc
         if self.window:  # the state keeps no more than the next answer is shown
-            update = self.window.invoke(self.graph.get_state(self.config).values)
-            if update:
-                self.graph.update_state(self.config, update, as_node="respond")
+            removals = self.window.invoke(self.graph.get_state(self.config).values)
+            if removals:
+                self.graph.update_state(self.config, removals, as_node="respond")
 
 
-def _resume(talk: _Talk, file: OpenedDatabase, thread: str) -> None:
+def _resume(talk: _Talk) -> None:
     """Say where the thread stands, and finish what was cut off."""
     state = talk.graph.get_state(talk.config)
     if not state.created_at:
-        note(f"thread {thread!r} is new", "dim")
+        note(f"thread {talk.thread!r} is new", "dim")
         return
-    said = [item for item in file.saver.history(thread) if not item.branch]
-    seen = sum(item.seen for item in said)
-    counts = f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}"
-    note(counts + (f", {len(said) - seen} are only history" if seen < len(said) else ""), "dim")
-    for item in said[-_SHOWN:]:
+    items = [item for item in talk.file.saver.history(talk.thread) if not item.branch]
+    seen = sum(item.seen for item in items)
+    counts = f"thread {talk.thread!r}: {counted(len(items), 'message')} said, the model sees {seen}"
+    note(counts + (f", {len(items) - seen} are only history" if seen < len(items) else ""), "dim")
+    for item in items[-_SHOWN:]:
         head = f"{'●' if item.seen else '○'} {item.value.type}: "
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        note_line(head + text, COLORS.get(item.value.type))
+        note_line(head + text, COLORS.get(item.value.type, ""))
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         note("the last turn was cut off; finishing it", "dim")
         talk.turn(None, "That turn stays to be finished; nothing new was said")
-
-
-def _carried(head: ThreadHead, user: str) -> dict[str, Any]:
-    """What each new checkpoint is to say of the thread, as the head does: also whose it is."""
-    carried = {name: head.metadata[name] for name in _CARRIED if name in head.metadata}
-    if head.owner and str(head.owner) != user:
-        carried["owner"] = head.owner
-    return carried
 
 
 def _typed(thread: str) -> Iterator[str]:

@@ -1,21 +1,40 @@
-"""`perdure history`: everything that was said on a thread, to be read."""
+"""`perdure history` and `show`: what was said on a thread, and its checkpoints as a tree."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
-from perdure.cli.output import Line, as_json, fixed_line, moment, note, paged, size
-from perdure.cli.threads import in_utc, stands
+from perdure.cli.output import (
+    Line,
+    as_json,
+    console,
+    counted,
+    fixed_line,
+    line,
+    moment,
+    note,
+    paged,
+    safe,
+    say,
+    size,
+)
+from perdure.cli.threads import stands
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import HistoryItem
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from perdure.checkpointers import CheckpointInfo, HistoryItem
+
+    Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
@@ -46,13 +65,20 @@ def history(
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
-        said = file.saver.history(chosen, channel=channel, checkpoint_id=at)
+        items = file.saver.history(chosen, channel=channel, checkpoint_id=at)
         head = file.saver.head(chosen)
         title = about(file.saver, chosen, head.metadata).get("title")
     if json:
-        as_json([_plain(item) for item in said])
-    elif said:
-        paged(_lines(said, title), pager=not no_pager)
+        as_json([_plain(item) for item in items])
+    elif items:
+        with paged(pager=not no_pager):
+            if title:
+                say(" ".join(title.split()), "bold")
+            for number, item in enumerate(items):
+                if number or title:
+                    say()
+                for part in (heading(item), *spoken(item.value)):
+                    say(*part)
     else:
         note(f"nothing was said on {chosen!r} in the channel {channel!r}")
     if at is None and (text := stands(head.status)):
@@ -61,10 +87,10 @@ def history(
 
 def _plain(item: HistoryItem) -> dict[str, Any]:
     value: Any = item.value
-    said = {"content": value}
+    fields = {"content": value}
     if _is_message(value):
-        said = {**value.model_dump(exclude_none=True), "content": value.content}
-    return {"seen": item.seen, "branch": item.branch, "position": item.position, **said}
+        fields = {**value.model_dump(exclude_none=True), "content": value.content}
+    return {"seen": item.seen, "branch": item.branch, "position": item.position, **fields}
 
 
 def _is_message(value: Any) -> bool:
@@ -74,28 +100,23 @@ def _is_message(value: Any) -> bool:
 # -- for people
 
 
-def _lines(said: Iterable[HistoryItem], title: str | None) -> Iterator[Line]:
-    if title:
-        yield Line(" ".join(title.split()), "bold")
-        yield Line("")
-    for number, item in enumerate(said):
-        if number:
-            yield Line("")
-        mark = "●" if item.seen else "◌" if item.branch else "○"
-        yield heading(item.value, mark)
-        yield from spoken(item.value)
-
-
-def heading(value: Any, mark: str) -> Line:
+def heading(item: HistoryItem) -> Line:
     """Who said something, when, and by which model, as far as that is known."""
+    value, mark = item.value, "●" if item.seen else "◌" if item.branch else "○"
     if not _is_message(value):
         return Line(mark, "bold")
-    known = value.response_metadata
+    of_model = value.response_metadata
     name = value.name if value.type == "tool" else None
-    model, at = known.get("model_name") or known.get("model"), in_utc(known.get("create_time"))
-    parts = [value.type, name, moment(at), model]
+    model = of_model.get("model_name") or of_model.get("model")
+    parts = [value.type, name, _said_at(of_model.get("create_time")), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
+
+
+def _said_at(seconds: Any) -> str:
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return moment(datetime.fromtimestamp(seconds, UTC))
+    return ""
 
 
 def spoken(value: Any) -> Iterator[Line]:
@@ -138,9 +159,9 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 def _prose(text: str) -> Iterator[Line]:
     fence = ""
-    for line in text.split("\n"):
-        fence, fixed = fixed_line(line, fence)
-        yield Line(line, wraps=not fixed)
+    for row in text.split("\n"):
+        fence, fixed = fixed_line(row, fence)
+        yield Line(row, wraps=not fixed)
 
 
 def _indented(text: str, by: str = _INDENT) -> Iterator[Line]:
@@ -149,18 +170,19 @@ def _indented(text: str, by: str = _INDENT) -> Iterator[Line]:
     if text[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):  # it only begins like JSON
             text = _json(jsonlib.loads(text), 2)
-    for line in text.split("\n"):
-        yield Line(by + line, wraps=False)
+    for row in text.split("\n"):
+        yield Line(by + row, wraps=False)
 
 
-def _of_size(found: re.Match[str]) -> str:
-    return f"[{found[1] or 'data'}, {size(len(found[2]) * 3 // 4)}]"
+def _of_size(match: re.Match[str]) -> str:
+    return f"[{match[1] or 'data'}, {size(len(match[2]) * 3 // 4)}]"
 
 
 def _call(call: Any) -> Iterator[Line]:
-    given = call.get("args")
-    named = given if isinstance(given, dict) else {"arguments": given or ""}
-    texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in named.items()}
+    arguments = call.get("args")
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments or ""}
+    texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in arguments.items()}
     short = ", ".join(f"{name}={text}" for name, text in texts.items())
     if len(short) <= _SHORT and "\n" not in short:
         yield Line(f"  → {call.get('name')}({short})", wraps=False)
@@ -171,3 +193,67 @@ def _call(call: Any) -> Iterator[Line]:
         yield Line(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
         for lines in rest:
             yield from _indented(lines, _INDENT * 2)
+
+
+# -- the tree of checkpoints
+
+
+@app.command()
+def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
+    """Show the checkpoints of a thread as a tree."""
+    from perdure.checkpointers.titles import about
+    from perdure.memory import VIEWS
+
+    with opened(db, reads=True) as file:
+        chosen = thread_id(file, thread)
+        checkpoints = [i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS]
+        head = file.saver.head(chosen)
+        title = about(file.saver, chosen, head.metadata).get("title", "")
+    if json:
+        as_json(checkpoints)
+        return
+    with paged(pager=not no_pager):
+        named = safe(f"{chosen}  {line(title)}".strip())
+        console().print(_tree(named, stands(head.status), checkpoints), soft_wrap=True)
+
+
+def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
+    present = {(info.checkpoint_ns, info.checkpoint_id) for info in checkpoints}
+    for info in sorted(checkpoints, key=lambda info: (info.ts, info.order)):
+        parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in present else None
+        children.setdefault((info.checkpoint_ns, parent), []).append(info)
+    root = Tree(Text.assemble((named, "bold"), (f"\n{state}" if state else "", "yellow")))
+    for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
+        _grow(
+            root.add(Text(line(ns, None), "italic")) if ns else root, children[ns, None], children
+        )
+    return root
+
+
+def _grow(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
+    """Add runs of checkpoints side by side; where several follow one, each under the one."""
+    waiting = [(tree, root, len(roots) > 1) for root in roots]
+    while waiting:
+        below, info, is_fork = waiting.pop(0)
+        node = below.add(_label(info, "fork " if is_fork else ""))
+        after = children.get((info.checkpoint_ns, info.checkpoint_id), [])
+        if len(after) == 1:
+            waiting.insert(0, (node if is_fork else below, after[0], False))
+        else:
+            waiting += [(node, child, True) for child in after]
+
+
+def _label(info: CheckpointInfo, mark: str) -> Text:
+    from rich.text import Text
+
+    # of a UUID the beginning with its time (RFC 9562, version 6) is enough
+    short = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
+    step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
+    text = line(f"{mark}{short} · step {step} ({source})", None)
+    if "messages" in info.counts:
+        text += f", {counted(info.counts['messages'], 'message')}"
+    return Text(f"{text} ← head", "bold green") if info.is_head else Text(text)

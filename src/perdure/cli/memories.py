@@ -35,7 +35,6 @@ from perdure.cli.app import (
 )
 from perdure.cli.output import ago, as_json, counted, day, moment, note, note_line, say, show
 from perdure.cli.progress import at_work
-from perdure.cli.worker import extractor
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
 from perdure.settings import SEARCH_LIMIT
 
@@ -387,7 +386,7 @@ def jobs(
     from perdure.memory.extraction import DueThreads, Pace
 
     with opened(db, reads=not retry) as file:
-        extraction = file.extraction(extractor(file) if facts else None)
+        extraction = file.extraction(facts=facts)
         due = DueThreads(extraction, Pace())
         for job in due.jobs() if retry else ():
             if job.state == "dead":

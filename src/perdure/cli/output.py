@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -30,8 +31,8 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-_ROOM: Final = 24  # columns of a terminal that long ids leave to each other cell
-_SHORT: Final = 12  # columns of an id that stands in its row in any case
+_ROOM: Final = 16  # columns of a terminal that ids leave to each other cell
+_PIPE: Final = 1 << 31  # columns of what is no terminal: nothing is cut, no line is broken
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 _WORD: Final = re.compile(rf"[^\S\n]*(?:\n|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+)")
@@ -86,21 +87,29 @@ def console(*, stderr: bool = False) -> Console:
     """The terminal, or what stands in its place; `NO_COLOR` and `TERM` are heeded."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _PIPE
+    return made
 
 
-def say(text: str = "", style: str | None = None, *, stderr: bool = False) -> None:
-    """Print text; when piped, its lines are as long as they are."""
-    to = console(stderr=stderr)
-    to.print(safe(text), style=style, soft_wrap=not to.is_terminal)
+def say(text: str = "", style: str = "", wraps: bool = True, *, stderr: bool = False) -> None:
+    """Print text, broken between words where a terminal ends if it `wraps`."""
+    from rich.text import Text
+
+    to = console(stderr=True) if stderr else console()  # which are cached by their arguments
+    if to.is_terminal:
+        to.print(Text(safe(text), style), soft_wrap=not wraps)
+    else:
+        print(safe(text), file=to.file, flush=True)
 
 
-def note(text: str, style: str | None = None) -> None:
+def note(text: str, style: str = "") -> None:
     """Print to stderr what is no result."""
     say(text, style, stderr=True)
 
 
-def note_line(text: str, style: str | None = None) -> None:
+def note_line(text: str, style: str = "") -> None:
     """Print a text to stderr on one line, cut where the terminal ends."""
     to = console(stderr=True)
     note(line(text, to.width if to.is_terminal else None), style)
@@ -169,68 +178,39 @@ def fixed_line(line: str, fence: str) -> tuple[str, bool]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
-    """Print rows under headings, a line each; when piped, nothing is cut.
+    """Print rows under headings; when piped, a line each, and nothing is cut.
 
     Args:
         columns: The headings; all empty: none are shown.
         rows: The cells; columns of numbers are aligned to the right.
-        ids: The columns that are never cut nor wrapped, so that they can be copied. If they leave
-            too little to the others, the longest ids stand on a line above the rest of their row.
+        ids: The columns that are never cut. They are broken only where a terminal has too little
+            room for the others.
     """
-    from rich.console import Console
-    from rich.segment import Segment, Segments
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[line(str(cell), None) for cell in row] for row in rows]
-    whole = not console().is_terminal
-    numeric = [
-        bool(cells) and all(_NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))
-    ]
-    fixed = [
-        whole or numbers or name in ids for name, numbers in zip(columns, numeric, strict=True)
-    ]
-    above = {} if whole else _lifted([name in ids for name in columns], fixed, columns, cells)
+    to, cells = console(), [[line(str(cell), None) for cell in row] for row in rows]
+    whole = list(zip(columns, *cells, strict=True))
+    numbers = [bool(cells) and all(map(_NUMBER.fullmatch, column)) for _, *column in whole]
+    widths = [max(map(cell_len, column)) for column in whole]
+    is_fixed = [name in ids or number for name, number in zip(columns, numbers, strict=True)]
+    needed = sum(
+        2 + (width if fixed else min(width, _ROOM))
+        for width, fixed in zip(widths, is_fixed, strict=True)
+    )
     shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
-    for name, numbers, no_wrap in zip(columns, numeric, fixed, strict=True):
-        shown.add_column(name, justify="right" if numbers else "left", no_wrap=no_wrap)
+    for name, number, fixed in zip(columns, numbers, is_fixed, strict=True):
+        fits = number or (fixed and needed <= to.width)
+        shown.add_column(name, justify="right" if number else "left", no_wrap=fits, overflow="fold")
     for row in cells:
-        shown.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
-    needed = _width(fixed, columns, cells)
-    to = Console(width=needed if whole else max(needed, console().width), highlight=False)
-    for number, parts in enumerate(to.render_lines(shown), start=-shown.show_header):
-        if number in above:
-            to.print(Text(above[number]), soft_wrap=True)
-        to.print(Segments([*parts, Segment.line()]), end="")
-
-
-def _width(fixed: Sequence[bool], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """The columns of a terminal that a table needs, if what is not fixed is cut to its room."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    return sum(2 + min(n, n if whole else _ROOM) for n, whole in zip(widths, fixed, strict=True))
-
-
-def _lifted(
-    movable: Sequence[bool],
-    fixed: Sequence[bool],
-    columns: Sequence[str],
-    cells: Sequence[list[str]],
-) -> dict[int, str]:
-    """Take the longest ids out of the cells until the rest fits; returns them by row."""
-    from rich.cells import cell_len
-
-    places = [(n, i) for n in range(len(cells)) for i, can in enumerate(movable) if can]
-    lengths = {place: cell_len(cells[place[0]][place[1]]) for place in places}
-    lifted: dict[int, str] = {}
-    for longest in sorted(set(lengths.values()), reverse=True):
-        if longest <= _SHORT or _width(fixed, columns, cells) <= console().width:
-            break
-        for n, i in (place for place in places if lengths[place] == longest):
-            lifted[n] = f"{lifted[n]}\n{cells[n][i]}" if n in lifted else cells[n][i]
-            cells[n][i] = ""
-    return lifted
+        shown.add_row(
+            *(
+                Text(cell) if name in ids else Text(cell, no_wrap=True, overflow="ellipsis")
+                for name, cell in zip(columns, row, strict=True)
+            )
+        )
+    to.print(shown)
 
 
 def show(
@@ -266,18 +246,15 @@ class Line(NamedTuple):
     wraps: bool = True
 
 
-def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
-    """Print lines; on a terminal that is too short for them, in a pager."""
+@contextmanager
+def paged(*, pager: bool = True) -> Iterator[None]:
+    """Show what is printed meanwhile, on a terminal that is too short for it in a pager."""
     to = console()
     if not to.is_terminal:
-        for each in lines:
-            sys.stdout.write(safe(each.text) + "\n")
+        yield
         return
-    from rich.text import Text
-
     with to.capture() as captured:
-        for each in lines:
-            to.print(Text(safe(each.text), each.style), soft_wrap=not each.wraps)
+        yield
     shown = captured.get()
     height = sum(1 + len(each) // to.width for each in shown.splitlines())
     if pager and height > to.height and sys.stdin.isatty() and _pages():

@@ -1,16 +1,18 @@
-"""`perdure serve`: pages for a browser, langgraph's REST paths and MCP, over one database."""
+"""`perdure serve` and `mcp`: pages, langgraph's REST paths and MCP by HTTP; MCP on stdio."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
 from contextlib import ExitStack
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from perdure.cli.app import DB, User, app, opened
-from perdure.cli.mcp import AuditFile
 from perdure.cli.output import note, say
 from perdure.errors import ConfigurationError, MissingDependency
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 _CONNECTIONS = 1000
 _KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
 _GRACE_S = 1  # for what is under way when the server is to end
+
+AuditFile = Annotated[
+    Path | None,
+    typer.Option("--audit", metavar="FILE", help="Record edits and erasures, without content."),
+]
 
 
 @app.command()
@@ -177,3 +184,26 @@ def _quoted(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@app.command()
+def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
+    """Offer memories and threads to a program as MCP tools.
+
+    The program starts it and speaks with it on stdin and stdout. It sees the memories and
+    conversations of one user.
+    """
+    try:
+        import mcp as _  # noqa: F401 - the server imports it when it starts
+
+        from perdure.server.logs import Audit, log_to_stderr
+        from perdure.server.mcp import serve_stdio
+    except ImportError as exc:
+        raise MissingDependency('MCP needs: pip install ".[server]" in a checkout') from exc
+    with opened(db, user, create=True) as file:
+        log_to_stderr()
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin
+        try:
+            asyncio.run(serve_stdio(file.settings, Audit(audit)))
+        finally:
+            signal.signal(signal.SIGINT, before)

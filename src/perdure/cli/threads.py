@@ -1,23 +1,42 @@
-"""`perdure threads`: the conversations, the latest first, and what is known of them."""
+"""`perdure threads`, `fork`, `rewind`, `delete`: threads are listed, copied, set back, deleted."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
+from functools import reduce
+from itertools import islice
+from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Ids, Limit, OpenedDatabase, app, opened, short_id
-from perdure.cli.output import ago, line, note, show
-from perdure.errors import UnknownThread
+from perdure.cli.app import (
+    DB,
+    AsJson,
+    Ids,
+    Limit,
+    OpenedDatabase,
+    Thread,
+    Yes,
+    app,
+    checkpoint_id,
+    completed_thread,
+    confirm,
+    opened,
+    short_id,
+    thread_id,
+)
+from perdure.cli.output import ago, as_json, counted, line, note, say, say_clean, show
+from perdure.cli.progress import at_work
+from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import ThreadStatus
+    from perdure.checkpointers import ThreadHead, ThreadStatus
+    from perdure.stores import Receipt
 
 _LONGEST: Final = 60  # characters of a title
 _LONGEST_QUESTION: Final = 500
@@ -40,56 +59,53 @@ def threads(
     an imported thread is that of its conversation.
     """
     with opened(db, reads=True) as file:
-        found = list(_described(file, (text or "").casefold(), limit + 1))
-        found, more = found[:limit], found[limit:]
-        rows = [
-            [
-                short_id(file, info["thread_id"], whole=ids),
-                title_of(file, info),
-                info["messages"],
-                ago(info["active_at"]),
-            ]
-            for info in ([] if json else found)
-        ]
-    columns, fixed = ["id", "title", "messages", "last activity"], ("id", "last activity")
-    if any(info["status"] != "idle" for info in found):
-        columns.append("status")
-        rows = [[*row, info["status"]] for row, info in zip(rows, found, strict=False)]
+        heads = list(_with_text(file, (text or "").casefold(), limit + 1))
+        pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
+        cells: dict[str, list[Any]] = {
+            "id": [short_id(file, head.thread_id, whole=ids or json) for head, _ in pairs],
+            "title": [line(head.title, _LONGEST) for head, _ in pairs],
+            "messages": [row["messages"] for _, row in pairs],
+            "last activity": [ago(row["active_at"]) for _, row in pairs],
+            "status": [row["status"] for _, row in pairs],
+            "user": [row["user"] or "" for _, row in pairs],
+        }
+        usual = {"status": {"idle"}, "user": {"", file.user}}
+    columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
+    rows = list(zip(*(cells[name] for name in columns), strict=True))
     nothing = "" if text is None else f"no thread has {text!r} in its title or id"
-    show(found, json, columns, rows, ids=fixed, nothing=nothing)
-    if more:
+    show([row for _, row in pairs], json, columns, rows, ids=("id",), nothing=nothing)
+    if len(heads) > limit:
         note(f"there are more than {limit}; --limit N shows them")
-    if nothing and not found:
+    if nothing and not pairs:
         raise typer.Exit(1)
 
 
-def _described(file: OpenedDatabase, text: str, limit: int) -> Iterator[dict[str, Any]]:
-    """What is known of threads; only of those that have the text, and only of so many."""
+def _with_text(file: OpenedDatabase, text: str, limit: int) -> Iterator[ThreadHead]:
+    """The heads of the newest threads with a text in the title or the id."""
+    heads = file.saver.heads(limit=sys.maxsize if text else limit)
+    fitting = (head for head in heads if text in f"{head.thread_id}\0{head.title}".casefold())
+    return islice(fitting, limit)
+
+
+def _described(
+    file: OpenedDatabase, head: ThreadHead
+) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
+    """What programs are told of a thread, unless another process deletes it just now."""
     from perdure.checkpointers.titles import about
 
-    for head in file.saver.heads(limit=sys.maxsize if text else limit):
-        if text not in f"{head.thread_id}\0{head.title}".casefold():
-            continue
-        title = about(file.saver, head.thread_id, head.metadata).get("title")
-        with suppress(UnknownThread):  # another process deletes it
-            yield {
-                **asdict(file.saver.thread(head.thread_id)),
-                "title": title,
+    with suppress(UnknownThread):
+        info = asdict(file.saver.thread(head.thread_id))
+        yield (
+            head,
+            {
+                **info,
+                "title": about(file.saver, head.thread_id, head.metadata).get("title"),
+                "user": head.owner,
                 "status": head.status.state,
                 "next": head.status.next,
                 "waits_for_answers_to": [question for _, question in head.status.questions],
-            }
-            limit -= 1
-        if not limit:
-            return
-
-
-def in_utc(seconds: Any) -> datetime | None:
-    """The moment so many seconds after 1970; None if they are none."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
+            },
+        )
 
 
 def stands(status: ThreadStatus) -> str:
@@ -111,8 +127,111 @@ def _text(value: Any) -> str:
     )
 
 
-def title_of(file: OpenedDatabase, info: Mapping[str, Any]) -> str:
-    """The title of a thread in a line; without one, the first words of a human."""
-    from perdure.checkpointers.titles import title
+# -- other ways on
 
-    return line(title(file.saver, info["thread_id"], info), _LONGEST)
+
+@app.command()
+def fork(
+    thread: Thread,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the copy.")],
+    at: Annotated[
+        str | None, typer.Option(metavar="ID", help="Copy only what led to this checkpoint.")
+    ] = None,
+    db: DB = None,
+) -> None:
+    """Copy a thread, all of it or up to a checkpoint."""
+    with opened(db) as file:
+        source = thread_id(file, thread)
+        if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
+            wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
+            raise ConfigurationError(f"{wrong}; give another id")
+        chosen = None if at is None else checkpoint_id(file, source, at)
+        file.saver.copy_thread(source, new, checkpoint_id=chosen)
+    say(f"{source!r} is copied to {new!r}")
+
+
+@app.command()
+def rewind(
+    thread: Thread,
+    to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to go on from.")],
+    db: DB = None,
+) -> None:
+    """Let a thread go on from an older checkpoint.
+
+    Nothing is deleted: what came later stays as a branch.
+    """
+    with opened(db) as file:
+        source = thread_id(file, thread)
+        chosen = checkpoint_id(file, source, to)
+        file.saver.rewind(source, chosen)
+    say(f"{source!r} goes on from {chosen}")
+
+
+# -- the end
+
+
+@app.command()
+def delete(
+    thread: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="Threads, or the beginnings of their ids.",
+            autocompletion=completed_thread,
+        ),
+    ],
+    keep_memories: Annotated[
+        bool, typer.Option("--keep-memories", help="Do not erase memories of them.")
+    ] = False,
+    yes: Yes = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Delete threads and their memories for good.
+
+    A conversation comes back when its export is imported again.
+    """
+    with opened(db) as file:
+        ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
+        messages = sum(_messages(file, each) for each in ids)
+        memories = 0 if keep_memories else _forget(file, ids, dry_run=True).items
+        of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
+        what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
+        names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
+        confirm(f"Delete {what}, of {names}, for good?", yes)
+        with at_work("deleting …"):
+            # the memories first: of a thread that is gone none would be found after a crash
+            clean = keep_memories or _forget(file, ids).clean
+            *others, last = ids  # the last one scrubs the file of all of them
+            file.saver.prune(others, strategy="delete")
+            clean = file.saver.erase(last).scrubbed and clean
+    if json:
+        as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
+    else:
+        say(f"deleted {what}, of {names}")
+        say_clean(clean)
+        note("what other threads quote of it stays there")
+
+
+def _messages(file: OpenedDatabase, thread: str) -> int:
+    with suppress(PerdureError):  # it goes all the same
+        return len(file.saver.history(thread))
+    return file.saver.thread(thread).items
+
+
+def _named(file: OpenedDatabase, thread: str) -> str:
+    title = line(file.saver.head(thread).title, _LONGEST)
+    return f"{thread!r} ({title})" if title else repr(thread)
+
+
+def _forget(file: OpenedDatabase, ids: list[str], *, dry_run: bool = False) -> Receipt:
+    """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
+    from perdure.memory.records import QUARANTINE, WATERMARKS, notes_of
+
+    own: list[tuple[str, ...]] = [("memories",), ("examples",)]
+    what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
+    places = (*own, *(notes_of(QUARANTINE, place) for place in own))
+    if not dry_run:  # a thread of this id that is imported again is read from its beginning
+        read = {"thread_id": {"$in": ids}}
+        file.store.forget(notes_of(WATERMARKS, own[0]), filter=read)
+    return reduce(add, [file.store.forget(place, **what) for place in places])

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perdure.cli.app import DB, AsJson, OpenedDatabase, app, opened
+from perdure.cli.database import summary
 from perdure.cli.output import as_json, note, say
-from perdure.cli.retain import summary
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.extraction import ExtractionJob
-    from perdure.memory.extractors import Extractor
 
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is extracted
@@ -71,7 +70,7 @@ def worker(
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
         facts = preset.facts if facts is None else facts
         background = Background(
-            file.extraction(extractor(file) if facts else None),
+            file.extraction(facts=facts),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
             on_job=tell,
@@ -91,17 +90,6 @@ def worker(
         note(f"not extracted: {job}")
     if left:
         raise typer.Exit(1)
-
-
-def extractor(file: OpenedDatabase) -> Extractor:
-    """What asks the configured model."""
-    from perdure.graphs.configured import configured_model
-    from perdure.memory.model_extractor import ModelExtractor
-
-    model = configured_model(file.settings)
-    if model is None:
-        raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
-    return ModelExtractor(model)
 
 
 def _retain(file: OpenedDatabase, background: Background, *, json: bool) -> None:
