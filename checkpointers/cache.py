@@ -56,12 +56,12 @@ class ChannelLog:
         "planned",
     )
 
-    def __init__(self, key: int, name: str, known: ChannelLog | None = None) -> None:
-        """A log with the items that are at hand of the same one, `known`."""
+    def __init__(self, key: int, name: str, kept: ChannelLog | None = None) -> None:
+        """A log with the items that are at hand of the same one, `kept`."""
         self.key = key
         self.name = name
-        self.items: dict[int, bytes] = {} if known is None else known.items.copy()
-        self.origins: dict[int, int] = {} if known is None else known.origins.copy()
+        self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
+        self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
         self.next, self.next_alias = 0, ALIASES
         self.planned = 0
         self._index: dict[bytes, int] = {}
@@ -232,11 +232,11 @@ class Thread:
         if self.newest is None or snapshot.key & _PLACE >= self.newest[0] & _PLACE:
             self.newest = snapshot.key, snapshot.uid
 
-    def log(self, key: int, name: str, known: Thread | None = None) -> ChannelLog:
-        """The log with a key; a new one has the items that are `known` of it."""
+    def log(self, key: int, name: str, kept: Thread | None = None) -> ChannelLog:
+        """The log with a key; a new one has the items that are `kept` of it."""
         log = self.logs.get(key)
         if log is None:
-            before = known.logs.get(key) if known is not None else None
+            before = kept.logs.get(key) if kept is not None else None
             log = self.logs.setdefault(key, ChannelLog(key, name, before))
             self.named[name] = log
         return log
@@ -248,8 +248,8 @@ class Thread:
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""
         head = self.heads.get(ns)
-        found = head.snapshot if head is not None and not head.flying else None
-        return found if found is not None and found.uid == uid else None
+        snapshot = head.snapshot if head is not None and not head.flying else None
+        return snapshot if snapshot is not None and snapshot.uid == uid else None
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
@@ -313,13 +313,13 @@ class Cache:
     def thread(self, thread_id: str, key: int, generation: int) -> Thread:
         """The cached thread in this state; nothing of an earlier state."""
         with self._lock:
-            known = self._threads.get(thread_id)
-            if known is None or known.key != key or known.generation < generation:
-                known = self._threads[thread_id] = Thread(key, generation)
-            elif known.generation > generation:
+            kept = self._threads.get(thread_id)
+            if kept is None or kept.key != key or kept.generation < generation:
+                kept = self._threads[thread_id] = Thread(key, generation)
+            elif kept.generation > generation:
                 return Thread(key, generation)  # a reader on an older snapshot
             self._used(thread_id)
-            return known
+            return kept
 
     def replace(self, thread_id: str, thread: Thread) -> None:
         """Keep what a transaction left behind, in the place of what was kept before."""

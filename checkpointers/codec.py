@@ -167,13 +167,13 @@ class Codec:
 
     def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
         """The bytes by which values are compared; an error, as of `encode`, names the `path`."""
-        if self.packs_messages and (found := _all_full(values)) is not None:
-            return found
+        if self.packs_messages and (packed := _all_full(values)) is not None:
+            return packed
         return [self._full(value, path, i) for i, value in enumerate(values)]
 
     def _full(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
-        if self.packs_messages and (found := _all_full([value])) is not None:
-            return found[0]
+        if self.packs_messages and (packed := _all_full([value])) is not None:
+            return packed[0]
         if type(value) is bytearray:  # within a list the serializer makes them bytes
             value = bytes(value)
         return self._checked(value, lambda: path(i))
@@ -197,12 +197,12 @@ class Codec:
         Raises:
             ForbiddenType, CorruptRecord: See `decode`.
         """
-        kinds = {each[:1] for each in stored}
+        kinds = {item[:1] for item in stored}
         if kinds == {MESSAGE}:
             return unpacked_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
             with suppress(ValueError):  # only the serializer knows what is in one of them
-                return unpack_all([each[1:] for each in stored])
+                return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
 
 
@@ -213,7 +213,7 @@ def _all_full(values: Sequence[Any]) -> list[bytes] | None:
     if kinds <= _MESSAGES:
         return packed_messages(classes, values)
     try:
-        return [_PLAIN + each for each in map(packb, values, repeat(None), repeat(PACK))]
+        return [_PLAIN + item for item in map(packb, values, repeat(None), repeat(PACK))]
     except TypeError:
         return None
 
@@ -300,9 +300,9 @@ register_serde_event_listener(_note_refusal)
 @contextmanager
 def _blocked() -> Iterator[list[tuple[str, str]]]:
     """The types that the serializer refuses in this thread meanwhile."""
-    _refused.names = found = list[tuple[str, str]]()
+    _refused.names = names = list[tuple[str, str]]()
     try:
-        yield found
+        yield names
     finally:
         _refused.names = None
 

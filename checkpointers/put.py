@@ -94,7 +94,7 @@ class CheckpointPut:
         deliberate: Whether its parent was read by its id: to go on from just there.
         fields: As they are stored: what of the checkpoint is neither channels nor its id, and the
             metadata.
-        known: What is kept of the thread, to whose items it may refer.
+        kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
     """
 
@@ -104,7 +104,7 @@ class CheckpointPut:
     new_versions: ChannelVersions
     deliberate: bool = False
     fields: list[bytes] = field(default_factory=list)
-    known: Thread | None = None
+    kept: Thread | None = None
     title: Title | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class CheckpointPut:
         self._values = dict(checkpoint["channel_values"])
         self._versions = dict(checkpoint["channel_versions"])
         self._seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
-        self.known = thread
+        self.kept = thread
         for channel, value in self._values.items():
             if channel.startswith("__"):  # tasks and inputs on their way, which are no history
                 path = f"channel_values[{channel!r}]"
@@ -145,17 +145,17 @@ class CheckpointPut:
     def detach(self, key: int, generation: int) -> None:
         """Have nothing rest on what may change until it is planned, in a thread in this state."""
         for channel, ref in self._here.items():
-            self._here[channel] = without_ranges(ref, self.known, (key, generation))
+            self._here[channel] = without_ranges(ref, self.kept, (key, generation))
         for channel, value in self._encoded.items():
             self._encoded[channel] = value._replace(values=_AsGiven(value.values, value.full))
 
     def _held(self, codec: Codec, channel: str) -> Encoded:
         """A channel's value. If it did not change it is needed only if the parent is gone."""
-        found = self._encoded.get(channel)
-        if found is None:
+        held = self._encoded.get(channel)
+        if held is None:
             path = f"channel_values[{channel!r}]"
-            found = self._encoded[channel] = encoded(codec, self._values[channel], path)
-        return found
+            held = self._encoded[channel] = encoded(codec, self._values[channel], path)
+        return held
 
     def nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
@@ -193,7 +193,7 @@ class TaskWrites:
 
     Attributes:
         encoded: The writes as they are stored.
-        known: What is kept of the thread, to whose items they may refer.
+        kept: What is kept of the thread, to whose items they may refer.
     """
 
     at: Address
@@ -201,7 +201,7 @@ class TaskWrites:
     path: str
     writes: Sequence[tuple[str, Any]]
     encoded: list[Write] = field(default_factory=list)
-    known: Thread | None = None
+    kept: Thread | None = None
 
     def encode(self, codec: Codec, thread: Thread | None) -> None:
         """Encode the writes; they may refer to what is in the logs of the thread.
@@ -216,12 +216,12 @@ class TaskWrites:
                 value = repr(value)  # as langgraph's savers store what a task raised
             ref = here(codec, thread, channel, value, f"the write to {channel!r}")
             out[index] = [index, channel, ref]
-        self.encoded, self.known = list(out.values()), thread
+        self.encoded, self.kept = list(out.values()), thread
 
     def for_state(self, key: int, generation: int) -> list[Write]:
         """The writes, for a thread in this state."""
         return [
-            [i, c, without_ranges(ref, self.known, (key, generation))] for i, c, ref in self.encoded
+            [i, c, without_ranges(ref, self.kept, (key, generation))] for i, c, ref in self.encoded
         ]
 
 
@@ -241,22 +241,22 @@ class _AsGiven(Sequence[Any]):
         return unpacked_messages([full], as_given=True)[0]
 
 
-def without_ranges(ref: Any, known: Thread | None, state: tuple[int, int]) -> Any:
-    """A reference as `here` made it with what is known, for a thread with this key and generation.
+def without_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:
+    """A reference as `here` made it with what is kept, for a thread with this key and generation.
 
     If that is another state, it has no ranges of logs.
     """
-    if isinstance(ref, bytes) or known is None or (known.key, known.generation) == state:
+    if isinstance(ref, bytes) or kept is None or (kept.key, kept.generation) == state:
         return ref
     kind, inner = ref
     if kind == MAP:
-        return [MAP, {name: without_ranges(each, known, state) for name, each in inner.items()}]
+        return [MAP, {name: without_ranges(part, kept, state) for name, part in inner.items()}]
     items: list[bytes] = []
     for element in inner:
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += known.logs[element[0]].full(unflat(element[1:]))
+            items += kept.logs[element[0]].full(unflat(element[1:]))
     return [kind, items]
 
 
@@ -337,7 +337,7 @@ def here(
             _, parts = _match(codec, log, log.find_stored, elements, full, [], path)
             return [kind, [_element(log, part) for part in parts]]
     pairs = zip(elements, full, strict=True)
-    stored = [codec.stored(element, each, lambda: path) for element, each in pairs]
+    stored = [codec.stored(element, data, lambda: path) for element, data in pairs]
     if sum(map(len, stored)) > INLINE_BYTES or any(isinstance(e, BaseMessage) for e in elements):
         return [kind, stored]
     return codec.encode(value, lambda: path)
@@ -402,8 +402,8 @@ def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
     while more == size:  # in growing pieces: a slice of all that follows would be copied each time
         size *= 2
         piece = full[i + run : i + run + size]
-        known = map(at, range(position + run, position + run + size))
-        more = sum(takewhile(bool, map(eq, known, piece)))
+        at_hand = map(at, range(position + run, position + run + size))
+        more = sum(takewhile(bool, map(eq, at_hand, piece)))
         run += more
     return run
 

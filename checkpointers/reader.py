@@ -63,7 +63,7 @@ PAGE: Final = 1024  # items read at once
 _BLOCK: Final = 256  # keys that a process takes at once
 
 
-class Found(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A checkpoint and the keys that lead to it."""
 
     thread: Thread
@@ -84,7 +84,7 @@ class CheckpointReader:
 
     def find(
         self, at: Address, key: int | None = None, *, alone: bool = False
-    ) -> Flow[Found | None]:
+    ) -> Flow[StoredCheckpoint | None]:
         """The checkpoint of an address, or the head; its values are not read yet.
 
         With its row's `key`, the index of ids is asked only if that has no row. The head is looked
@@ -95,39 +95,39 @@ class CheckpointReader:
         """
         rows, holds = list[Row](), True
         if key is not None or at.checkpoint_id is None:
-            asked = self.sql("head_of", at.thread_id, at.checkpoint_ns)
+            statement = self.sql("head_of", at.thread_id, at.checkpoint_ns)
             if key is not None:
-                asked = self.sql("checkpoint_by_key", at.thread_id, key)
+                statement = self.sql("checkpoint_by_key", at.thread_id, key)
             if alone:
-                [rows] = yield Last([asked])
+                [rows] = yield Last([statement])
             else:
-                rows, holds = yield from self.with_newest(at.thread_id, asked)
+                rows, holds = yield from self.with_newest(at.thread_id, statement)
         if not rows and at.checkpoint_id is not None:
-            uid = pack_id(at.checkpoint_id)
-            asked = self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
-            rows, holds = yield from self.with_newest(at.thread_id, asked)
+            packed = pack_id(at.checkpoint_id)
+            statement = self.sql("checkpoint_of", packed, at.thread_id, at.checkpoint_ns)
+            rows, holds = yield from self.with_newest(at.thread_id, statement)
         if not rows:
             yield from self.check_missing(at)
             return None
         thread_key, generation, namespace, *row = rows[0]
-        found = unpack_id(row[1])
-        if thread_key is None or at.checkpoint_id not in (None, found):
+        uid = unpack_id(row[1])
+        if thread_key is None or at.checkpoint_id not in (None, uid):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
         thread = self._thread(at.thread_id, thread_key, generation, holds)
-        known = thread.snapshot(at.checkpoint_ns, found or "")
-        if known is None or known.key != row[0]:
-            known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
-            yield from self.resolve(at.thread_id, thread, known)
-            thread.saw(known)
-        return Found(thread, namespace, known)
+        snapshot = thread.snapshot(at.checkpoint_ns, uid or "")
+        if snapshot is None or snapshot.key != row[0]:
+            snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
+            yield from self.resolve(at.thread_id, thread, snapshot)
+            thread.saw(snapshot)
+        return StoredCheckpoint(thread, namespace, snapshot)
 
-    def with_newest(self, thread_id: str, asked: Statement) -> Flow[tuple[list[Row], bool]]:
+    def with_newest(self, thread_id: str, statement: Statement) -> Flow[tuple[list[Row], bool]]:
         """The rows of a statement, and whether what is kept of the thread is of this database."""
         kept = self.cache.peek(thread_id)
         if kept is None or kept.newest is None:
-            return (yield asked), True
+            return (yield statement), True
         key, uid = kept.newest
-        rows, newest = yield [asked, self.sql("uid_at", key)]
+        rows, newest = yield [statement, self.sql("uid_at", key)]
         return rows, bool(newest) and unpack_id(newest[0][0]) == uid
 
     def _thread(self, thread_id: str, key: int, generation: int, holds: bool) -> Thread:
@@ -159,14 +159,16 @@ class CheckpointReader:
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
                     return (yield from self._tuple(at, kept, rows))
         if key is None and at.checkpoint_id is None and self.cache.peek(at.thread_id) is None:
-            with suppress(CorruptRecord):  # what is found may be deleted before the next request
+            with suppress(CorruptRecord):  # it may be deleted before the next request
                 return (yield from self._whole(at, (yield from self.find(at, alone=True))))
         return (yield from self._whole(at, (yield from self.find(at, key))))
 
-    def _whole(self, at: Address, found: Found | None) -> Flow[CheckpointTuple | None]:
-        if found is None:
+    def _whole(
+        self, at: Address, checkpoint: StoredCheckpoint | None
+    ) -> Flow[CheckpointTuple | None]:
+        if checkpoint is None:
             return None
-        return (yield from self._tuple(at, found, (yield self._writes_of(found))))
+        return (yield from self._tuple(at, checkpoint, (yield self._writes_of(checkpoint))))
 
     def at_hand(self, at: Address, epoch: object) -> CheckpointTuple | None:
         """The head, if this process put it last, nobody has written since, and all is at hand."""
@@ -195,7 +197,7 @@ class CheckpointReader:
             return False
         return sum([count(ranges) for _, ranges in head.snapshot.ranges.values()]) <= most
 
-    def _kept_head(self, at: Address) -> Found | None:
+    def _kept_head(self, at: Address) -> StoredCheckpoint | None:
         """The head that this process put last, if all its values are at hand."""
         thread = self.cache.peek(at.thread_id)
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
@@ -211,18 +213,20 @@ class CheckpointReader:
             if log is None:
                 return None
             ranges = [(ref[2], ref[2] + 1)] if ref[0] == ITEM else snapshot.ranges[channel][1]
-            if not all(log.has(*each) for each in ranges):
+            if not all(log.has(*pair) for pair in ranges):
                 return None
-        return Found(thread, head.namespace, snapshot)
+        return StoredCheckpoint(thread, head.namespace, snapshot)
 
-    def _writes_of(self, found: Found) -> Statement:
-        return self.sql("writes_of", found.namespace, pack_id(found.snapshot.uid))
+    def _writes_of(self, checkpoint: StoredCheckpoint) -> Statement:
+        return self.sql("writes_of", checkpoint.namespace, pack_id(checkpoint.snapshot.uid))
 
-    def _tuple(self, at: Address, found: Found, rows: Sequence[Row]) -> Flow[CheckpointTuple]:
-        snapshot, values = found.snapshot, {}
+    def _tuple(
+        self, at: Address, stored: StoredCheckpoint, rows: Sequence[Row]
+    ) -> Flow[CheckpointTuple]:
+        snapshot, values = stored.snapshot, {}
         for channel, ref in snapshot.refs.items():
-            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
-        writes = yield from self.writes(at, found, rows)
+            values[channel] = yield from self.value(at.thread_id, stored.thread, ref)
+        writes = yield from self.writes(at, stored, rows)
         checkpoint = {
             **self.codec.decode(snapshot.fields[0]),
             "id": snapshot.uid,
@@ -270,8 +274,8 @@ class CheckpointReader:
         """The value a reference stands for; what is kept of the thread is looked up if need be."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
-        asked = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self.with_newest(thread_id, asked)
+        statement = self.sql("find_thread", thread_id)
+        ((key, _, generation),), holds = yield from self.with_newest(thread_id, statement)
         thread = self._thread(thread_id, key, generation, holds)
         return (yield from self.value(thread_id, thread, ref))
 
@@ -291,8 +295,8 @@ class CheckpointReader:
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
-        asked = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self.with_newest(thread_id, asked)
+        statement = self.sql("find_thread", thread_id)
+        ((key, _, generation),), holds = yield from self.with_newest(thread_id, statement)
         thread = self._thread(thread_id, key, generation, holds)
         yield from self.resolve(thread_id, thread, snapshot)
         return snapshot
@@ -347,7 +351,7 @@ class CheckpointReader:
                     snapshot.said.setdefault(channel, held)
         for channel, (key, ranges) in snapshot.said.items():
             origin = None
-            aliases = [each for each in ranges if each[0] >= ALIASES]
+            aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 origin = (yield from self.load(thread_id, thread, key, aliases)).origin
             if channel not in written:
@@ -370,7 +374,7 @@ class CheckpointReader:
     def writes(
         self,
         at: Address,
-        found: Found,
+        checkpoint: StoredCheckpoint,
         rows: Sequence[Row],
         channels: Collection[str] | None = None,
     ) -> Flow[list[PendingWrite]]:
@@ -380,9 +384,9 @@ class CheckpointReader:
             task = unpack_id(row[1]) or ""
             for index, channel, ref in open_writes(self.seal, *at[:2], row):
                 if channels is None or channel in channels:
-                    value = yield from self.value(at.thread_id, found.thread, ref)
+                    value = yield from self.value(at.thread_id, checkpoint.thread, ref)
                     out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
-        out.sort(key=lambda each: each[0])
+        out.sort(key=lambda entry: entry[0])
         return [write for _, write in out]
 
     def _own(self, rows: Sequence[Row]) -> Iterator[Row]:
@@ -435,14 +439,14 @@ class CheckpointReader:
             if not rows:
                 raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
             log = thread.log(key, rows[0][0])
-        lacking = [each for each in ranges if not log.has(*each)]
-        aliases = [each for each in lacking if each[0] >= ALIASES]
+        lacking = [pair for pair in ranges if not log.has(*pair)]
+        aliases = [pair for pair in lacking if pair[0] >= ALIASES]
         if aliases:
             bodies = yield from self._bodies(thread_id, log, aliases)
             origins = dict(zip(positions(aliases), map(unpack, bodies), strict=True))
-            wanted = joined((origin, origin + 1) for origin in sorted(set(origins.values())))
-            lacking = [each for each in lacking if each[0] < ALIASES]
-            lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
+            originals = joined((origin, origin + 1) for origin in sorted(set(origins.values())))
+            lacking = [pair for pair in lacking if pair[0] < ALIASES]
+            lacking += [pair for pair in missing(originals, covered(lacking)) if not log.has(*pair)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
             thread.add_items(log, zip(positions(lacking), stored, strict=True))
@@ -452,7 +456,7 @@ class CheckpointReader:
 
     def origins(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[list[int]]:
         """The first positions of the items of ranges."""
-        aliases = [each for each in ranges if each[0] >= ALIASES]
+        aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
             return [*positions(ranges)]
         log = yield from self.load(thread_id, thread, key, aliases)
@@ -470,8 +474,8 @@ class CheckpointReader:
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
         """The items, or aliases, of ranges."""
-        asked = [self.sql("items_between", *span(log.key, *each)) for each in ranges]
-        answers = yield asked
+        statements = [self.sql("items_between", *span(log.key, *pair)) for pair in ranges]
+        answers = yield statements
         out: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
             if [row[0] & 0xFFFFFFFF for row in rows] != list(range(start, stop)):

@@ -22,7 +22,7 @@ from perdure.checkpointers.cache import Snapshot, Title
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.put import TITLE_AMONG, title_of
-from perdure.checkpointers.reader import CheckpointReader, Found, damaged_index
+from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
 from perdure.checkpointers.records import leading_to, open_title, place, span
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -96,7 +96,7 @@ class ThreadReader:
 
         return decoded
 
-    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[list[int]]:
+    def _on_branches(self, at: Address, found: StoredCheckpoint, channel: str) -> Flow[list[int]]:
         """The items that are on branches only."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
         trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}

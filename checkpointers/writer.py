@@ -81,7 +81,7 @@ class CheckpointWriter:
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal = reader.sql, reader.seal
 
-    def job(self, asked: CheckpointPut | TaskWrites) -> WriteCall:
+    def job(self, request: CheckpointPut | TaskWrites) -> WriteCall:
         """What the database is asked to write, planned as far as can be here and now.
 
         If the thread is not as it was kept, it is read in the same place: writes keep their order.
@@ -89,28 +89,28 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        planned, thread_id = self.at_hand(asked), asked.at.thread_id
-        if planned is None and isinstance(asked, CheckpointPut):
-            asked.encode_rest(self.codec)
+        planned, thread_id = self.at_hand(request), request.at.thread_id
+        if planned is None and isinstance(request, CheckpointPut):
+            request.encode_rest(self.codec)
 
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
                     planned.learn((yield Guarded(planned.statements)))
                 except Stale:
-                    if isinstance(asked, CheckpointPut):  # others may not be planned upon it
+                    if isinstance(request, CheckpointPut):  # others may not be planned upon it
                         self.cache.distrust(thread_id)
                         if planned.statements[0].sql == self.sql["new_thread"]:
                             self.cache.keys.drop()  # another may have its key
                 else:
                     return planned
-            if isinstance(asked, TaskWrites):
-                return (yield from self._writes_anew(asked))
-            return (yield from self._put_anew(asked))
+            if isinstance(request, TaskWrites):
+                return (yield from self._writes_anew(request))
+            return (yield from self._put_anew(request))
 
-        undone = partial(self._undo, None if isinstance(asked, TaskWrites) else thread_id)
+        undone = partial(self._undo, None if isinstance(request, TaskWrites) else thread_id)
         # what a task wrote is followed by a put, most of the time
-        patient = isinstance(asked, TaskWrites)
+        patient = isinstance(request, TaskWrites)
         return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, patient)
 
     def _undo(self, thread_id: str | None) -> None:
@@ -119,20 +119,20 @@ class CheckpointWriter:
             self.cache.distrust(thread_id)
         self.cache.keys.drop()
 
-    def at_hand(self, asked: CheckpointPut | TaskWrites) -> Commit | None:
+    def at_hand(self, request: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        (thread_id, ns, uid), thread = asked.at, self.cache.peek(asked.at.thread_id)
-        asked.encode(self.codec, thread)
+        (thread_id, ns, uid), thread = request.at, self.cache.peek(request.at.thread_id)
+        request.encode(self.codec, thread)
         if self.codec.replaced_in:
             self._note_replaced(thread_id)
-        if isinstance(asked, TaskWrites):
-            return self._writes(asked, thread)
+        if isinstance(request, TaskWrites):
+            return self._writes(request, thread)
         if thread is None:
-            made = self._put(asked, Thread(0, 0), Head(0, 0, None), None) if uid is None else None
+            made = self._put(request, Thread(0, 0), Head(0, 0, None), None) if uid is None else None
             if not isinstance(made, Commit):
                 return None
             self.cache.replace(thread_id, made.thread)
@@ -148,7 +148,7 @@ class CheckpointWriter:
                 or (parent.uid if parent is not None else None) != uid
             ):
                 return None
-            made = self._put(asked, thread, head, parent)
+            made = self._put(request, thread, head, parent)
             return made if isinstance(made, Commit) else None
         except BaseException:  # half planned
             thread.stamp = None
@@ -261,13 +261,13 @@ class CheckpointWriter:
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
             return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
-        known, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
+        state, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
         if head.namespace and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
-            return self.sql("advance", seq, stamp, *known, head.namespace, uid)
+            return self.sql("advance", seq, stamp, *state, head.namespace, uid)
         thread.updated_at = now
         if head.namespace:
-            return self.sql("advance_now", seq, stamp, *known, head.namespace, uid, now)
-        return self.sql("advance_into", seq, stamp, *known, ns, now)
+            return self.sql("advance_now", seq, stamp, *state, head.namespace, uid, now)
+        return self.sql("advance_into", seq, stamp, *state, ns, now)
 
     def _labelled(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
@@ -303,12 +303,12 @@ class CheckpointWriter:
         self, thread_id: str, thread: Thread, title: Title | None, nodes: dict[str, Node | None]
     ) -> list[Statement]:
         """Have a thread called so, unless it has a title from elsewhere."""
-        known = thread.title
-        if title is None or title == known:
+        present = thread.title
+        if title is None or title == present:
             return []
         if title.message is not None and nodes.get("messages") is None:
             return []  # the messages are the parent's, who may have lost this one
-        if known is not None and title.message not in (None, known.message):
+        if present is not None and title.message not in (None, present.message):
             return []
         thread.title = title
         return [self.sql("set_title", seal_title(self.seal, thread_id, title), thread.key)]
@@ -386,16 +386,16 @@ class CheckpointWriter:
         made.learn((yield made.statements)[0])
         return made
 
-    def _known(self, thread_id: str, key: int, generation: int) -> Thread | None:
+    def _kept(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
-        known = self.cache.peek(thread_id)
-        return known if known and (known.key, known.generation) == (key, generation) else None
+        kept = self.cache.peek(thread_id)
+        return kept if kept and (kept.key, kept.generation) == (key, generation) else None
 
     def _state(
-        self, asked: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
+        self, request: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
     ) -> tuple[int, int]:
-        """The state of a thread as ranges of what was asked see it; of none, if it was lost."""
-        is_kept = holds and asked.known is self.cache.peek(asked.at.thread_id)
+        """The state of a thread as ranges of what is asked for see it; of none, if it was lost."""
+        is_kept = holds and request.kept is self.cache.peek(request.at.thread_id)
         return state if is_kept else (0, -1)
 
     def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None, bool]]:
@@ -410,15 +410,15 @@ class CheckpointWriter:
             return Thread(0, 0), Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         title, existing = rest
-        known = self._known(thread_id, key, generation) if holds else None
+        kept = self._kept(thread_id, key, generation) if holds else None
         thread = Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         thread.title = open_title(self.seal, thread_id, title)
-        if known is not None:
-            thread.pending, thread.size = known.pending.copy(), known.size
-            thread.heads = _heads_of(known, stamp)
+        if kept is not None:
+            thread.pending, thread.size = kept.pending.copy(), kept.size
+            thread.heads = _heads_of(kept, stamp)
         for log, name, *last in (yield self.sql("thread_logs", key)):
-            made = thread.log(log, name, known)
+            made = thread.log(log, name, kept)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
         if namespace is None:
             return thread, Head(0, 0, None), None, holds
@@ -433,9 +433,9 @@ class CheckpointWriter:
     def _opened(self, at: Address, thread: Thread, rows: list[Row]) -> Flow[Snapshot | None]:
         if not rows:
             return None
-        found = self.reader.open_row(*at[:2], rows[0])
-        yield from self.reader.resolve(at.thread_id, thread, found)
-        return found
+        snapshot = self.reader.open_row(*at[:2], rows[0])
+        yield from self.reader.resolve(at.thread_id, thread, snapshot)
+        return snapshot
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
@@ -448,20 +448,20 @@ class CheckpointWriter:
 
     # -- pending writes
 
-    def _writes(self, asked: TaskWrites, thread: Thread | None) -> Commit | None:
+    def _writes(self, request: TaskWrites, thread: Thread | None) -> Commit | None:
         """Plan what a task wrote, for its checkpoint, which may not be there yet."""
-        thread_id, ns, uid = asked.at
+        thread_id, ns, uid = request.at
         head = thread.heads.get(ns) if thread is not None else None
         if thread is None or head is None:
             return None
-        row = pack_id(uid), pack_id(asked.task), asked.path
-        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), asked.encoded)
+        row = pack_id(uid), pack_id(request.task), request.path
+        body = seal_writes(self.seal, (*request.at, request.task, request.path), request.encoded)
         key, newest = thread.newest or (0, "")
-        known = thread.key, thread.generation, key, pack_id(newest)
-        added = self.sql("new_writes", head.namespace, *row, body, *known)
+        state = thread.key, thread.generation, key, pack_id(newest)
+        added = self.sql("new_writes", head.namespace, *row, body, *state)
         statements = [added, *self._touched(thread)]
-        _keep_pending(thread, asked, asked.encoded, body)
-        written = ns, uid or "", asked.task, (*row, body)
+        _keep_pending(thread, request, request.encoded, body)
+        written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
 
     def _touched(self, thread: Thread) -> list[Statement]:
@@ -472,9 +472,9 @@ class CheckpointWriter:
         thread.updated_at = now
         return [self.sql("touch", now, thread.key)]
 
-    def _writes_anew(self, asked: TaskWrites) -> Flow[Commit]:
+    def _writes_anew(self, request: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
-        thread_id, ns, uid = asked.at
+        thread_id, ns, uid = request.at
         state, keys = self.sql("state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows or rows[0][5] is None:  # first, see `new_keys`
@@ -488,51 +488,51 @@ class CheckpointWriter:
         if namespace is None:  # a put planned to make it is not to go through
             namespace = keys.pop()
             yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
-        thread = self._known(thread_id, key, generation) if holds else None
+        thread = self._kept(thread_id, key, generation) if holds else None
         if thread is None:
             thread = Thread(key, generation)
             thread.updated_at = updated_at
-        writes = asked.for_state(*self._state(asked, (key, generation), holds))
-        row = pack_id(uid), pack_id(asked.task), asked.path
-        found = yield self.sql("find_writes", namespace, *row[:2])
-        if found:
-            stored = (*row[:2], *found[0])
+        writes = request.for_state(*self._state(request, (key, generation), holds))
+        row = pack_id(uid), pack_id(request.task), request.path
+        before = yield self.sql("find_writes", namespace, *row[:2])
+        if before:
+            stored = (*row[:2], *before[0])
             merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
             for write in writes:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
-        body = seal_writes(self.seal, (*asked.at, asked.task, asked.path), writes)
+        body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
-        _keep_pending(thread, asked, writes, body)
-        written = ns, uid or "", asked.task, (*row, body)
+        _keep_pending(thread, request, writes, body)
+        written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
 
 
-def _heads_of(known: Thread, stamp: int) -> dict[str, Head]:
+def _heads_of(thread: Thread, stamp: int) -> dict[str, Head]:
     """The heads that are kept of a thread with this stamp, as far as they are committed.
 
     They are good to plan upon. What tasks wrote at them, in this transaction too, is not known.
     """
-    if not known.lock.acquire(blocking=False):  # a write is being planned
+    if not thread.lock.acquire(blocking=False):  # a write is being planned
         return {}
     try:
-        heads = known.heads.copy().items() if known.stamp == stamp else ()
+        heads = thread.heads.copy().items() if thread.stamp == stamp else ()
         return {
             ns: Head(head.namespace, head.pinned, head.snapshot)
             for ns, head in heads
             if not head.flying
         }
     finally:
-        known.lock.release()
+        thread.lock.release()
 
 
-def _keep_pending(thread: Thread, asked: TaskWrites, writes: list[Write], body: bytes) -> None:
+def _keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body: bytes) -> None:
     """Keep what may be in a log once the next checkpoint is put."""
     if any(map(_may_be_in_a_log, writes)):
-        at = asked.at.checkpoint_ns, asked.at.checkpoint_id or ""
-        known = thread.pending.get(at, {})
-        keep(thread.pending, at, {**known, asked.task: (asked.path, writes, body)})
+        at = request.at.checkpoint_ns, request.at.checkpoint_id or ""
+        tasks = thread.pending.get(at, {})
+        keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
 
 
 def _fill(
