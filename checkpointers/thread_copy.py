@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot, Title, Write
-from perdure.checkpointers.manifest import ALIASES, DICT_HERE, LIST, LIST_HERE, MAP
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    DICT_HERE,
+    LIST,
+    LIST_HERE,
+    MAP,
+    joined,
+    positions,
+)
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
     content_hash,
@@ -34,6 +43,7 @@ from perdure.checkpointers.threads import missing
 from perdure.storage.flow import ALL, Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF
+TIMES: Final = "times"  # metadata of an imported checkpoint: of its last messages that say none
 
 
 class NamespaceRecords(NamedTuple):
@@ -140,6 +150,52 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
             for start in range(first, stop, PAGE):
                 held |= dict((yield from records.page(reader, name, log, start)))
     records.items = items
+
+
+class SaidTree(NamedTuple):
+    """What was said on a thread: on the way to its head, and to the end of each branch.
+
+    `ways` have the positions of items in the log, that of the head first, and `times` the moment of
+    each: the `ts` of the checkpoint that had it first, or what that says of it.
+    """
+
+    values: dict[int, Any]
+    times: dict[int, Any]
+    ways: list[list[int]]
+
+
+def said_on(
+    reader: CheckpointReader, thread_id: str, channel: str = "messages"
+) -> Flow[SaidTree | None]:
+    """What was said on all branches of a thread; None: nothing."""
+    head = yield from reader.find(Address(thread_id, "", None))
+    if head is None:
+        return None
+    rows = yield reader.sql("checkpoints_page", *span(head.namespace), ALL)
+    trunk = {row[0] for row in leading_to(rows, head.snapshot.key)}
+    inner, last, log = {row[2] for row in rows}, 0, 0
+    times, ways = dict[int, Any](), list[list[int]]()
+    for row in reversed(rows):
+        snapshot = reader.open_row(thread_id, "", row)
+        yield from reader.resolve(thread_id, head.thread, snapshot)
+        key, ranges = snapshot.said.get(channel, (0, []))
+        log, items = key or log, [each for each in ranges if each[1] <= ALIASES]
+        new = {*chain(*(range(max(start, last), stop) for start, stop in items))}
+        last = max([last, *(stop for _, stop in items)])
+        times |= dict.fromkeys(new, reader.codec.decode(snapshot.fields[0]).get("ts"))
+        if noted := reader.metadata(snapshot).get(TIMES):
+            tail = [*positions(ranges)][-len(noted) :]
+            times |= {at: time for at, time in zip(tail, noted, strict=False) if at in new and time}
+        is_head = row[0] == head.snapshot.key
+        if is_head or (row[0] not in trunk and row[1] not in inner):
+            way = yield from reader.origins(thread_id, head.thread, log, ranges)
+            ways.insert(0 if is_head else len(ways), way)
+    ranges = joined((at, at + 1) for at in sorted({*chain(*ways)}))
+    if not ranges:
+        return None
+    stored = (yield from reader.load(thread_id, head.thread, log, ranges)).full(ranges)
+    values = reader.codec.values(stored)
+    return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways)
 
 
 def write_thread(

@@ -6,7 +6,7 @@ import json
 import math
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +16,9 @@ from perdure.memory.thread_messages import REMEMBER, time_of
 
 _LONGEST_ID: Final = 500  # bytes; no export has longer ones, and a key of a memory has room for it
 
-Kind = TypeVar("Kind", str, dict[str, Any], list[Any])
+CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
+
+Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
 
 
 class Odd(ValueError):
@@ -32,10 +34,11 @@ class Problem(NamedTuple):
 
 
 class MessageNode(NamedTuple):
-    """A message, and the id of the one that it follows."""
+    """A message, the id of the one that it follows, and when it was said: s since 1970."""
 
     parent: str | None
     message: BaseMessage
+    at: float | None
 
 
 @dataclass(slots=True)
@@ -51,22 +54,41 @@ class Conversation:
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
 
-    def at(self, messages: Sequence[BaseMessage]) -> float:
-        """The time of the last message that has one, else of the conversation, else infinity."""
-        for message in reversed(messages):
-            at = seconds(message.response_metadata.get("create_time"))
+    def at(self, key: str | None) -> float:
+        """The time of a message or of one before it, else of the conversation, else infinity."""
+        while key is not None:
+            key, _, at = self.nodes[key]
             if at is not None:
                 return at
         return float(self.about.get("update_time", self.about.get("create_time", math.inf)))
+
+    def way(self, key: str | None) -> list[str]:
+        """The messages up to one, the oldest first."""
+        keys = []
+        while key is not None:
+            keys.append(key)
+            key = self.nodes[key].parent
+        return keys[::-1]
 
     def problem(self, reason: str, message: str | None = None) -> None:
         """Note a problem."""
         self.problems.append(Problem(reason, self.id, message))
 
-    def add(self, message: BaseMessage, parent: str | None) -> str:
-        """Add a message after another; returns its id."""
+    def add(
+        self,
+        message: BaseMessage,
+        parent: str | None,
+        at: float | None = None,
+        *,
+        variant: bool = False,
+    ) -> str:
+        """Add a message after another; returns its key: its id, but of a `variant` of one."""
         key = str(message.id)
-        node = self.nodes.setdefault(key, MessageNode(parent, message))
+        at = created(message) if at is None else at
+        held = self.nodes.get(key)
+        if variant and held is not None and held[:2] != (parent, message):
+            key = made_up_id(key, parent, message.text)
+        node = self.nodes.setdefault(key, MessageNode(parent, message, at))
         if node.message is not message and node.message != message:
             self.problem("the id of another message", key)
         return key
@@ -158,6 +180,11 @@ def seconds(value: Any) -> float | None:
     """A moment given in seconds since 1970 or in ISO 8601; None: it is neither."""
     at = time_of(value) if isinstance(value, str | int | float) else None
     return None if at is None else at.timestamp()
+
+
+def created(message: BaseMessage) -> float | None:
+    """When a message says that it was said: s since 1970."""
+    return seconds(message.response_metadata.get(CREATED))
 
 
 def made_up_id(*parts: object) -> str:

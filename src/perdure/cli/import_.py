@@ -23,8 +23,8 @@ from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation
-    from perdure.cli.import_jsonl import Lines
     from perdure.cli.import_thread import ConversationsReport
+    from perdure.cli.jsonl import Lines
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
@@ -86,7 +86,7 @@ def import_(
                     Path(databases[-1]).write_bytes(source.read())
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
-        read.sort(key=lambda talk: talk.at([node.message for node in talk.nodes.values()]))
+        read.sort(key=lambda talk: talk.at(next(reversed(talk.nodes), None)))
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
             importing = Importing(file, report, wanted=not no_memories, later=later)
@@ -137,7 +137,7 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
 def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
     from perdure.cli.conversation import Odd, Problem
-    from perdure.cli.import_jsonl import Lines, values
+    from perdure.cli.jsonl import Lines, values
 
     called = "stdin" if path == Path("-") else str(path)
     found: list[Conversation] = []

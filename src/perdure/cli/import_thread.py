@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
@@ -25,9 +24,10 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
 from perdure.checkpointers.reports import ImportReport
+from perdure.checkpointers.thread_copy import TIMES
 from perdure.checkpointers.titles import TITLED
 from perdure.cli.app import OpenedDatabase, opened
-from perdure.cli.conversation import Conversation, Problem
+from perdure.cli.conversation import Conversation, Problem, created
 from perdure.cli.output import counted, note
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import (
@@ -261,23 +261,22 @@ class ThreadImport:
         for done, key in enumerate(self._talk.nodes):
             if key not in ends:
                 continue
-            batch, above = self._missing(key)
-            if batch and (begins if above is None else self._held[above]):
-                self._put(above, batch)
-                new += len(batch)
+            keys, above = self._missing(key)
+            if keys and (begins if above is None else self._held[above]):
+                self._put(above, keys)
+                new += len(keys)
                 advance(done)
         self._move_head(bool(new))
         return new
 
-    def _missing(self, key: str) -> tuple[list[BaseMessage], str | None]:
+    def _missing(self, key: str) -> tuple[list[str], str | None]:
         """The messages up to one that are not there yet, and the one that they follow."""
-        batch: list[BaseMessage] = []
+        keys: list[str] = []
         at: str | None = key
         while at is not None and at not in self._held:
-            node = self._talk.nodes[at]
-            batch.append(node.message)
-            at = node.parent
-        return batch[::-1], at
+            keys.append(at)
+            at = self._talk.nodes[at].parent
+        return keys[::-1], at
 
     def _hold(self, end: str, checkpoint_id: str, cut: str | None) -> None:
         self._held[end] = checkpoint_id
@@ -286,12 +285,14 @@ class ThreadImport:
             self._held[node.parent] = cut
             node = self._talk.nodes[node.parent]
 
-    def _put(self, parent: str | None, batch: list[BaseMessage]) -> None:
-        """Put a checkpoint that ends with a batch, or without one with what is there already."""
+    def _put(self, parent: str | None, keys: list[str]) -> None:
+        """Put a checkpoint that ends with messages, or without with one that is there already."""
         base = None if parent is None else self._read(str(self._held[parent]))
+        batch = [self._talk.nodes[key] for key in keys]
         checkpoint = base.checkpoint if base else empty_checkpoint()
         messages = checkpoint["channel_values"].get("messages", [])
-        places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == parent)
+        last = None if parent is None else self._talk.nodes[parent].message.id
+        places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
         kept = next(places, len(messages))
         cut = kept < len(messages)  # what came together with later ones, which stay behind
         if not batch and not cut:
@@ -300,8 +301,9 @@ class ThreadImport:
         above = above or {"configurable": self._thread}
         step = base.metadata.get("step", 0) + (not cut) if base else 0
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
-        said = messages[:kept] + batch
-        at = self._talk.at(said)
+        said = messages[:kept] + [node.message for node in batch]
+        end = keys[-1] if keys else str(parent)
+        at = self._talk.at(end)
         moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
         new: Checkpoint = {
             **checkpoint,
@@ -310,9 +312,10 @@ class ThreadImport:
             "channel_values": {"messages": said},
             "channel_versions": {**checkpoint["channel_versions"], "messages": version},
         }
-        end = str(said[-1].id)
         metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
         metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
+        times = [None if created(node.message) else node.at for node in batch]
+        metadata |= {TIMES: times} if any(times) else {}
         config = self._saver.put(above, new, metadata, {"messages": version})
         self._last = CheckpointTuple(config, new, metadata, above)
         self._hold(end, new["id"], new["id"])

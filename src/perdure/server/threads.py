@@ -52,7 +52,17 @@ METADATA_BYTES: Final = 64_000
 """How much JSON the metadata of a thread may be that a client gives it."""
 METADATA_LEVELS: Final = 8
 """How many levels it may have: `{"a": 1}` has one."""
-_OWN: Final = ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled")
+_OWN: Final = (
+    "source",
+    "step",
+    "parents",
+    "writes",
+    "thread_id",
+    "run_id",
+    "imported",
+    "titled",
+    "times",
+)
 _OTHERS: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
 _PAGE: Final = 1000  # threads read at once by a search that goes on
 _ALL: Final = 1 << 31
