@@ -24,7 +24,7 @@ from perdure.stores import SQLiteStore
 
 ASKED: frozenset[Function] = frozenset(  # entered where a search asks for a thread, a read, a row
     {
-        ("stores.runner", "_Batches.ask"),
+        ("stores.parts", "Together.ask"),
         ("effects", "Effect.__init__"),
         ("storage.flow", "NamedSQL.__call__"),
     }

@@ -111,7 +111,7 @@ def forget(
         late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
         erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
         # words and vectors leave this process now, others when they next search
-        parts.database.read(parts.searcher.indexes.purge)
+        parts.database.read(parts.indexes.purge)
         clean = parts.database.scrub()
     return _receipt(
         parts,

@@ -1,22 +1,34 @@
-"""The parts of an open store, or of the part of it under a prefix."""
+"""The parts of an open store, or of the part of it under a prefix, and what they wait for.
+
+A put is an operation of `perdure.effects`: it reads, writes and embeds by effects, so it holds no
+snapshot while a model is waited for. What only reads is a call, made in a reading thread if a
+coroutine asks.
+
+What coroutines ask for in one turn of an event loop is done together: a hop to a thread and back
+costs more than a small read, and a transaction more than a small write.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Self
+from functools import lru_cache, partial, wraps
+from operator import call
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import orjson
-from langgraph.store.base import TTLConfig
+from langgraph.store.base import NotProvided, PutOp, TTLConfig
 
-from perdure.errors import CorruptRecord
+from perdure.effects import Effect, Operation, arun, run
+from perdure.errors import CorruptRecord, PerdureError
 from perdure.storage.database import Database
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.stores.base import PROVENANCE
+from perdure.stores.base import PROVENANCE, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import embedder_from
 from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
@@ -24,13 +36,16 @@ from perdure.stores.indexes import Indexes
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number
-from perdure.stores.puts import Limit, Preparer
+from perdure.stores.puts import Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Wanted, micros
-from perdure.stores.runner import Runner
-from perdure.stores.searching import Searcher
 from perdure.stores.values import fault
-from perdure.stores.vectors import Kind
+from perdure.stores.vectors import Floats, Kind
 from perdure.stores.writer import ItemWriter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_TOGETHER = 16  # calls in one hop: the first waits for the last
+_Ask = tuple[Any, asyncio.Future[Any]]  # what a coroutine asks for, and its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ class Parts:
     reader: ItemReader
     writer: ItemWriter
     preparer: Preparer
-    searcher: Searcher
+    indexes: Indexes
     runner: Runner
     ttl: TTLConfig | None
     now: Callable[[], int]  # in microseconds
@@ -94,9 +109,8 @@ class Parts:
             erased=erased,
         )
         runner = Runner(database, writer, embeddings)
-        searcher = Searcher(sql, reader, indexes, embeddings, runner, masked)
         ttl: Any = options.ttl
-        return cls(database, sql, reader, writer, preparer, searcher, runner, ttl, now)
+        return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
     def under(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
         """The same under a path: nothing outside it can be named, and messages leave it out."""
@@ -107,15 +121,12 @@ class Parts:
         if (max_items, max_bytes) != (None, None):
             limits += (Limit(prefix, max_items, max_bytes),)
         records = replace(self.records, root=len(prefix))
-        reader = replace(self.reader, records=records)
         writer = replace(self.writer, records=records)
-        runner = Runner(self.database, writer, self.runner.embeddings)
         return replace(
             self,
-            reader=reader,
+            reader=replace(self.reader, records=records),
             writer=writer,
-            runner=runner,
-            searcher=replace(self.searcher, reader=reader, runner=runner),
+            runner=Runner(self.database, writer, self.runner.embeddings),
             preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
@@ -147,11 +158,28 @@ class Parts:
             newest_first,
         )
 
-    def refreshes(self, refresh_ttl: bool | None) -> bool:
-        """The value of the call, else of the configuration; else no, as in langgraph's stores."""
+    def prepared(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
+        """Puts and deletes, checked; of one key, the last counts."""
+        last = {self.preparer.place(op.namespace, op.key): op for op in ops}
+        puts = []
+        for place, op in last.items():
+            ttl = (self.ttl or {}).get("default_ttl") if isinstance(op.ttl, NotProvided) else op.ttl
+            extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
+            puts.append(self.preparer.put(place, op.value, op.index, ttl, *extra))
+        return puts
+
+    def touch(self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None) -> None:
+        """Let items that expire live on, now that they were read, if that is wanted.
+
+        So says the call, else the configuration; else it is not, as in langgraph's stores.
+        """
         if refresh_ttl is None:
-            return (self.ttl or {}).get("refresh_on_read", False)
-        return refresh_ttl
+            refresh_ttl = (self.ttl or {}).get("refresh_on_read", False)
+        if not refresh_ttl or self.database.read_only:
+            return
+        keys = [(self.path(item.namespace), item.key) for item in items if item.expires_at]
+        if keys:
+            self.database.write(lambda: self.writer.touch(keys, self.now))
 
 
 def _filter(given: Any, *, of_provenance: bool) -> Filter | None:
@@ -192,3 +220,170 @@ def _mask(key: bytes) -> Callable[[str], str]:
         return hashlib.blake2b(word.encode(), digest_size=9, key=key).hexdigest()
 
     return mask
+
+
+# -- what is waited for
+
+
+def soon(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method that is awaited, of one that reads: it is called in a reading thread."""
+
+    @wraps(method)
+    async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        blocking: Callable[P, T] = getattr(self, method.__name__)  # a subclass may have another
+        call = partial(blocking, *args, **kwargs)
+        return await self._parts.runner.reads.ask(call)  # type: ignore[no-any-return]
+
+    twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."
+    return twin  # type: ignore[return-value] # `wraps` names the argument `self`
+
+
+class _Puts(NamedTuple):
+    """Puts and deletes, all or none."""
+
+    puts: Sequence[Put]
+    now: int
+    model: Model | None
+
+
+class Runner:
+    """Runs a store's operations, and makes their effects."""
+
+    def __init__(self, database: Database, writer: ItemWriter, embeddings: Embeddings) -> None:
+        self.database, self.writer, self.embeddings = database, writer, embeddings
+        self.reads = Together(database.in_thread, _outcomes)
+        self._puts = Together(call, self._put_together)
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation in the calling thread."""
+        with closing(operation):
+            self.database.connect()  # what is put depends on the fields that the file records
+            return run(operation)
+
+    async def arun(self, operation: Operation[T], *, hops: bool = False) -> T:
+        """Run one from a coroutine; with `hops`, what it computes is computed in a thread."""
+        try:
+            await self.database.aconnect()
+        except BaseException:
+            operation.close()
+            raise
+        return await arun(operation, self.reads.ask if hops else None)
+
+    def called(self, make: Callable[[], T]) -> Effect[T]:
+        """What a call returns, which reads, or computes for long."""
+        return Effect(make, lambda: self.reads.ask(make))
+
+    def read(self, make: Callable[[], Flow[T]]) -> Effect[T]:
+        """The read of a flow, on one snapshot."""
+        return self.called(lambda: self.database.read(make))
+
+    def write(self, make: Callable[[], Flow[T]]) -> Effect[T]:
+        """The write of a flow, in one transaction."""
+        return Effect(lambda: self.database.write(make), lambda: self.database.awrite(make))
+
+    def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
+        """Puts and deletes, all or none."""
+        asked = _Puts(puts, now, model)
+        alone = not all(put.unconditional for put in puts)
+        return Effect(
+            lambda: self._written(self.database.write, asked),
+            lambda: self._written(self.database.awrite, asked) if alone else self._puts.ask(asked),
+        )
+
+    def _written(self, write: Callable[..., Any], asked: _Puts) -> Any:
+        """What a method that writes returns; no other may write to the same, or to their limits."""
+        puts = asked.puts
+        paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
+        return write(
+            partial(self.writer.write, *asked),
+            exclusive=[path.hex() for path in paths],
+            removes=all(put.text is None for put in puts),
+        )
+
+    async def _put_together(self, asks: list[_Ask]) -> list[BaseException | None]:
+        """Write puts that nothing but the database can refuse, in one transaction."""
+        batch: list[_Puts] = [puts for puts, _ in asks]
+        puts = [put for asked in batch for put in asked.puts]
+        model = next((asked.model for asked in batch if asked.model is not None), None)
+        write = partial(self._written, self.database.awrite)
+        try:
+            await write(_Puts(puts, max(asked.now for asked in batch), model))
+        except Exception as exc:
+            if len(batch) == 1:
+                return [exc]
+            # nobody fails for another
+            outcomes: list[Any] = await asyncio.gather(*map(write, batch), return_exceptions=True)
+            return outcomes
+        return [None] * len(batch)
+
+    def embed_all(self, texts: Sequence[str]) -> Effect[Floats]:
+        """The vectors of texts to be stored."""
+        embedder = self.embeddings.embedder
+        assert embedder is not None
+        if self.embeddings.in_process:  # slow: no read waits for it
+            embed = partial(embedder.embed, texts)
+            return Effect(embed, lambda: self.database.in_thread(embed))
+        return Effect(lambda: embedder.embed(texts), lambda: embedder.aembed(texts))
+
+
+class Together:
+    """What coroutines ask for in one turn of an event loop, done together at its end."""
+
+    def __init__(
+        self,
+        begin: Callable[[Callable[[], Any]], Awaitable[Any]],
+        answers: Callable[[list[_Ask]], Any],
+    ) -> None:
+        self._begin = begin  # calls what returns an answer for each, or its error
+        self._answers = answers
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
+
+    def ask(self, what: Any) -> asyncio.Future[Any]:
+        """Ask for something."""
+        loop = asyncio.get_running_loop()
+        asks = self._open.get(loop)
+        if asks is None or len(asks) == _TOGETHER:
+            asks = self._open[loop] = []
+            loop.call_soon(self._end, loop, asks)
+        future = loop.create_future()
+        asks.append((what, future))
+        return future
+
+    def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
+        if self._open.get(loop) is asks:
+            del self._open[loop]
+        asks = [ask for ask in asks if not ask[1].cancelled()]
+        if not asks:
+            return
+        done: asyncio.Future[Sequence[Any]]
+        try:
+            done = asyncio.ensure_future(self._begin(partial(self._answers, asks)))
+        except PerdureError as exc:
+            done = loop.create_future()
+            done.set_exception(exc)
+        done.add_done_callback(partial(_settle, asks))
+
+
+def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    outcomes = done.result() if error is None else [error] * len(asks)
+    for (_, future), outcome in zip(asks, outcomes, strict=True):
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _outcomes(asks: list[_Ask]) -> list[Any]:
+    """What calls return, or the errors that they raise; a cancelled one is not made."""
+    outcomes: list[Any] = []
+    for make, future in asks:
+        try:
+            outcomes.append(None if future.cancelled() else make())
+        except BaseException as exc:
+            outcomes.append(exc)
+    return outcomes

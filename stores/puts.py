@@ -17,6 +17,7 @@ from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
 
 Index = Literal[False] | list[str] | None
+_FEW = 16  # values that are checked in the event loop
 _BRIEF = 20_000  # characters and parts: 0.2 ms
 _NESTED = 100  # what a list or dict counts, beside one for each part
 _NESTING = (dict, list, tuple)
@@ -144,9 +145,12 @@ class Preparer:
         return self.embeddings.derive(found, file)
 
 
-def is_brief(value: Any) -> bool:
-    """Whether a value is so small that checking and encoding it holds no event loop up."""
-    budget, parts = _BRIEF, [value]
+def are_brief(values: Sequence[Any]) -> bool:
+    """Whether values are so few and small that checking them holds no event loop up."""
+    budget = _BRIEF
+    parts = [value for value in values if value is not None]  # of deletes
+    if len(values) > _FEW or not all(isinstance(value, dict) for value in parts):
+        return False
     while parts and budget >= 0:
         part = parts.pop()
         if isinstance(part, str):
@@ -155,7 +159,7 @@ def is_brief(value: Any) -> bool:
             budget -= _NESTED + len(part)
             if budget >= 0:
                 parts += part.values() if isinstance(part, dict) else part
-    return isinstance(value, dict) and budget >= 0
+    return budget >= 0
 
 
 def _checked_ttl(minutes: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,22 +14,25 @@ from typing import Any, Final
 
 import numpy as np
 
+from perdure.effects import Effect, run
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
-from perdure.stores.base import FoundItem, Mode, WhyNot
+from perdure.storage.flow import Flow, Row, rows_of
+from perdure.stores.base import FoundItem, Mode, Span, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index import Ints
-from perdure.stores.indexes import Indexes, Overtaken, Pool, Sought
-from perdure.stores.models import Embeddings
+from perdure.stores.indexes import Overtaken, Pool, Sought
 from perdure.stores.namespaces import span
+from perdure.stores.options import check_number
+from perdure.stores.parts import Parts
 from perdure.stores.ranking import Ranked, Term, Weights, rank
-from perdure.stores.reading import ItemReader, Wanted
-from perdure.stores.runner import Runner
+from perdure.stores.reading import Wanted, micros
 from perdure.stores.text import STOP_WORDS, query_tokens, tokens
 from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
+_MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
+_HUGE: Final = sys.float_info.max
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
@@ -51,40 +55,104 @@ class Query:
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = None  # in seconds since 1970; half-open
     min_score: float | None = None  # of what is returned
+    vector: Floats | None = None  # None: it is searched by words alone, once it `is_embedded`
+    is_embedded: bool = False
 
 
-@dataclass(slots=True)
+def query_of(
+    text: Any,
+    mode: Any = "hybrid",
+    context: bool = True,
+    explain: bool = False,
+    weights: Weights | None = None,
+    during: Span | None = None,
+    min_score: float | None = None,
+) -> Query | None:
+    """The query of a search; None: there are filters only."""
+    if mode not in MODES:
+        raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
+    span = None if during is None else _period(during)
+    if min_score is not None:
+        check_number("min_score", min_score, "a number, or None", least=-_HUGE, most=_HUGE)
+    if text is None or text == "":
+        return None
+    if not isinstance(text, str):
+        raise ConfigurationError(f"query is {text!r}; expected text")
+    words = text.encode("utf-8", "replace").decode()
+    return Query(words, mode, context, explain, weights or Weights(), span, min_score)
+
+
+def _period(during: Any) -> tuple[float, float]:
+    """A period in seconds since 1970."""
+    if not isinstance(during, tuple | list) or len(during) != 2:
+        raise ConfigurationError(
+            f"during is {during!r:.80}; expected two datetimes, from when and up to when"
+        )
+    start, end = map(micros, during)
+    if start >= end:
+        raise ConfigurationError(
+            f"during ends at {during[1]}, not after it starts at {during[0]}; expected the earlier "
+            "moment first"
+        )
+    return start / 1e6, end / 1e6
+
+
+def page_of(limit: Any, offset: Any) -> tuple[int, int]:
+    """How many rows, and how many to skip before."""
+    for name, number in (("limit", limit), ("offset", offset)):
+        check_number(name, number, "a whole number, zero or more", whole=True)
+    return min(limit, _MOST), min(offset, _MOST)
+
+
 class Searcher:
-    """Runs queries."""
+    """Runs searches."""
 
-    sql: NamedSQL
-    reader: ItemReader
-    indexes: Indexes
-    embeddings: Embeddings
-    runner: Runner
-    masked: Any  # turns tokens into keyed hashes, if the index holds those
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
+        self._masked = parts.preparer.masked  # makes keyed hashes of words, if the index has those
 
-    async def search(
-        self, wanted: Wanted, query: Query, limit: int, offset: int
+    def search(
+        self, wanted: Wanted, query: Query | None, limit: int, offset: int, refresh_ttl: bool | None
     ) -> list[FoundItem]:
-        """The best items, best first; ties by age, newest first."""
-        words, sought = self._sought(query, await self._vector(query, wanted))
-        while True:
-            with suppress(Overtaken):
-                return await self.runner.read(
-                    lambda: self._found(wanted, query, words, sought, limit, offset)
-                )
+        """The best answers to a query, ties by age, newest first; or a page of what is wanted."""
+        parts, page = self._parts, page_of(limit, offset)
+        if query is None:  # all of it is read by one statement, or by an index
+            by_index = wanted.filter is not None and parts.reader.values.takes_indexes
+            pairs = parts.database.read(
+                lambda: parts.reader.search(wanted, *page), snapshot=by_index
+            )
+            found = [FoundItem(item) for _, item in pairs]
+        else:
+            query = self._embedded(query, wanted)
+            words, sought = self._sought(query)
+            while True:
+                with suppress(Overtaken):
+                    found = parts.database.read(
+                        lambda: self._found(wanted, query, words, sought, *page)
+                    )
+                    break
+        if wanted.as_of is None:
+            parts.touch(found, refresh_ttl)
+        return found
 
-    async def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> WhyNot:
+    def why_not(self, wanted: Wanted, query: Query | None, path: bytes, key: str) -> WhyNot:
         """The place of an item in the answers to a query, and the reason."""
+        if query is None:
+            raise ConfigurationError("why_not needs a query")
+        read, reader = self._parts.database.read, self._parts.reader
+        if not path.startswith(wanted.prefix):
+            return WhyNot("it is not under the prefix")
+        row = read(lambda: reader.get(path, key, wanted.now, wanted.as_of), snapshot=False)
         if row is None:
             return WhyNot("there is no such item")
-        if self.reader.checked(row, wanted) is None:
+        if reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        words, sought = self._sought(query, await self._vector(query, wanted))
+        query = self._embedded(query, wanted)
+        words, sought = self._sought(query)
         while True:
             with suppress(Overtaken):
-                pool = await self.runner.read(lambda: self._pool(wanted, sought))
+                pool = read(lambda: self._pool(wanted, sought))
                 break
         ranked = self._ranked(pool, query, words)
         place = np.flatnonzero(pool.ids == row[0])
@@ -119,10 +187,10 @@ class Searcher:
         while some := list(islice(places, _TOGETHER)):
             ids = pool.ids[some].tolist()
             if wanted.as_of is None:
-                rows = yield self.sql("by_ids", json.dumps(ids), wanted.now)
+                rows = yield self._parts.sql("by_ids", json.dumps(ids), wanted.now)
             else:
-                rows = yield self.sql("versions_by_ids", json.dumps(ids))
-            items = {row[0]: self.reader.records.item(row) for row in rows}
+                rows = yield self._parts.sql("versions_by_ids", json.dumps(ids))
+            items = {row[0]: self._parts.reader.records.item(row) for row in rows}
             for place, number in zip(some, ids, strict=True):
                 parts = ranked.parts_of(place) if query.explain else None
                 out.append(FoundItem(items[number], float(ranked.scores[place]), parts))
@@ -134,28 +202,28 @@ class Searcher:
         as_of, closed = wanted.as_of, list[Row]()
         present = wanted
         if as_of is not None:
-            closed = yield from self.reader.closed(wanted)
+            closed = yield from self._parts.reader.closed(wanted)
             present = replace(wanted, now=as_of, as_of=None)
         ids = None
         if wanted.filter is not None or wanted.provenance is not None:
-            ids = yield from self.reader.ids(present)
+            ids = yield from self._parts.reader.ids(present)
             ids += [number for _, number in closed]
-        pool = self.indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
+        pool = self._indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
         return (yield from pool)
 
-    def _sought(self, query: Query, vector: Floats | None) -> tuple[_Words, Sought]:
+    def _sought(self, query: Query) -> tuple[_Words, Sought]:
         """The words of a query with their synonyms, and what the indexes are asked for."""
-        model = self.embeddings.model
+        model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
         # of hashes nothing is known
-        by_meaning = by_words and vector is not None and self.masked is None
+        by_meaning = by_words and vector is not None and self._masked is None
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         words: _Words = {word: synonyms(word) if by_meaning else [] for word in said}
         return words, Sought(
             {self._kept(word): [other for other, _ in words[word]] for word in said if by_words},
             vector,
             None if vector is None or model is None else model.of(len(vector)),
-            corrected=self.masked is None,
+            corrected=self._masked is None,
         )
 
     def _ranked(self, pool: Pool, query: Query, words: _Words) -> Ranked | None:
@@ -197,13 +265,13 @@ class Searcher:
 
     def _kept(self, word: str) -> str:
         """A word as the index has it."""
-        return word if self.masked is None else str(self.masked(word))
+        return word if self._masked is None else str(self._masked(word))
 
     def _tell_lacking(self, cosines: Floats) -> None:
         """Say once that a search by vectors cannot see all: nothing else would show it."""
-        lacking = 0 if self.indexes.warned_lacking else int(np.isnan(cosines).sum())
+        lacking = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if lacking:
-            self.indexes.warned_lacking = True
+            self._indexes.warned_lacking = True
             _LOG.warning(
                 "%d of %d items are found by their words only, for they have no vectors of the "
                 "store's model: unless a reembed() is at work it was cut off, or their embedder "
@@ -212,26 +280,43 @@ class Searcher:
                 len(cosines),
             )
 
+    # -- the vector of a query
+
+    async def awaited(self, query: Query | None, wanted: Wanted) -> Query | None:
+        """The query with its vector, if a model elsewhere makes it: no reading thread waits."""
+        if query is None or self._embeddings.model is None or self._embeddings.in_process:
+            return query
+        vector = await self._parts.runner.arun(self._vector(query, wanted))
+        return replace(query, vector=vector, is_embedded=True)
+
+    def _embedded(self, query: Query, wanted: Wanted) -> Query:
+        if query.is_embedded:
+            return query
+        self._parts.database.connect()  # which vectors there are is for the file to say
+        return replace(query, vector=run(self._vector(query, wanted)), is_embedded=True)
+
     async def _vector(self, query: Query, wanted: Wanted) -> Floats | None:
-        """The vector of a query; None if it is searched by words alone."""
+        """The vector of a query, as an operation; None: it is searched by words alone."""
         if query.mode == "text":
             return None
-        if self.embeddings.model is None:
+        embedder, runner = self._embeddings.embedder, self._parts.runner
+        if embedder is None:
             if query.mode == "semantic":
                 raise ConfigurationError(
                     "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
                 )
             return None
-        if wanted.as_of is None and not self.embeddings.in_process:  # a call that may cost money
-            there = await self.runner.read(
-                lambda: rows_of(self.sql["namespaces_under"], *span(wanted.prefix)),
-                snapshot=False,
-            )
-            if not there:
-                return None
+        text = query.text[:_LONGEST]
         try:
-            vector: Floats = await self.runner.embed(query.text[:_LONGEST])
-            return vector
+            if self._embeddings.in_process:
+                return embedder.embed_query(text)
+            if wanted.as_of is None:  # a call that may cost money
+                sql, under = self._parts.sql["namespaces_under"], span(wanted.prefix)
+                if not await runner.read(lambda: rows_of(sql, *under)):
+                    return None
+            return await Effect(
+                lambda: embedder.embed_query(text), lambda: embedder.aembed_query(text)
+            )
         except EmbeddingFailed as exc:
             if query.mode == "semantic":
                 raise

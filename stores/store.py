@@ -1,23 +1,29 @@
 """The public methods of a store, or of the part of it under a prefix.
 
-The public methods are here, blocking and awaited; each hands its work to a part. What concerns a
-whole file is in `perdure.stores.whole_store`.
+What reads is written once, as it blocks; a coroutine has it done in a reading thread. What writes
+is an operation (`perdure.effects`). What concerns a whole file is in `perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from langgraph.store.base import (
     NOT_PROVIDED,
     BaseStore,
+    GetOp,
+    ListNamespacesOp,
+    MatchCondition,
     Op,
+    PutOp,
     Result,
+    SearchOp,
 )
 
-from perdure.errors import InvalidNamespace
+from perdure.errors import ConfigurationError, InvalidNamespace, InvalidValue
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
 from perdure.stores.base import (
@@ -35,13 +41,14 @@ from perdure.stores.base import (
     WhyNot,
 )
 from perdure.stores.erasure import ErasesMessages, forget
-from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.parts import Parts
-from perdure.stores.puts import Index, is_brief
+from perdure.stores.namespaces import check_condition, check_key
+from perdure.stores.options import check_number
+from perdure.stores.parts import Parts, soon
+from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
-
-_FEW = 16  # operations that are checked in the event loop
+from perdure.stores.reading import micros
+from perdure.stores.searching import Searcher, page_of, query_of
 
 
 class Store(BaseStore):
@@ -52,11 +59,11 @@ class Store(BaseStore):
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._missing = MissingEmbeddings(parts)
-        self._items = Items(parts, self._missing)
+        self._searcher = Searcher(parts)
         self.database = parts.database
         self.ttl_config = parts.ttl
 
-    # -- langgraph's own methods
+    # -- many operations
 
     def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run operations as one; if one is wrong, none is written.
@@ -69,14 +76,65 @@ class Store(BaseStore):
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        return self._parts.runner.run(self._items.batch(list(ops)))
+        return self._parts.runner.run(self._batch(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
-        ops = list(ops)
-        values = {number: getattr(op, "value", None) for number, op in enumerate(ops)}
-        brief = len(ops) <= _FEW and is_brief(values)
-        return await self._parts.runner.arun(self._items.batch(ops), brief=brief)
+        return await self._parts.runner.arun(self._batch(list(ops)))
+
+    async def _batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
+        written = [op for op in ops if isinstance(op, PutOp | PutItem)]
+        puts = await self._prepared(written)
+        results: list[Result] = [None] * len(ops)
+        if len(written) < len(ops):
+            reads = [await self._reading(op) for op in ops]
+            results = await self._parts.runner.called(lambda: [read() for read in reads])
+        if puts:
+            await self._write(puts)
+        return results
+
+    async def _reading(self, op: Op | PutItem) -> Callable[[], Any]:
+        """What answers an operation."""
+        if isinstance(op, PutOp | PutItem):
+            return lambda: None
+        if isinstance(op, ListNamespacesOp):
+            return lambda: self._namespaces(op, None)
+        if not isinstance(op, GetOp | SearchOp):
+            raise ConfigurationError(
+                f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
+                "ListNamespacesOp"
+            )
+        # true is also what an operation says by default
+        refresh = None if op.refresh_ttl else False
+        if isinstance(op, GetOp):
+            return lambda: self.get(op.namespace, op.key, refresh_ttl=refresh)
+        wanted, query = self._parts.wanted(op.namespace_prefix, op.filter), query_of(op.query)
+        query = await self._searcher.awaited(query, wanted)
+        return lambda: self._searcher.search(wanted, query, op.limit, op.offset, refresh)
+
+    # -- writing
+
+    async def _prepared(self, ops: Sequence[PutOp | PutItem]) -> list[Put]:
+        """Puts and deletes, checked; of one key, the last counts."""
+        prepare = partial(self._parts.prepared, ops)
+        is_brief = are_brief([op.value for op in ops])
+        return prepare() if is_brief else await self._parts.runner.called(prepare)
+
+    async def _write(self, puts: Sequence[Put]) -> None:
+        model = await self._missing.make(puts)
+        await self._parts.runner.put(puts, self._parts.now(), model)
+        if model is not None:
+            await self._missing.make_some(len(puts))
+
+    async def _put(self, *item: Any) -> None:
+        op = PutItem(*item)
+        if op.value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
+        await self._write(await self._prepared([op]))
+
+    async def _delete(self, namespace: Namespace, key: str, if_version: int | None) -> None:
+        op = PutItem(namespace, key, None, if_version=if_version)
+        await self._write(await self._prepared([op]))
 
     def put(
         self,
@@ -109,9 +167,8 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        self._parts.runner.run(
-            self._items.put(namespace, key, value, index, ttl, if_version, provenance)
-        )
+        op = namespace, key, value, index, ttl, if_version, provenance
+        self._parts.runner.run(self._put(*op))
 
     async def aput(
         self,
@@ -125,10 +182,8 @@ class Store(BaseStore):
         provenance: Provenance | None = None,
     ) -> None:
         """See `put`."""
-        await self._parts.runner.arun(
-            self._items.put(namespace, key, value, index, ttl, if_version, provenance),
-            brief=is_brief(value),
-        )
+        op = namespace, key, value, index, ttl, if_version, provenance
+        await self._parts.runner.arun(self._put(*op))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Close the present version of a key; a missing key is no error.
@@ -136,13 +191,15 @@ class Store(BaseStore):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._parts.runner.run(self._items.delete(namespace, key, if_version))
+        self._parts.runner.run(self._delete(namespace, key, if_version))
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """See `delete`."""
-        await self._parts.runner.arun(self._items.delete(namespace, key, if_version), brief=True)
+        await self._parts.runner.arun(self._delete(namespace, key, if_version))
+
+    # -- reading
 
     def get(
         self,
@@ -160,20 +217,20 @@ class Store(BaseStore):
             refresh_ttl: Whether an expiring item's time starts again; None: as configured.
             as_of: Read the state at that moment.
         """
-        return self._parts.runner.run(self._items.get(namespace, key, refresh_ttl, as_of))
-
-    async def aget(
-        self,
-        namespace: Namespace,
-        key: str,
-        *,
-        refresh_ttl: bool | None = None,
-        as_of: datetime | None = None,
-    ) -> StoredItem | None:
-        """See `get`."""
-        return await self._parts.runner.arun(
-            self._items.get(namespace, key, refresh_ttl, as_of), brief=True
+        parts = self._parts
+        path, text = parts.path(namespace), check_key(key)
+        when = None if as_of is None else micros(as_of)
+        row = self.database.read(
+            lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False
         )
+        if row is None:
+            return None
+        item = parts.records.item(row)
+        if when is None:
+            parts.touch([item], refresh_ttl)
+        return item
+
+    aget = soon(get)
 
     def search(  # type: ignore[override]
         self,
@@ -231,7 +288,7 @@ class Store(BaseStore):
         """
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
         asked = query_of(query, mode, context, explain, weights, during, min_score)
-        return self._parts.runner.run(self._items.search(wanted, asked, limit, offset, refresh_ttl))
+        return self._searcher.search(wanted, asked, limit, offset, refresh_ttl)
 
     async def asearch(  # type: ignore[override]
         self,
@@ -256,9 +313,9 @@ class Store(BaseStore):
         """See `search`."""
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
         asked = query_of(query, mode, context, explain, weights, during, min_score)
-        return await self._parts.runner.arun(
-            self._items.search(wanted, asked, limit, offset, refresh_ttl), brief=not query
-        )
+        asked = await self._searcher.awaited(asked, wanted)
+        search = partial(self._searcher.search, wanted, asked, limit, offset, refresh_ttl)
+        return await self._parts.runner.reads.ask(search)  # type: ignore[no-any-return]
 
     def list_namespaces(
         self,
@@ -280,34 +337,32 @@ class Store(BaseStore):
             offset: How many to leave out.
             as_of: Look at that moment instead, as it was then.
         """
-        return self._parts.runner.run(
-            self._items.list_namespaces(prefix, suffix, max_depth, limit, offset, as_of)
-        )
+        both = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
+        conditions = tuple(condition for condition in both if condition.path)
+        return self._namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
-    async def alist_namespaces(
-        self,
-        *,
-        prefix: Namespace | None = None,
-        suffix: Namespace | None = None,
-        max_depth: int | None = None,
-        limit: int = LIST_LIMIT,
-        offset: int = 0,
-        as_of: datetime | None = None,
-    ) -> list[Namespace]:
-        """See `list_namespaces`."""
-        return await self._parts.runner.arun(
-            self._items.list_namespaces(prefix, suffix, max_depth, limit, offset, as_of), brief=True
-        )
+    alist_namespaces = soon(list_namespaces)
+
+    def _namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
+        conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
+        for condition in conditions:
+            check_condition(condition)
+        if depth is not None:
+            check_number("max_depth", depth, "1 or more, or None", least=1, whole=True)
+        page = page_of(op.limit, op.offset)
+        when = None if as_of is None else micros(as_of)
+        of = parts.root, conditions, depth, *page, parts.now(), when
+        return self.database.read(lambda: parts.reader.namespaces(*of))
 
     # -- versions
 
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Every version of a key, oldest first, with the time each was valid."""
-        return self._parts.runner.run(self._items.history(namespace, key))
+        parts = self._parts
+        of = parts.path(namespace), check_key(key), parts.now()
+        return self.database.read(lambda: parts.reader.history(*of), snapshot=False)
 
-    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
-        """See `history`."""
-        return await self._parts.runner.arun(self._items.history(namespace, key))
+    ahistory = soon(history)
 
     # -- why
 
@@ -336,7 +391,7 @@ class Store(BaseStore):
         within = namespace if prefix is None else prefix
         wanted = self._parts.wanted(within, filter, provenance, as_of)
         asked = query_of(query, mode, context, True, during=during)
-        return self._parts.runner.run(self._items.why_not(namespace, key, wanted, asked))
+        return self._searcher.why_not(wanted, asked, self._parts.path(namespace), check_key(key))
 
     async def awhy_not(
         self,
@@ -356,7 +411,10 @@ class Store(BaseStore):
         within = namespace if prefix is None else prefix
         wanted = self._parts.wanted(within, filter, provenance, as_of)
         asked = query_of(query, mode, context, True, during=during)
-        return await self._parts.runner.arun(self._items.why_not(namespace, key, wanted, asked))
+        path, text = self._parts.path(namespace), check_key(key)
+        asked = await self._searcher.awaited(asked, wanted)
+        why_not = partial(self._searcher.why_not, wanted, asked, path, text)
+        return await self._parts.runner.reads.ask(why_not)  # type: ignore[no-any-return]
 
     # -- erasing
 
@@ -432,7 +490,7 @@ class Store(BaseStore):
     async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """See `embed_pending`."""
         return await self._parts.runner.arun(
-            self._missing.embed_all(self._parts.path(namespace_prefix))
+            self._missing.embed_all(self._parts.path(namespace_prefix)), hops=True
         )
 
     # -- a part of it

@@ -241,7 +241,7 @@ class WholeStore(DatabaseOwner, Store):
 
     async def areembed(self, progress: Progress | None = None) -> int:
         """See `reembed`."""
-        return await self._parts.runner.arun(self._missing.reembed(progress))
+        return await self._parts.runner.arun(self._missing.reembed(progress), hops=True)
 
     @property
     def model(self) -> Model | None:

@@ -28,22 +28,12 @@ class Effect(Generic[T]):
     Args:
         blocking: Does it, and blocks.
         awaiting: Does it without blocking an event loop.
-        joins: Whether a thread that computes the operation does it at once, by blocking.
-        brief: Whether what the operation computes after it is too little for a thread.
     """
 
-    __slots__ = ("awaiting", "blocking", "brief", "joins")
+    __slots__ = ("awaiting", "blocking")
 
-    def __init__(
-        self,
-        blocking: Callable[[], T],
-        awaiting: Callable[[], Awaitable[T]],
-        *,
-        joins: bool = False,
-        brief: bool = False,
-    ) -> None:
+    def __init__(self, blocking: Callable[[], T], awaiting: Callable[[], Awaitable[T]]) -> None:
         self.blocking, self.awaiting = blocking, awaiting
-        self.joins, self.brief = joins, brief
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
         answer: T = yield self  # to what drives the operation
@@ -61,37 +51,32 @@ def run(operation: Operation[T]) -> T:
     return flow.run(operation, lambda effect: effect.blocking())
 
 
-async def arun(operation: Operation[T], hop: Hop | None = None, *, brief: bool = False) -> T:
+async def arun(operation: Operation[T], hop: Hop | None = None) -> T:
     """Run an operation from a coroutine; see `run`.
 
     Args:
         operation: What to run.
         hop: Makes what it computes between effects in another thread; None: it is computed here.
-        brief: Whether what is computed before the first effect is too little for a thread.
     """
     go_on: Callable[[], Any] = partial(operation.send, None)
     while True:
-        if hop is None or brief:
+        if hop is None:
             step = _step(go_on)
         else:
             try:
-                step = await hop(partial(_step_in_thread, operation, go_on))
+                step = await hop(partial(_step, go_on))
             except BaseException:  # it is cancelled
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
                 raise
         if isinstance(step, _End):
             return step.result  # type: ignore[no-any-return]
-        brief = step.brief
         try:
-            if hop is not None and step.joins:
-                go_on = partial(_joined, operation, step)
-                continue
             answer = await step.awaiting()
         except Exception as exc:
             go_on = partial(operation.throw, exc)
         except BaseException as exc:  # it is cancelled
-            go_on, brief = partial(operation.throw, exc), True
+            go_on, hop = partial(operation.throw, exc), None
         else:
             go_on = partial(operation.send, answer)
 
@@ -102,22 +87,6 @@ def _step(go_on: Callable[[], Any]) -> Effect[Any] | _End:
         return go_on()  # type: ignore[no-any-return]
     except StopIteration as stop:  # which no future takes
         return _End(stop.value)
-
-
-def _step_in_thread(operation: Operation[Any], go_on: Callable[[], Any]) -> Effect[Any] | _End:
-    """The next effect that is to be awaited, or the end; those before it are done here."""
-    step = _step(go_on)
-    while isinstance(step, Effect) and step.joins:
-        step = _step(partial(_joined, operation, step))
-    return step
-
-
-def _joined(operation: Operation[Any], effect: Effect[Any]) -> Any:
-    try:
-        answer = effect.blocking()
-    except Exception as exc:
-        return operation.throw(exc)
-    return operation.send(answer)
 
 
 def in_thread(operation: Operation[T]) -> Effect[T]:

@@ -491,7 +491,7 @@ def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed:
     """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
 
     def known(store: SQLiteStore) -> set[str]:
-        every = store._parts.searcher.indexes._held.values()
+        every = store._parts.indexes._held.values()
         return {word for held in every if held.index for word in held.index.vocabulary}
 
     with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
@@ -522,7 +522,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.put(A, "secret", {"text": "zorbaxing"})
         store.search(A, query="tea")
-        indexes = store._parts.searcher.indexes
+        indexes = store._parts.indexes
         flow = indexes.purge()
         marks = store.database.read(lambda: rows_of(indexes.sql["marks"]))
         next(flow)
@@ -538,7 +538,7 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with opened(tmp_path) as store:
         fill(store, A, 20)
         store.put(A, "secret", {"text": "zorbaxing"})
-        indexes = store._parts.searcher.indexes
+        indexes = store._parts.indexes
         late: list[Any] = []
         post = indexes.post
         assert post is not None
@@ -566,11 +566,11 @@ def test_what_was_not_searched_for_longest_is_dropped(tmp_path: Path, analysed: 
     with opened(tmp_path) as store:
         for n in range(4):
             fill(store, (f"n{n}",), 100, f"word{n}")
-        one = store._parts.searcher.indexes
+        one = store._parts.indexes
         store.search(("n0",), query="word0")
         alone = one._nbytes
     with opened(tmp_path, index_bytes=alone * 5 // 2) as store:
-        of = store._parts.searcher.indexes
+        of = store._parts.indexes
         before = {n: store.search((f"n{n}",), query=f"word{n} number7") for n in range(4)}
         held, taken = list(of._held), of._nbytes
         del analysed[:]
@@ -595,7 +595,7 @@ def test_a_search_of_all_stays_within_the_budget(tmp_path: Path) -> None:
         for n in range(20):
             fill(store, (f"n{n}",), 100)
         found = store.search((), query="tea", limit=3_000)
-        indexes = store._parts.searcher.indexes
+        indexes = store._parts.indexes
         held, taken = len(indexes._held), indexes._nbytes
 
     assert len(found) == 2_000

@@ -11,8 +11,8 @@ import atexit
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
@@ -111,8 +111,8 @@ class SQLiteFile:
         self.check()
         if not self.connector.on_disk:
             return self.writer.read(flow, snapshot=snapshot)
-        with mapped(self.path):
-            return self.readers.read(flow, snapshot=snapshot)
+        with mapped(self.path), self.readers.lent() as conn:
+            return perform(conn, flow, snapshot=snapshot)
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`. A database in memory is read in a thread."""
@@ -403,8 +403,9 @@ class Readers:
         self._closed = False
         self._changed = threading.Condition()
 
-    def read(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """See `Database.read`."""
+    @contextmanager
+    def lent(self) -> Iterator[sqlite3.Connection]:
+        """One of them, for a read."""
         with self._changed:
             if self._closed:
                 raise StorageUnavailable(f"the database {self._connector.path!r} is closed")
@@ -412,7 +413,7 @@ class Readers:
             conn = self._idle.pop() if self._idle else None
         try:
             conn = conn or self._connector.reader()
-            return perform(conn, flow, snapshot=snapshot)
+            yield conn
         finally:
             usable = conn is not None and _usable(conn)
             with self._changed:
