@@ -56,7 +56,7 @@ _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
 _LOG = logging.getLogger("perdure")
-_FORM: Final = 2  # its version
+_FORM: Final = 3  # its version
 _ALIGNED: Final = 8  # bytes
 _LENGTH: Final = 8  # bytes of the length of the head
 _LARGEST: Final = 1 << 29  # bytes that are written; SQLite's own limit is 10^9
@@ -83,6 +83,7 @@ class Covered(NamedTuple):
     newest: int  # the highest id that was looked at
     items: int  # that were present, those that search does not find included
     embedded: int  # how often items of the store had got their vectors later
+    closed: int  # the newest closing of a version that it knows of
 
 
 class Index:

@@ -2,9 +2,9 @@
 
 A namespace has a counter that every change of its items raises, and a search first compares the
 counters. An index whose counter is behind reads the items that are newer than those it knows, and
-drops those that are gone. An index that is not in memory is read from its compact form in the file,
-which is written by a search that had many texts to analyse. The indexes that were not searched for
-longest are dropped when all of them take more than a number of bytes.
+drops those that were closed since. An index that is not in memory is read from its compact form in
+the file, which is written by a search that had many texts to analyse. The indexes that were not
+searched for longest are dropped when all of them take more than a number of bytes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Held:
     def clear(self) -> None:
         """Forget what was read."""
         self.index: Index | None = None
-        self.covered = Covered(0, 0, -1)
+        self.covered = Covered(0, 0, -1, 0)
         self.changes = self.number = -1
         self.fresh = 0  # items that the compact form does not have, or not with their vectors
         self.expired_to = 0
@@ -370,6 +370,8 @@ class Indexes:
                 held.number = state.number
             if held.changes != namespace.changes:
                 yield from self._update(held, held.index, namespace, state)
+            else:
+                held.covered = held.covered._replace(closed=state.closed)
             return held.index
         except BaseException:
             held.clear()
@@ -378,7 +380,7 @@ class Indexes:
     def _update(
         self, held: _Held, index: Index, namespace: _Namespace, state: _State
     ) -> Flow[None]:
-        newest, items, embedded = held.covered
+        newest, items, embedded, _ = held.covered
         added, complete = 0, False
         while not complete:
             rows = yield self.sql("index_since", state.number, namespace.ns, newest, _READ)
@@ -389,15 +391,27 @@ class Indexes:
             added += len(rows)
             newest = rows[-1][0] if rows else newest
             complete = len(rows) < _READ
-        if items + added != namespace.items:
-            rows = yield self.sql("present_ids", namespace.ns)
-            index.keep(np.array([number for (number,) in rows], np.int64))
+        if gone := items + added - namespace.items:
+            yield from self._let_go(gone, index, held.covered, namespace, state)
         if state.model is not None and embedded != state.embedded:
             held.fresh += yield from self._fill(index, state.number)
-        held.covered = Covered(newest, namespace.items, state.embedded)
+        held.covered = Covered(newest, namespace.items, state.embedded, state.closed)
         held.changes = namespace.changes
         if self.post is not None and _is_worth_keeping(held.fresh, namespace.items):
             self._keep(held, index, namespace, state)
+
+    def _let_go(
+        self, gone: int, index: Index, covered: Covered, namespace: _Namespace, state: _State
+    ) -> Flow[None]:
+        """Drop the items that went: those that were closed, unless that is not so many."""
+        if state.closed - covered.closed <= max(_READ, namespace.items):
+            rows = yield self.sql("closed_since", covered.closed, namespace.ns)
+            closed = np.array([number for (number,) in rows], np.int64)
+            if np.count_nonzero(closed <= covered.newest) == gone:
+                index.drop(closed)
+                return
+        rows = yield self.sql("present_ids", namespace.ns)
+        index.keep(np.array([number for (number,) in rows], np.int64))
 
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
@@ -475,7 +489,7 @@ class Indexes:
         held.fresh = 0
         if body is None:
             return
-        bound = (covered.newest, state.closed, body)
+        bound = (covered.newest, covered.closed, body)
         which = (namespace.ns, namespace.path, state.erasures)
 
         self.post(lambda: rows_of(self.sql["keep_index"], *bound, *which))

@@ -314,6 +314,9 @@ OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 SELECT i.id, i.expires_at FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
 WHERE i.expires_at IS NOT NULL;
 
+-- closed_since: which versions of a namespace were closed after one closing; with a sign, for else SQLite reads all of the namespace
+SELECT id FROM store_versions WHERE seq > ? AND +ns = ?;
+
 -- present_ids: the ids of all present items of a namespace
 SELECT id FROM store_items WHERE ns = ?;
 

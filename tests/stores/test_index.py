@@ -486,6 +486,40 @@ def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
     assert found == 60
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_closed_is_all_that_is_read_of_what_went(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an index that is in memory, and by one from the file, whoever wrote meanwhile."""
+    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: kept and fresh > 0)
+    with opened(tmp_path) as store, opened(tmp_path) as other:
+        fill(store, A, 20)
+        store.search((), query="tea")
+        searcher = other if kept else store
+        monkeypatch.setitem(store._parts.sql, "present_ids", "no SQL, of no other's")
+        fill(store, B, 20)
+        store.delete(A, "k3")
+        store.put(A, "k4", {"text": "milk"})
+        other.put(A, "k5", {"text": "tea, at last"})
+        other.delete(A, "k5")
+        found = keys(searcher.search(A, query="tea milk", limit=99))
+
+    assert sorted(found) == sorted({f"k{n}" for n in range(20)} - {"k3", "k5"})
+
+
+def test_a_version_that_is_dropped_before_it_is_missed(tmp_path: Path) -> None:
+    """A closed version whose row is gone tells no search that its item went."""
+    with opened(tmp_path) as store:
+        fill(store, A, 20)
+        store.search(A, query="tea")
+        store.delete(A, "k3")
+        store.retain(VersionRetention(last=0))
+        store.delete(A, "k4")
+        found = keys(store.search(A, query="tea", limit=99))
+
+    assert sorted(found) == sorted({f"k{n}" for n in range(20)} - {"k3", "k4"})
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed: list[str]) -> None:
     """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
