@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial
 from operator import call
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -42,7 +42,6 @@ from perdure.stores.values import fault
 from perdure.stores.vectors import Floats, Kind
 from perdure.stores.writer import ItemWriter
 
-P = ParamSpec("P")
 T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 _Ask = tuple[Any, asyncio.Future[Any]]  # what a coroutine asks for, and its answer
@@ -225,19 +224,11 @@ def _mask(key: bytes) -> Callable[[str], str]:
 # -- what is waited for
 
 
-def soon(
-    method: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The method that is awaited, of one that reads: it is called in a reading thread."""
+class Reads(Protocol):
+    """Makes a call in a reading thread."""
 
-    @wraps(method)
-    async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        blocking: Callable[P, T] = getattr(self, method.__name__)  # a subclass may have another
-        call = partial(blocking, *args, **kwargs)
-        return await self._parts.runner.reads.ask(call)  # type: ignore[no-any-return]
-
-    twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."
-    return twin  # type: ignore[return-value] # `wraps` names the argument `self`
+    def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
+        """What the call returns."""
 
 
 class _Puts(NamedTuple):
@@ -253,7 +244,7 @@ class Runner:
 
     def __init__(self, database: Database, writer: ItemWriter, embeddings: Embeddings) -> None:
         self.database, self.writer, self.embeddings = database, writer, embeddings
-        self.reads = Together(database.in_thread, _outcomes)
+        self.reads: Reads = Together(database.in_thread, _outcomes).ask
         self._puts = Together(call, self._put_together)
 
     def run(self, operation: Operation[T]) -> T:
@@ -269,11 +260,11 @@ class Runner:
         except BaseException:
             operation.close()
             raise
-        return await arun(operation, self.reads.ask if hops else None)
+        return await arun(operation, self.reads if hops else None)
 
     def called(self, make: Callable[[], T]) -> Effect[T]:
         """What a call returns, which reads, or computes for long."""
-        return Effect(make, lambda: self.reads.ask(make))
+        return Effect(make, lambda: self.reads(make))
 
     def read(self, make: Callable[[], Flow[T]]) -> Effect[T]:
         """The read of a flow, on one snapshot."""

@@ -44,7 +44,7 @@ from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.options import check_number
-from perdure.stores.parts import Parts, soon
+from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import micros
@@ -230,7 +230,18 @@ class Store(BaseStore):
             parts.touch([item], refresh_ttl)
         return item
 
-    aget = soon(get)
+    async def aget(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
+        """See `get`."""
+        return await self._parts.runner.reads(
+            lambda: self.get(namespace, key, refresh_ttl=refresh_ttl, as_of=as_of)
+        )
 
     def search(  # type: ignore[override]
         self,
@@ -315,7 +326,7 @@ class Store(BaseStore):
         asked = query_of(query, mode, context, explain, weights, during, min_score)
         asked = await self._searcher.awaited(asked, wanted)
         search = partial(self._searcher.search, wanted, asked, limit, offset, refresh_ttl)
-        return await self._parts.runner.reads.ask(search)  # type: ignore[no-any-return]
+        return await self._parts.runner.reads(search)
 
     def list_namespaces(
         self,
@@ -341,7 +352,27 @@ class Store(BaseStore):
         conditions = tuple(condition for condition in both if condition.path)
         return self._namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
-    alist_namespaces = soon(list_namespaces)
+    async def alist_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = LIST_LIMIT,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
+        """See `list_namespaces`."""
+        return await self._parts.runner.reads(
+            lambda: self.list_namespaces(
+                prefix=prefix,
+                suffix=suffix,
+                max_depth=max_depth,
+                limit=limit,
+                offset=offset,
+                as_of=as_of,
+            )
+        )
 
     def _namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
         conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
@@ -362,7 +393,9 @@ class Store(BaseStore):
         of = parts.path(namespace), check_key(key), parts.now()
         return self.database.read(lambda: parts.reader.history(*of), snapshot=False)
 
-    ahistory = soon(history)
+    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
+        """See `history`."""
+        return await self._parts.runner.reads(lambda: self.history(namespace, key))
 
     # -- why
 
@@ -414,7 +447,7 @@ class Store(BaseStore):
         path, text = self._parts.path(namespace), check_key(key)
         asked = await self._searcher.awaited(asked, wanted)
         why_not = partial(self._searcher.why_not, wanted, asked, path, text)
-        return await self._parts.runner.reads.ask(why_not)  # type: ignore[no-any-return]
+        return await self._parts.runner.reads(why_not)
 
     # -- erasing
 
