@@ -1,68 +1,32 @@
-"""The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
+"""The checkpointer: a saver of langgraph's, and what perdure adds to one.
 
-This file is its whole surface. The work is done by parts that know no driver: `writer` plans what
-to store, `reader` reads it, `listing` and `threads` find and show, `maintenance`
-and `erasure` delete. Reads run in the calling thread, writes in the database's writer; an `a` form
-does the same in another thread.
+Threads are looked at, locked, and changed as a whole. The work is done by parts that know no
+driver: `threads` and `differences` find and show, `maintenance` and `erasure` delete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from itertools import islice
-from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any
 
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    get_checkpoint_metadata,
-)
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.address import (
-    Address,
-    address,
     check_moment,
-    check_text,
     check_texts,
     check_thread_id,
-    context_values,
     named,
     optional_text,
 )
-from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
 from perdure.checkpointers.import_langgraph import Importer, source_of
-from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.merge import Merge
-from perdure.checkpointers.objects import name_of
-from perdure.checkpointers.put import CheckpointPut, TaskWrites
-from perdure.checkpointers.reader import CheckpointReader, collector_paused
-from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -76,68 +40,24 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
+from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.threads import ThreadReader, missing
-from perdure.checkpointers.values import Allowlist
-from perdure.checkpointers.writer import CheckpointWriter
-from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT
-from perdure.storage.database import Database, DatabaseOwner, Lock, Watch, awaited
-from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
-from perdure.storage.flow import Flow, NamedSQL, by_month, rows_of
+from perdure.storage.database import Lock, awaited
+from perdure.storage.flow import by_month, rows_of
 
-T = TypeVar("T")
 _List = list  # within the class the name is a method's
 
-OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
-_LONGEST_LABEL: Final = 4096  # characters of a value that a run's context has; a namespace's limit
-_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
-
-class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`.
-
-    Args:
-        database: The database.
-        sql: The statements in its dialect, by name.
-        serde: The serializer.
-        seal: Encrypts rows.
-        cache_bytes: About how much memory decoded items may take.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        sql: NamedSQL,
-        serde: SerializerProtocol,
-        seal: Seal,
-        cache_bytes: int,
-    ) -> None:
-        super().__init__(serde=serde)
-        self.database = database
-        self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
-        self._read_by_id: dict[Address, bool] = {}
-        self._labels: dict[str, set[str]] = {}
-        self._bind()
+class Checkpointer(CheckpointSaver):
+    """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`."""
 
     def _bind(self) -> None:
-        """Make the parts, for the serializer as it is."""
-        self._codec = Codec(self.serde)
-        self._cache = Cache(self._cache_bytes)
-        self._reader = CheckpointReader(self._sql, self._seal, self._cache, self._codec)
-        self._watch = Watch()
-        self._writer = CheckpointWriter(self._reader, self._watch)
+        super()._bind()
         self._threads = ThreadReader(self._reader)
         self._differences = Differences(self._reader)
-        self._listing = Listing(self._reader, self.database)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
-
-    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
-        """The same checkpointer, which may also rebuild these types; closing one closes both."""
-        clone = super().with_allowlist(extra_allowlist)
-        assert isinstance(clone, Checkpointer)
-        if clone is not self:
-            clone._bind()
-        return clone
 
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
         """A lock on a thread, for `with` and `async with`, to run one turn at a time.
@@ -154,207 +74,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             AlreadyLocked: The same run holds it already.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
-
-    # -- reading
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that a config names, or the head of its thread and namespace.
-
-        Raises:
-            InvalidConfig: The config has no usable thread_id.
-            CorruptRecord: A stored row is damaged or was tampered with.
-        """
-        at = address(config)
-        epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
-        return self._at_hand(at, epoch) or self._read(lambda: self._get(at))
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See `get_tuple`."""
-        at = address(config)
-        if self._reader.is_kept(at, OFF_LOOP_ITEMS):
-            epoch = self.database.epoch(self._watch)
-            if epoch is None:
-                epoch = await self.database.epoch_soon(self._watch)
-            found = self._at_hand(at, epoch)
-            if found is not None:
-                return found
-        return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
-
-    def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
-        """The head as this process keeps it, if nobody else has written since."""
-        if epoch is None:
-            return None
-        with collector_paused():
-            return self._reader.at_hand(at, epoch)
-
-    def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
-        """Read a checkpoint, and remember if it was asked for by its id and is not the head.
-
-        What is put upon it goes on from there on purpose.
-        """
-        found = yield from self._reader.get(at)
-        if found is None or at.checkpoint_id is None or (yield from self._reader.is_head(at)):
-            return found
-        _remember(self._read_by_id, at, True)
-        return found
-
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, the last put first, each read as it is asked for.
-
-        The head of a namespace comes first; without a thread, they come thread by thread.
-
-        Args:
-            config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
-            filter: Metadata values to match, all of them. Indexed for text, numbers and booleans.
-                A key with dots also names a value within a dict: `"user.access-level"`.
-            before: Only those put before this checkpoint; an id of another namespace is compared
-                with the ids, which sort by time.
-            limit: At most so many.
-        """
-        many = None if limit is None else max(limit, 0)
-        for at, key in islice(self._listing.addresses(config, filter, before), many):
-            found = self._read(partial(self._reader.get, at, key))
-            if found is not None:  # it may have been pruned since
-                yield found
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """See `list`."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (each := await self.database.in_thread(lambda: next(found, None))) is not None:
-            yield each
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """The writes of each channel up to a checkpoint, and the value before them."""
-        return self._read(lambda: self._reader.delta_history(address(config), channels))
-
-    aget_delta_channel_history = awaited(get_delta_channel_history)
-
-    # -- writing
-
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint upon the one that the config names; then a crash cannot lose it.
-
-        It becomes the head of its thread and namespace if its parent is the head, or if it begins a
-        run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
-        If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
-        not name are those of the parent. Lists and dicts cost only what is new in them.
-
-        Returns:
-            The address of the checkpoint.
-
-        Raises:
-            InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
-            Unstorable: A value cannot be stored; the message names the path to it.
-        """
-        asked = self._put(config, checkpoint, metadata, new_versions)
-        self._write(asked)
-        return asked.at.config(checkpoint["id"])
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """See `put`."""
-        asked = self._put(config, checkpoint, metadata, new_versions)
-        await self._awrite(asked, _items_in(checkpoint["channel_values"].values()))
-        return asked.at.config(checkpoint["id"])
-
-    def _put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> CheckpointPut:
-        at = address(config)
-        check_text("the id of the checkpoint", checkpoint["id"])
-        known = dict(get_checkpoint_metadata(config, metadata))
-        names = self._labels.get(at.thread_id)
-        if names and not at.checkpoint_ns:
-            values = context_values(config, names).items()
-            texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
-            labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
-            known |= {**labels, LABELS: sorted(labels)} if labels else {}
-        return CheckpointPut(at, checkpoint, known, new_versions, self._read_by_id.pop(at, False))
-
-    def label(self, thread_id: str, names: Collection[str]) -> None:
-        """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
-
-        langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
-        hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
-        root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
-        its metadata, in place of what `configurable` says. Checkpoints that follow it have them as
-        well, unless their own run names others.
-
-        Raises:
-            InvalidConfig: The thread_id is not valid.
-        """
-        thread_id = check_thread_id(thread_id)
-        before = self._labels.get(thread_id, set())
-        if not before.issuperset(names):
-            _remember(self._labels, thread_id, before | {*names})
-
-    def put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Store the writes of a task with the checkpoint from which it ran.
-
-        A task's writes are stored once; errors, interrupts and the like replace earlier ones.
-
-        Raises:
-            InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
-                its id or path.
-            Unstorable: A value cannot be stored; the message names the path to it.
-        """
-        self._write(_task_writes(config, writes, task_id, task_path))
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """See `put_writes`."""
-        asked = _task_writes(config, writes, task_id, task_path)
-        await self._awrite(asked, _items_in(map(itemgetter(1), writes)))
-
-    def get_next_version(self, current: Any, channel: None) -> Any:
-        """The next version of a channel: a whole number, or in another saver's form."""
-        if current is None:
-            return 1
-        if isinstance(current, str):
-            return f"{int(current.split('.')[0]) + 1:032}.{random.random():016}"
-        return current + 1
 
     # -- looking at threads
 
@@ -451,8 +170,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         With a `filter`, only heads whose metadata has these values, as in `list`; with `waiting`,
         only threads that wait for an answer.
         """
-        asked = limit, after, prefix, active_since, filter or {}, waiting
-        return self.database.read(lambda: self._threads.heads(*asked))
+        query = limit, after, prefix, active_since, filter or {}, waiting
+        return self.database.read(lambda: self._threads.heads(*query))
 
     aheads = awaited(heads)
 
@@ -551,12 +270,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
-        file = self.database.stats()
+        sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: rows_of(self._sql["totals"])
         )
         counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
-        return {**file, **counts, "thread_bytes": size}
+        return {**sizes, **counts, "thread_bytes": size}
 
     astats = awaited(stats)
 
@@ -614,8 +333,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
         parts = self._reader, self._maintenance, thread_id, ids
-        done = self._maintenance.write(thread_id, lambda: erased(*parts))
-        return replace(done, scrubbed=self.database.scrub())
+        report = self._maintenance.write(thread_id, lambda: erased(*parts))
+        return replace(report, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
 
@@ -637,7 +356,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """See `copy_thread`."""
+        """See `copy_thread`."""  # by hand: of `awaited` mypy would take langgraph's signature
         await asyncio.to_thread(
             self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
         )
@@ -757,72 +476,5 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return Merge(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
-        found = source_of(source, Codec(serde or self.serde))
-        return Importer(found, self._reader, self._read, self._write)
-
-    # -- running flows
-
-    def _read(self, make: Callable[[], Flow[T]]) -> T:
-        with collector_paused():
-            return self.database.read(make)
-
-    def _write(self, asked: CheckpointPut | TaskWrites) -> None:
-        self.database.write(*self._writer.job(asked))
-
-    async def _awrite(self, asked: CheckpointPut | TaskWrites, items: int) -> None:
-        if items <= OFF_LOOP_ITEMS:
-            job = self._writer.job(asked)
-        else:
-            job = await self.database.in_thread(lambda: self._writer.job(asked))
-        await self.database.awrite(*job)
-
-
-def serde_and_seal(
-    key: bytes | str | None,
-    serde: SerializerProtocol | None,
-    allow: Sequence[type | tuple[str, str]],
-    strict: bool,
-) -> tuple[SerializerProtocol, Seal]:
-    """The serializer and the encryption that these options of a checkpointer mean."""
-    seal = seal_for(key)
-    if serde is None:
-        names = [name_of(t) if isinstance(t, type) else t for t in allow]
-        names += [] if strict else [Allowlist.LOADED]
-        serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
-    if not isinstance(serde, EncryptedSerializer):
-        return serde, seal
-    if not isinstance(seal, Clear):
-        raise ConfigurationError(
-            "both a key and an EncryptedSerializer are given; take one of them: key= (or "
-            "PERDURE_KEY) also binds each row to its place"
-        )
-    # its ciphertext differs each time; what is compared is the plain text within
-    return serde.serde, LangGraphCipher(serde.cipher)
-
-
-def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    while len(kept) >= _REMEMBERED:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = value
-
-
-def _items_in(values: Iterable[Any]) -> int:
-    items = 0
-    for value in values:
-        if type(value) is _List or type(value) is dict:
-            items += len(value)
-    return items
-
-
-def _task_writes(
-    config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-) -> TaskWrites:
-    at = address(config)
-    check_text("task_id", task_id)
-    check_text("task_path", task_path)
-    if at.checkpoint_id is None:
-        raise InvalidConfig(
-            f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
-            "put() returned"
-        )
-    return TaskWrites(at, task_id, task_path, writes)
+        other = source_of(source, Codec(serde or self.serde))
+        return Importer(other, self._reader, self._read, self._write)

@@ -7,7 +7,8 @@ from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.saver import serde_and_seal
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load

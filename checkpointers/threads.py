@@ -197,15 +197,6 @@ class ThreadReader:
             messages = self.reader.codec.values(log.full(first))
         return title_of(metadata, messages)
 
-    def _head(self, row: Row) -> Flow[tuple[tuple[str, ...], Snapshot | None]]:
-        """The namespaces of a thread, and the head of its root."""
-        namespaces = yield self.sql("thread_namespaces", row[0])
-        head = None
-        for key in [place(namespace, at) for namespace, ns, at in namespaces if ns == ""]:
-            for checkpoint in (yield self.sql("checkpoint_at", key)):
-                head = self.reader.open_row(row[1], "", checkpoint)
-        return tuple(ns for _, ns, _ in namespaces), head
-
     def status(self, at: Address) -> Flow[ThreadStatus]:
         """Where a thread stands; see `Checkpointer.status`."""
         status = yield from self.reader.status_at(at)
@@ -263,16 +254,20 @@ class ThreadReader:
         thread, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
-        namespaces, head = yield from self._head(row)
-        active_at = self.reader.active_at(head, updated_at) if head else updated_at
+        namespaces = yield self.sql("thread_namespaces", thread)
+        names = tuple(ns for _, ns, _ in namespaces)
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
-        times = [_time(thread_id, at) for at in (created_at, updated_at, active_at)]
-        found = None
+        head = (yield from self.reader.find(Address(thread_id, "", None))) if "" in names else None
+        said, active_at = 0, updated_at
         if head is not None:
-            found = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
-        said = found.snapshot.said.get("messages", (0, [])) if found else (0, [])
-        sizes = thread_id, checkpoints, items, size
-        return ThreadInfo(*sizes, times[0], times[1], namespaces, times[2], count(said[1]))
+            said = count(head.snapshot.said.get("messages", (0, []))[1])
+            active_at = self.reader.active_at(head.snapshot, updated_at)
+        created, updated, active = (
+            _time(thread_id, at) for at in (created_at, updated_at, active_at)
+        )
+        return ThreadInfo(
+            thread_id, checkpoints, items, size, created, updated, names, active, said
+        )
 
     def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """A thread whose conversation did not go on since a moment; None: it did, or is unknown."""

@@ -1,0 +1,373 @@
+"""The saver: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
+
+This is the part of langgraph's contract that a run asks for: checkpoints and what tasks wrote are
+read and put. `writer` plans what to store, `reader` reads it, `listing` finds it; they know no
+driver. Reads run in the calling thread, writes in the database's writer; an `a` form does the same
+in another thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final, Self, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from perdure.checkpointers.address import (
+    Address,
+    address,
+    check_text,
+    check_thread_id,
+    context_values,
+)
+from perdure.checkpointers.cache import Cache
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.listing import Listing
+from perdure.checkpointers.objects import name_of
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
+from perdure.checkpointers.reader import CheckpointReader, collector_paused
+from perdure.checkpointers.records import LABELS
+from perdure.checkpointers.values import Allowlist
+from perdure.checkpointers.writer import CheckpointWriter
+from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.storage.database import Database, DatabaseOwner, Watch, awaited
+from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
+from perdure.storage.flow import Flow, NamedSQL
+
+T = TypeVar("T")
+OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
+_LONGEST_LABEL: Final = 4096  # characters of a value that a run's context has; a namespace's limit
+_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
+
+
+class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
+    """A saver over a database, which it closes.
+
+    Args:
+        database: The database.
+        sql: The statements in its dialect, by name.
+        serde: The serializer.
+        seal: Encrypts rows.
+        cache_bytes: About how much memory decoded items may take.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        sql: NamedSQL,
+        serde: SerializerProtocol,
+        seal: Seal,
+        cache_bytes: int,
+    ) -> None:
+        super().__init__(serde=serde)
+        self.database = database
+        self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
+        self._read_by_id: dict[Address, bool] = {}
+        self._labels: dict[str, set[str]] = {}
+        self._bind()
+
+    def _bind(self) -> None:
+        """Make the parts, for the serializer as it is."""
+        self._codec = Codec(self.serde)
+        self._cache = Cache(self._cache_bytes)
+        self._reader = CheckpointReader(self._sql, self._seal, self._cache, self._codec)
+        self._watch = Watch()
+        self._writer = CheckpointWriter(self._reader, self._watch)
+        self._listing = Listing(self._reader, self.database)
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """The same checkpointer, which may also rebuild these types; closing one closes both."""
+        clone = super().with_allowlist(extra_allowlist)
+        assert isinstance(clone, type(self))
+        if clone is not self:
+            clone._bind()
+        return clone
+
+    # -- reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that a config names, or the head of its thread and namespace.
+
+        Raises:
+            InvalidConfig: The config has no usable thread_id.
+            CorruptRecord: A stored row is damaged or was tampered with.
+        """
+        at = address(config)
+        epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
+        return self._at_hand(at, epoch) or self._read(lambda: self._get(at))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """See `get_tuple`."""
+        at = address(config)
+        if self._reader.is_kept(at, OFF_LOOP_ITEMS):
+            epoch = self.database.epoch(self._watch)
+            if epoch is None:
+                epoch = await self.database.epoch_soon(self._watch)
+            checkpoint = self._at_hand(at, epoch)
+            if checkpoint is not None:
+                return checkpoint
+        return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
+
+    def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+        """The head as this process keeps it, if nobody else has written since."""
+        if epoch is None:
+            return None
+        with collector_paused():
+            return self._reader.at_hand(at, epoch)
+
+    def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
+        """Read a checkpoint, and remember if it was asked for by its id and is not the head.
+
+        What is put upon it goes on from there on purpose.
+        """
+        checkpoint = yield from self._reader.get(at)
+        if checkpoint is None or at.checkpoint_id is None:
+            return checkpoint
+        if not (yield from self._reader.is_head(at)):
+            _remember(self._read_by_id, at, True)
+        return checkpoint
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, the last put first, each read as it is asked for.
+
+        The head of a namespace comes first; without a thread, they come thread by thread.
+
+        Args:
+            config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
+            filter: Metadata values to match, all of them. Indexed for text, numbers and booleans.
+                A key with dots also names a value within a dict: `"user.access-level"`.
+            before: Only those put before this checkpoint; an id of another namespace is compared
+                with the ids, which sort by time.
+            limit: At most so many.
+        """
+        many = None if limit is None else max(limit, 0)
+        for at, key in islice(self._listing.addresses(config, filter, before), many):
+            checkpoint = self._read(partial(self._reader.get, at, key))
+            if checkpoint is not None:  # it may have been pruned since
+                yield checkpoint
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """See `list`."""
+        listed = self.list(config, filter=filter, before=before, limit=limit)
+        while (item := await self.database.in_thread(lambda: next(listed, None))) is not None:
+            yield item
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """The writes of each channel up to a checkpoint, and the value before them."""
+        return self._read(lambda: self._reader.delta_history(address(config), channels))
+
+    aget_delta_channel_history = awaited(get_delta_channel_history)
+
+    # -- writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint upon the one that the config names; then a crash cannot lose it.
+
+        It becomes the head of its thread and namespace if its parent is the head, or if it begins a
+        run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
+        If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
+        not name are those of the parent. Lists and dicts cost only what is new in them.
+
+        Returns:
+            The address of the checkpoint.
+
+        Raises:
+            InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
+            Unstorable: A value cannot be stored; the message names the path to it.
+        """
+        put = self._put(config, checkpoint, metadata, new_versions)
+        self._write(put)
+        return put.at.config(checkpoint["id"])
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """See `put`."""
+        put = self._put(config, checkpoint, metadata, new_versions)
+        await self._awrite(put, _items_in(checkpoint["channel_values"].values()))
+        return put.at.config(checkpoint["id"])
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> CheckpointPut:
+        at = address(config)
+        check_text("the id of the checkpoint", checkpoint["id"])
+        whole = dict(get_checkpoint_metadata(config, metadata))
+        names = self._labels.get(at.thread_id)
+        if names and not at.checkpoint_ns:
+            values = context_values(config, names).items()
+            texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
+            labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
+            whole |= {**labels, LABELS: sorted(labels)} if labels else {}
+        return CheckpointPut(at, checkpoint, whole, new_versions, self._read_by_id.pop(at, False))
+
+    def label(self, thread_id: str, names: Collection[str]) -> None:
+        """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
+
+        langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
+        hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
+        root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
+        its metadata, in place of what `configurable` says. Checkpoints that follow it have them as
+        well, unless their own run names others.
+
+        Raises:
+            InvalidConfig: The thread_id is not valid.
+        """
+        thread_id = check_thread_id(thread_id)
+        before = self._labels.get(thread_id, set())
+        if not before.issuperset(names):
+            _remember(self._labels, thread_id, before | {*names})
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store the writes of a task with the checkpoint from which it ran.
+
+        A task's writes are stored once; errors, interrupts and the like replace earlier ones.
+
+        Raises:
+            InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
+                its id or path.
+            Unstorable: A value cannot be stored; the message names the path to it.
+        """
+        self._write(_task_writes(config, writes, task_id, task_path))
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """See `put_writes`."""
+        written = _task_writes(config, writes, task_id, task_path)
+        await self._awrite(written, _items_in(map(itemgetter(1), writes)))
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """The next version of a channel: a whole number, or in another saver's form."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            return f"{int(current.split('.')[0]) + 1:032}.{random.random():016}"
+        return current + 1
+
+    # -- running flows
+
+    def _read(self, make: Callable[[], Flow[T]]) -> T:
+        with collector_paused():
+            return self.database.read(make)
+
+    def _write(self, put: CheckpointPut | TaskWrites) -> None:
+        self.database.write(*self._writer.job(put))
+
+    async def _awrite(self, put: CheckpointPut | TaskWrites, items: int) -> None:
+        if items <= OFF_LOOP_ITEMS:
+            job = self._writer.job(put)
+        else:
+            job = await self.database.in_thread(lambda: self._writer.job(put))
+        await self.database.awrite(*job)
+
+
+def serde_and_seal(
+    key: bytes | str | None,
+    serde: SerializerProtocol | None,
+    allow: Sequence[type | tuple[str, str]],
+    strict: bool,
+) -> tuple[SerializerProtocol, Seal]:
+    """The serializer and the encryption that these options of a checkpointer mean."""
+    seal = seal_for(key)
+    if serde is None:
+        names = [name_of(t) if isinstance(t, type) else t for t in allow]
+        names += [] if strict else [Allowlist.LOADED]
+        serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
+    if not isinstance(serde, EncryptedSerializer):
+        return serde, seal
+    if not isinstance(seal, Clear):
+        raise ConfigurationError(
+            "both a key and an EncryptedSerializer are given; take one of them: key= (or "
+            "PERDURE_KEY) also binds each row to its place"
+        )
+    # its ciphertext differs each time; what is compared is the plain text within
+    return serde.serde, LangGraphCipher(serde.cipher)
+
+
+def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    while len(kept) >= _REMEMBERED:
+        kept.pop(next(iter(kept)), None)
+    kept[key] = value
+
+
+def _items_in(values: Iterable[Any]) -> int:
+    return sum(len(value) for value in values if type(value) in (list, dict))
+
+
+def _task_writes(
+    config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> TaskWrites:
+    at = address(config)
+    check_text("task_id", task_id)
+    check_text("task_path", task_path)
+    if at.checkpoint_id is None:
+        raise InvalidConfig(
+            f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
+            "put() returned"
+        )
+    return TaskWrites(at, task_id, task_path, writes)
