@@ -9,7 +9,6 @@ Writers exclude each other by advisory locks of their transactions, as far as `D
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import re
@@ -30,6 +29,7 @@ from perdure.errors import (
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Guarded, Last, Request, Row, Stale, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
+from perdure.storage.shared import Opening
 from perdure.storage.threads import Queues, Ticket
 
 try:
@@ -42,12 +42,9 @@ try:
         Server,
         checked_dsn,
         is_lost,
-        leave,
         lock_key,
         mapped,
         pooled_locks,
-        registry,
-        registry_lock,
         shown,
         translated,
         uri,
@@ -88,7 +85,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 """
 
 
-class PostgresDatabase:
+class PostgresDatabase(Opening[Server]):
     """One component's `Database` in a schema of a Postgres database.
 
     Args:
@@ -135,7 +132,8 @@ class PostgresDatabase:
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
-        self._options = {"pooled": pooled, "size": pool_size, "timeout_s": timeout_s}
+        self._server = partial(Server, pooled=pooled, size=pool_size, timeout_s=timeout_s)
+        self._pooled = pooled
         self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *tables_of(tables.script)]
@@ -146,8 +144,6 @@ class PostgresDatabase:
         self._locks = Locks(locks)
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
-        self._server: Server | None = None
-        self._closed = False
 
     @property
     def path(self) -> str:
@@ -171,38 +167,9 @@ class PostgresDatabase:
 
     # -- connecting and closing
 
-    def connect(self) -> None:
-        """See `Database.connect`."""
-        self._connected()
-
-    async def aconnect(self) -> None:
-        """See `Database.aconnect`."""
-        if self._server is None:
-            await asyncio.to_thread(self.connect)
-
-    def _connected(self) -> Server:
-        server = self._server
-        if server is None:
-            self._check_open()  # who closes it waits, with the lock, for what was handed in
-            with registry_lock:
-                server = self._server
-                if server is None:
-                    server = self._server = self._opened()
-        server.check()
-        return server
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageUnavailable(f"the database {self.path} is closed")
-
     def _opened(self) -> Server:
-        self._check_open()
-        key = self._dsn, self._schema, bool(self._options["pooled"])
-        server = registry.get(key)
-        if server is None or server.refused:
-            server = registry[key] = Server(*key[:2], **self._options)  # type: ignore[arg-type]
-        else:
-            server.users += 1
+        dsn, schema = self._dsn, self._schema
+        server = self._joined((dsn, schema, self._pooled), partial(self._server, dsn, schema))
         try:
             with mapped(server.name), server.connection() as conn:
                 make_tables(conn, self._component, self._schema, self._tenant, self._read_only)
@@ -210,18 +177,14 @@ class PostgresDatabase:
                 how = ([_SNAPSHOT],) if self._read_only else ([_BEGIN], self._excluding(None))
                 self._run(server, self._begin, *how)
         except BaseException:
-            leave(server)
+            server.leave()
             raise
         return server
 
     def close(self) -> None:
-        """See `Database.close`. The last of those who share a server's connections closes them."""
-        with registry_lock:
-            self._closed = True
-            server, self._server = self._server, None
-            if server is not None:
-                self._locks.close()
-                leave(server)
+        """See `Database.close`."""
+        self._locks.close()
+        super().close()
 
     # -- writing
 
@@ -275,9 +238,10 @@ class PostgresDatabase:
         removes: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
-        if self._server is None:
+        if self._shared is None:
             self._locks.check()  # here: the threads of a pool are nobody's run
-            return self._later(lambda: self.write(make, committed, undone, exclusive))
+            work = partial(self.write, make, committed, undone, exclusive)
+            return self._later(lambda server: server.in_thread(work))
         server = self._writable()
         with self._handing_in:  # in the order of turns: else all threads may wait for one to come
             ticket = self._queues.ask(*exclusive or ())
@@ -365,21 +329,6 @@ class PostgresDatabase:
     async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
         return await self.in_thread(lambda: self.read(make, snapshot=snapshot))
-
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        if self._server is None:
-            return self._later(work)
-        self._server.check()
-        return self._server.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
-
-    def _later(self, work: Callable[[], T]) -> Awaitable[T]:
-        async def after_connecting() -> T:
-            await self.aconnect()
-            return await self._connected().threads.submit(work, awaited=True)  # type: ignore[no-any-return]
-
-        self._check_open()
-        return asyncio.ensure_future(after_connecting())
 
     # -- locking
 

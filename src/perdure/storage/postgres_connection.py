@@ -7,9 +7,7 @@ psycopg adapts the values. https://www.postgresql.org/docs/current/libpq-pipelin
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
 import select
 import sys
 import threading
@@ -20,7 +18,6 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
-from weakref import WeakSet
 
 import psycopg
 from psycopg import errors, pq
@@ -39,6 +36,7 @@ from perdure.errors import (
 )
 from perdure.storage.flow import AnyText, Row, Statement
 from perdure.storage.locks import Between
+from perdure.storage.shared import Shared
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
@@ -282,15 +280,12 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     return bool(pid != conn.info.backend_pid)
 
 
-class Server:
-    """The connections for one schema, and the threads that use them for coroutines."""
+class Server(Shared):
+    """The connections for one schema."""
 
     def __init__(self, dsn: str, schema: str, *, pooled: bool, size: int, timeout_s: float) -> None:
-        self.dsn, self.pooled, self.timeout_s = dsn, pooled, timeout_s
-        self.name = shown(dsn)
-        self.users = 1
-        self.refused = ""  # why there is no more to do, if so
-        self.threads = ThreadPool(_THREADS, "perdure-postgres", lasting=True)
+        super().__init__(shown(dsn), ThreadPool(_THREADS, "perdure-postgres", lasting=True))
+        self.dsn, self.timeout_s = dsn, timeout_s
         self._configure = partial(_configure, pooled=pooled, schema=schema)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
@@ -306,7 +301,6 @@ class Server:
         )
         self._check_server(timeout_s)
         self._pool.open()
-        _servers.add(self)
 
     @contextmanager
     def connection(self) -> Iterator[Pipelined]:
@@ -368,22 +362,12 @@ class Server:
                 f"{self.name} has server_encoding={encoding}; expected {_ENCODING}"
             )
 
-    def check(self) -> None:
-        """Refuse work once the database is closed, and in a forked process."""
-        if self.refused:
-            raise StorageUnavailable(f"the database {self.name} {self.refused}")
-
     def end(self) -> None:
-        """Finish what was handed in, and close all connections."""
+        """See `Shared.end`."""
         if not self.refused:
             self.threads.close()
             self.refused = "is closed"
             self._pool.close()
-
-
-registry: dict[tuple[str, str, bool], Server] = {}
-_servers: WeakSet[Server] = WeakSet()
-registry_lock = threading.Lock()
 
 
 class AdvisoryLocks(Between):
@@ -461,38 +445,6 @@ def pooled_locks(name: str) -> str:
     return (
         f"{name} is pooled, and a lock needs a connection that stays: give direct=, the DSN of the "
         "server itself"
-    )
-
-
-def leave(server: Server) -> None:
-    """Count one user less; the last ends the server's connections."""
-    server.users -= 1
-    if not server.users:
-        for key, shared in list(registry.items()):
-            if shared is server:
-                del registry[key]
-        server.end()
-
-
-@atexit.register
-def _end_all() -> None:
-    for server in list(_servers):
-        server.end()
-
-
-def _after_fork_in_child() -> None:
-    registry_lock.release()
-    for server in _servers:
-        server.refused = "is closed in this forked process: open it again here"
-    _servers.clear()
-    registry.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        before=registry_lock.acquire,
-        after_in_parent=registry_lock.release,
-        after_in_child=_after_fork_in_child,
     )
 
 

@@ -7,7 +7,6 @@ commits in groups, and connections that read beside it.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import sqlite3
 import threading
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import aiosqlite
 
@@ -24,6 +23,7 @@ from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of
 from perdure.storage.locks import FileLocks, Locks, NamedLock
+from perdure.storage.shared import Opening, Shared
 from perdure.storage.sqlite_connection import (
     DURABLE,
     REUSES_WAL,
@@ -46,17 +46,15 @@ _SIZES = (
 )
 
 
-class SQLiteFile:
-    """An open file, and those who use it."""
+class SQLiteFile(Shared):
+    """An open file."""
 
     def __init__(self, connector: Connector, schema: Schema | None) -> None:
         self.path = path = connector.path
+        super().__init__(repr(path), ThreadPool(_READING_THREADS, "perdure-read", lasting=True))
         self.connector = connector
-        self.users = 1
-        self.refused = ""  # why there is no more to do, if so
         self.readers = Readers(connector)
         self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
-        self.threads = ThreadPool(_READING_THREADS, "perdure-read", lasting=True)
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
         self._writer: SQLiteWriter | None = None
@@ -68,11 +66,9 @@ class SQLiteFile:
                 connector.check_readable(schema)
             else:
                 self._writer = SQLiteWriter(connector, schema)
+                self.busy = self._writer.lock
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
-        # held while a transaction is made
-        self.busy = self._writer.lock if self._writer is not None else threading.Lock()
-        _files.add(self)
 
     @property
     def writer(self) -> SQLiteWriter:
@@ -82,11 +78,6 @@ class SQLiteFile:
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
-
-    def check(self) -> None:
-        """Refuse work once the database is closed, and in a forked process."""
-        if self.refused:
-            raise StorageUnavailable(f"the database {self.path!r} {self.refused}")
 
     def submit(self, job: Job[T]) -> Any:
         """Hand a job to the writer. Returns the future of its outcome."""
@@ -99,12 +90,11 @@ class SQLiteFile:
             writer.put(job)
         return job.future
 
-    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
         self.check()
         with self._gate:
-            self.check()
-            return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
+            return super().in_thread(work)
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -121,18 +111,8 @@ class SQLiteFile:
             return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
         return await self.async_readers.read(flow, snapshot=snapshot)
 
-    def leave(self) -> bool:
-        """Count one user less. Returns whether it was the last, and the file is to be closed."""
-        self.users -= 1
-        if self.users or self.refused:
-            return False
-        for path, shared in list(_registry.items()):
-            if shared is self:
-                del _registry[path]
-        return True
-
     def end(self) -> None:
-        """Finish what was handed in, and close all connections."""
+        """See `Shared.end`."""
         with self._gate:
             if self.refused:
                 return
@@ -149,12 +129,7 @@ class SQLiteFile:
                 writer.close()
 
 
-_registry: dict[str, SQLiteFile] = {}  # of files that are written, by real path
-_files: WeakSet[SQLiteFile] = WeakSet()  # all that are open
-_registry_lock = threading.Lock()  # of both; held while a file is opened
-
-
-class SQLiteDatabase:
+class SQLiteDatabase(Opening[SQLiteFile]):
     """One component's `Database` in an SQLite file; its methods are those of `Database`.
 
     Args:
@@ -191,13 +166,15 @@ class SQLiteDatabase:
         self._schema = schema
         self._component = "" if schema is None else schema.component
         self._begin = begin
-        self._file: SQLiteFile | None = None
-        self._closed = False
 
     @property
     def path(self) -> str:
         """The file, absolute once it is connected, or `":memory:"`."""
         return self._connector.path
+
+    @property
+    def _name(self) -> str:
+        return repr(self.path)
 
     @property
     def queue_place(self) -> tuple[str, str] | None:
@@ -209,75 +186,35 @@ class SQLiteDatabase:
         """Whether writes are refused."""
         return self._connector.read_only
 
-    # -- connecting and closing
-
-    def connect(self) -> None:
-        """See `Database.connect`."""
-        self._connected()
-
-    async def aconnect(self) -> None:
-        """See `Database.connect`."""
-        if self._file is None:
-            await asyncio.to_thread(self.connect)
-
-    def _connected(self) -> SQLiteFile:
-        file = self._file
-        if file is None:
-            with _registry_lock:
-                file = self._file
-                if file is None:
-                    file = self._file = self._opened()
-        return file
-
     def _opened(self) -> SQLiteFile:
-        self._check()
+        key = None
         if self._connector.on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
-        file = self._shared()
-        if file is None:
-            file = SQLiteFile(self._connector, self._schema)
-            if self._connector.on_disk and not self.read_only:
-                _registry[os.path.realpath(self.path)] = file
+            key = None if self.read_only else os.path.realpath(self.path)
+        file = self._joined(key, lambda: SQLiteFile(self._connector, self._schema))
         try:
+            if file.users > 1:
+                self._join(file)
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
                 # without it no rows could be deleted
                 file.submit(Job(self._begin, removes=True, awaited=False)).result()
         except BaseException:
-            if file.leave():
-                file.end()
+            file.leave()
             raise
         return file
 
-    def _shared(self) -> SQLiteFile | None:
-        """The file that this process has open already."""
-        file = None if self.read_only else _registry.get(os.path.realpath(self.path))
-        if file is None or file.refused:
-            return None
-        wanted, found = self._connector.synchronous, file.connector.synchronous
-        if wanted != found:
+    def _join(self, file: SQLiteFile) -> None:
+        """Make the tables in a file that this process has open already."""
+        own, others = self._connector.synchronous, file.connector.synchronous
+        if own != others:
             raise ConfigurationError(
-                f"{self.path!r} is open in this process with synchronous={found!r}; open it with "
-                f"the same, not {wanted!r}"
+                f"{self.path!r} is open in this process with synchronous={others!r}; open it with "
+                f"the same, not {own!r}"
             )
         if self._schema is not None:
             file.writer.add(self._schema)
-        file.users += 1
-        return file
-
-    def _check(self) -> None:
-        if self._closed:
-            raise StorageUnavailable(f"the database {self.path!r} is closed")
-
-    def close(self) -> None:
-        """See `Database.close`. The last of those who share a file closes it."""
-        with _registry_lock:
-            self._closed = True
-            file, self._file = self._file, None
-            last = file is not None and file.leave()
-        if file is not None and last:
-            file.end()
 
     # -- writing and reading
 
@@ -307,17 +244,9 @@ class SQLiteDatabase:
     ) -> Awaitable[T]:
         """See `Database.write`."""
         job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=True)
-        if self._file is None:
+        if self._shared is None:
             return self._later(lambda file: file.submit(job))
-        return self._file.submit(job)  # type: ignore[no-any-return]
-
-    def _later(self, call: Callable[[SQLiteFile], Awaitable[T]]) -> Awaitable[T]:
-        async def after_connecting() -> T:
-            await self.aconnect()
-            return await call(self._connected())
-
-        self._check()
-        return asyncio.ensure_future(after_connecting())
+        return self._shared.submit(job)  # type: ignore[no-any-return]
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`."""
@@ -333,22 +262,16 @@ class SQLiteDatabase:
         await self.aconnect()
         return await self._connected().aread(make(), snapshot=snapshot)
 
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        if self._file is None:
-            return self._later(lambda file: file.in_thread(work))
-        return self._file.in_thread(work)
-
     def epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch`."""
-        file = self._file
+        file = self._shared
         if file is None or self.read_only:
             return None
         return file.writer.epoch(self._component, watch)
 
     async def epoch_soon(self, watch: Watch) -> object | None:
         """See `Database.epoch_soon`."""
-        file = self._file
+        file = self._shared
         if file is None or self.read_only:
             return None
         return await file.writer.epoch_soon(self._component, watch)
@@ -512,42 +435,3 @@ async def _execute(conn: aiosqlite.Connection, request: Request) -> Any:
     if isinstance(request, list):
         return [await _execute(conn, statement) for statement in request]
     return list(await conn.execute_fetchall(request.sql, request.params))
-
-
-# -- the end of a process, and its beginning as a fork
-
-
-@atexit.register
-def _end_all() -> None:
-    for file in list(_files):
-        file.end()
-
-
-def _before_fork() -> None:
-    """No transaction is open while a process forks: the child would inherit its locks."""
-    _registry_lock.acquire()
-    for file in _files:
-        file.busy.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    for file in _files:
-        file.busy.release()
-    _registry_lock.release()
-
-
-def _after_fork_in_child() -> None:
-    for file in _files:
-        file.busy.release()
-        file.refused = "is closed in this forked process: open it again here"
-    _files.clear()
-    _registry.clear()
-    _registry_lock.release()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )

@@ -1,0 +1,183 @@
+"""What a process has open, for all who open the same: opened once, and closed by the last of them.
+
+It is also closed at the end of the process, and a process that was forked has none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
+
+from perdure.errors import StorageUnavailable
+from perdure.storage.threads import ThreadPool
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Shared")
+
+
+class Shared(ABC):
+    """A file, or the connections to a server.
+
+    Args:
+        name: What errors call it.
+        threads: Do the work of coroutines.
+
+    Attributes:
+        users: How many have it open.
+        refused: Why there is no more to do, if so.
+        busy: Held while a transaction is made which a forked process must not inherit.
+    """
+
+    def __init__(self, name: str, threads: ThreadPool) -> None:
+        self.name, self.threads = name, threads
+        self.users = 1
+        self.refused = ""
+        self.busy = threading.Lock()
+
+    def check(self) -> None:
+        """Refuse work once it is closed, and in a forked process."""
+        if self.refused:
+            raise StorageUnavailable(f"the database {self.name} {self.refused}")
+
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `Database.in_thread`."""
+        self.check()
+        return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
+
+    def leave(self) -> None:
+        """Count one user less; the last one ends it."""
+        with _lock:
+            self.users -= 1
+            if self.users or self.refused:
+                return
+            for key in [key for key, shared in _open.items() if shared is self]:
+                del _open[key]
+        self.end()
+
+    @abstractmethod
+    def end(self) -> None:
+        """Finish what was handed in, and close all connections. Twice is no error."""
+
+
+_open: Final[dict[Any, Any]] = {}  # what others may join, by what they name
+_all: Final[WeakSet[Shared]] = WeakSet()
+_lock: Final = threading.RLock()  # of both; held while something is opened
+
+
+class Opening(ABC, Generic[S]):
+    """The part of a `Database` that is opened, at its first use, and closed."""
+
+    _shared: S | None = None
+    _closed = False
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """See `Database.path`."""
+
+    @property
+    def _name(self) -> str:
+        return self.path
+
+    @abstractmethod
+    def _opened(self) -> S:
+        """Open it, or join those who have."""
+
+    def _joined(self, key: Any, make: Callable[[], S]) -> S:
+        """What this process has open under a key, with one user more; None: nobody joins it."""
+        shared: S | None = None if key is None else _open.get(key)
+        if shared is not None and not shared.refused:
+            shared.users += 1
+            return shared
+        shared = make()
+        _all.add(shared)
+        if key is not None:
+            _open[key] = shared
+        return shared
+
+    def connect(self) -> None:
+        """See `Database.connect`."""
+        self._connected()
+
+    async def aconnect(self) -> None:
+        """See `Database.aconnect`."""
+        if self._shared is None:
+            await asyncio.to_thread(self.connect)
+
+    def _connected(self) -> S:
+        shared = self._shared
+        if shared is None:
+            with _lock:
+                shared = self._shared
+                if shared is None:
+                    self._check_open()
+                    shared = self._shared = self._opened()
+        shared.check()
+        return shared
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageUnavailable(f"the database {self._name} is closed")
+
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `Database.in_thread`."""
+        if self._shared is None:
+            return self._later(lambda shared: shared.in_thread(work))
+        return self._shared.in_thread(work)
+
+    def _later(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
+        """What a call answers once the database is open."""
+
+        async def after_connecting() -> T:
+            await self.aconnect()
+            return await call(self._connected())
+
+        self._check_open()
+        return asyncio.ensure_future(after_connecting())
+
+    def close(self) -> None:
+        """See `Database.close`. The last of those who share it closes it."""
+        with _lock:
+            self._closed = True
+            shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.leave()
+
+
+@atexit.register
+def _end_all() -> None:
+    for shared in list(_all):
+        shared.end()
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    for shared in _all:
+        shared.busy.acquire()
+
+
+def _after_fork() -> None:
+    for shared in _all:
+        shared.busy.release()
+    _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for shared in _all:
+        shared.busy.release()
+        shared.refused = "is closed in this forked process: open it again here"
+    _all.clear()
+    _open.clear()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )
