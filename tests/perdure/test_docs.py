@@ -7,12 +7,15 @@ import code
 import doctest
 import importlib
 import inspect
+import io
 import itertools
 import os
+import pkgutil
 import re
 import runpy
 import shlex
 import shutil
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +38,7 @@ from tests.server.running import running
 REFERENCE = "reference.md"  # `make docs` writes it; it is in no commit
 WRITTEN = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != REFERENCE]
 PAGES = [ROOT / "README.md", *WRITTEN]
+FOLDERS = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks", "docs")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 QUICK = 2  # each takes five seconds of a processor, most of it imports: the others are slow
 PNG = "image/png"
@@ -107,14 +111,73 @@ def anchors(page: Path, link: str) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_the_maps_name_modules_that_exist(page: str) -> None:
-    """Each module that these pages name is there."""
-    named = re.findall(r"\b\w+\.(?:py|sql)\b", (ROOT / page).read_text("utf-8"))
-    folders = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks", "docs")
-    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+NAMED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.(?:py|sql)\b")
+"""A file of Python or SQL; with folders, from the repository's root or from the package's."""
+DOTTED = re.compile(
+    r"\bperdure\.(?:checkpointers|stores|memory|graphs|server|cli|storage)\b(?:\.[a-z_]\w*)*"
+)
+EXAMPLES = {"auth.py", "langgraph_sdk/auth/__init__.py"}  # files of users, and of others
+FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+TEXTS = [path for path in FILES if path.suffix in (".py", ".sql") and "tests" not in path.parts]
 
-    assert sorted(set(named) - there) == []
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=str
+)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    """Each module, statement file or test that a page names is there, also in decisions."""
+    assert missing(page.read_text("utf-8")) == []
+
+
+def test_the_map_names_modules_where_they_are() -> None:
+    """A module stands in CONTRIBUTING.md in the row of its folder."""
+    folder, lost = "", []
+    for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines():
+        if line.startswith("| ") and len(cells := line.strip("| ").split(" | ")) >= 2:
+            folder = cells[0].strip("`") if line.startswith("| `") else folder
+            named = NAMED.findall(cells[0] if line.startswith("| | ") else cells[1])
+            lost += [
+                name
+                for name in named
+                if not any((at / name).exists() for at in (ROOT, ROOT / folder))
+            ]
+
+    assert lost == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_comments_name_files_that_exist(path: Path) -> None:
+    """So is each that a docstring or a comment names."""
+    text = path.read_text("utf-8")
+    said = re.findall(r"--.*", text) if path.suffix == ".sql" else [*comments(text)]
+
+    assert missing("\n".join(said)) == []
+
+
+def missing(text: str) -> list[str]:
+    """The files and modules that a text names and that are not there."""
+    there = {path.name for path in FILES} | {str(path.relative_to(ROOT)) for path in FILES}
+    files = {name for name in NAMED.findall(text) if name not in EXAMPLES}
+    lost = {name for name in files if not there & {name, f"src/perdure/{name}"}}
+    dotted = {name for name in DOTTED.findall(text) if not is_name(name)}
+    return sorted(lost | dotted)
+
+
+def is_name(dotted: str) -> bool:
+    """Whether it is a module, or what a module has."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def comments(source: str) -> Iterator[str]:
+    """The docstrings and comments of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""'))
+        if is_docstring or token.type == tokenize.COMMENT:
+            yield token.string
 
 
 def test_the_map_has_each_module() -> None:
