@@ -43,7 +43,7 @@ from perdure.checkpointers.reports import (
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.threads import ThreadReader, missing
 from perdure.errors import ConfigurationError
-from perdure.settings import LIST_LIMIT
+from perdure.settings import LIST_LIMIT, THREADS_LIMIT
 from perdure.storage.database import Lock, awaited
 from perdure.storage.flow import by_month, rows_of
 
@@ -126,7 +126,7 @@ class Checkpointer(CheckpointSaver):
     def threads(
         self,
         *,
-        limit: int = 50,
+        limit: int = THREADS_LIMIT,
         after: str | None = None,
         prefix: str = "",
         active_since: datetime | None = None,
@@ -145,7 +145,7 @@ class Checkpointer(CheckpointSaver):
     async def athreads(
         self,
         *,
-        limit: int = 50,
+        limit: int = THREADS_LIMIT,
         after: str | None = None,
         prefix: str = "",
         active_since: datetime | None = None,

@@ -28,6 +28,7 @@ from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.trim import choose, too_long
+from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 SHARES: Final[Mapping[str, float]] = {
@@ -178,7 +179,7 @@ class UseMemories(MessagesNode):
         *,
         namespace: Labels = NAMESPACE,
         kinds: Sequence[str] | None = None,
-        limit: int = 20,
+        limit: int = SHOWN_LIMIT,
         max_tokens: int = 1_000,
         min_score: float | None = None,
         as_of: Clock | str | None = None,

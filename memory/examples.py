@@ -24,6 +24,7 @@ from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import EPISODE, Memory, Outcome, memory_line
 from perdure.memory.tokens import token_counter
+from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
 _OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
@@ -67,7 +68,7 @@ class ExampleSelector(BaseExampleSelector):
         namespace: tuple[str, ...] = ("examples", "{user_id}"),
         *,
         gate: Gate | None = None,
-        limit: int = 5,
+        limit: int = TOOL_LIMIT,
         max_tokens: int | None = 1_000,
         config: RunnableConfig | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ from perdure.memory.records import (
 from perdure.memory.run_config import Template
 from perdure.memory.sameness import normal
 from perdure.memory.tokens import token_counter
-from perdure.settings import SEARCH_LIMIT
+from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
@@ -64,7 +64,7 @@ class MemorySearch:
         self,
         namespace: Labels = NAMESPACE,
         kinds: Sequence[str] | None = None,
-        limit: int = 20,
+        limit: int = SHOWN_LIMIT,
         max_tokens: int | None = 1_000,
         min_score: float | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ async def _recall(
     config: RunnableConfig | None = None,
     namespace: Labels = NAMESPACE,
     kinds: Sequence[str] | None = None,
-    limit: int = 20,
+    limit: int = SHOWN_LIMIT,
     max_tokens: int | None = 1_000,
     as_of: datetime | None = None,
 ) -> RecallResult:

@@ -32,6 +32,7 @@ from perdure.memory.options import text, whole
 from perdure.memory.quotation import quoted, section
 from perdure.memory.records import FACT, Memory, Outcome, Role, memory_line
 from perdure.memory.run_config import source
+from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 from perdure.stores.text import STOP_WORDS, tokens
@@ -105,7 +106,7 @@ def search_memory(
     namespace: tuple[str, ...] = ("memories", "{user_id}"),
     store: BaseStore | None = None,
     *,
-    limit: int = 5,
+    limit: int = TOOL_LIMIT,
     name: str = "search_memory",
     description: str = SEARCH,
 ) -> BaseTool:

@@ -27,9 +27,15 @@ CHOSEN: Final[Any] = _Chosen()
 """In place of a path: the database of the settings. None is refused: a path may be missing."""
 SECRETS: Final = ("key", "api_key")
 SEARCH_LIMIT: Final = 10
-"""The most results of a search, of items or memories, from code or the command line."""
+"""The most results of a search, from code, the command line, the server or its tools (MCP)."""
+SHOWN_LIMIT: Final = 20
+"""The most memories that are shown at a time, to a model or to a person."""
+TOOL_LIMIT: Final = 5
+"""The most memories, or examples, that one call of a tool or one prompt gives a model."""
 LIST_LIMIT: Final = 100
-"""Likewise, of a list."""
+"""The most entries of a list: of namespaces, items, the largest threads."""
+THREADS_LIMIT: Final = 50
+"""The most threads that are listed."""
 Given = tuple[Any, str]
 """A value, and where it comes from."""
 _MOST: Final = 1_000_000  # days are more on no calendar

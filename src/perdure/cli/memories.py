@@ -36,7 +36,7 @@ from perdure.cli.app import (
 from perdure.cli.output import ago, as_json, counted, day, moment, note, note_line, say, show
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
-from perdure.settings import SEARCH_LIMIT
+from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
@@ -61,7 +61,7 @@ def list_(
         str | None,
         typer.Option(metavar="KIND", help="Only fact, turn, episode, profile or another kind."),
     ] = None,
-    limit: Limit = 20,
+    limit: Limit = SHOWN_LIMIT,
     ids: Ids = False,
     as_of: AsOf = None,
     user: User = None,

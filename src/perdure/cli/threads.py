@@ -33,6 +33,7 @@ from perdure.cli.app import (
 from perdure.cli.output import ago, as_json, counted, line, note, say, say_clean, show
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
+from perdure.settings import THREADS_LIMIT
 
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead, ThreadStatus
@@ -48,7 +49,7 @@ def threads(
         str | None,
         typer.Argument(metavar="[TEXT]", help="Only threads with this in the title or id."),
     ] = None,
-    limit: Limit = 50,
+    limit: Limit = THREADS_LIMIT,
     ids: Ids = False,
     db: DB = None,
     json: AsJson = False,

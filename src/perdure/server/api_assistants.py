@@ -14,6 +14,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from perdure.server.access import action
 from perdure.server.call import Caller
 from perdure.server.graphs import Graph, Graphs, id_of
+from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 _SINCE: Final = datetime.now(UTC).isoformat()
@@ -45,7 +46,7 @@ class AssistantSearch(BaseModel):
     graph_id: str | None = None
     name: str | None = None
     metadata: dict[str, Any] | None = None
-    limit: int = Field(10, ge=0)
+    limit: int = Field(SEARCH_LIMIT, ge=0)
     offset: int = Field(0, ge=0)
 
 

@@ -13,7 +13,7 @@ from perdure.memory import Collection, arecall
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id, verbatim
 from perdure.server.reply import reply
-from perdure.settings import LIST_LIMIT
+from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 
 routes = APIRouter(tags=["memories"])
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ class Question(BaseModel):
 
     query: str
     kinds: list[str] | None = None
-    limit: int = Field(20, ge=1, le=1000)
+    limit: int = Field(SHOWN_LIMIT, ge=1, le=1000)
     max_tokens: int | None = Field(None, ge=1)
     as_of: AwareDatetime | None = None
 

@@ -28,6 +28,7 @@ from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
 from perdure.server.run_request import Mode, RunRequest
 from perdure.server.runs import Play, Run, Runs
+from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["runs"])
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
@@ -97,7 +98,7 @@ async def listed(
     call: Caller,
     runs: All,
     thread_id: Id,
-    limit: Annotated[int, Query(ge=0, le=1000)] = 10,
+    limit: Annotated[int, Query(ge=0, le=1000)] = SEARCH_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: RunStatus | None = None,
 ) -> Response:

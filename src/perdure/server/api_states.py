@@ -21,6 +21,7 @@ from perdure.server.graphs import id_of
 from perdure.server.reply import reply
 from perdure.server.run_request import CheckpointAt
 from perdure.server.threads import Thread, interrupt_of
+from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 Json = dict[str, Any]
@@ -46,7 +47,7 @@ class StateChange(BaseModel):
 class History(BaseModel):
     """The body of `POST /threads/{thread_id}/history`."""
 
-    limit: int = Field(10, ge=1, le=1000)
+    limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
     before: str | Json | None = None
     metadata: Json | None = None
     checkpoint: Json | None = None
@@ -123,7 +124,7 @@ async def history(
     call: Caller,
     request: Request,
     thread_id: Id,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
     before: str | None = None,
 ) -> Response:
     """The states of a thread, the newest first."""

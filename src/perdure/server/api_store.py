@@ -13,6 +13,7 @@ from perdure.errors import InvalidValue
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.reply import reply
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["store"])
 Json = dict[str, Any]
@@ -40,7 +41,7 @@ class ItemSearch(BaseModel):
 
     namespace_prefix: list[str] = []
     filter: Json | None = None
-    limit: Limit = 10
+    limit: Limit = SEARCH_LIMIT
     offset: Offset = 0
     query: str | None = None
     refresh_ttl: bool | None = None
@@ -52,7 +53,7 @@ class Namespaces(BaseModel):
     prefix: list[str] | None = None
     suffix: list[str] | None = None
     max_depth: int | None = Field(None, ge=1)
-    limit: Limit = 100
+    limit: Limit = LIST_LIMIT
     offset: Offset = 0
 
 

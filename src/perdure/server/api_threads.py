@@ -18,6 +18,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import reply
 from perdure.server.threads import SortBy, Status, Thread, checked_metadata
+from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 Json = dict[str, Any]
@@ -56,7 +57,7 @@ class ThreadFilters(BaseModel):
 class ThreadSearch(ThreadFilters):
     """The body of `POST /threads/search`."""
 
-    limit: int = Field(10, ge=1, le=1000)
+    limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
     offset: int = Field(0, ge=0)
     sort_by: SortBy | None = None
     sort_order: Literal["asc", "desc"] | None = None

@@ -28,7 +28,7 @@ from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.messages import as_text, cut
 from perdure.server.reply import status_of
-from perdure.settings import Settings
+from perdure.settings import SEARCH_LIMIT, Settings
 from perdure.stores import Provenance
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def recall(
     query: Annotated[
         str, Field(max_length=_LONGEST, description="What to look for: a question or a few words.")
     ],
-    limit: Many = 10,
+    limit: Many = SEARCH_LIMIT,
 ) -> str:
     """Look up what is known of the user from earlier conversations, the best answers first."""
     place = await _place(call, {"query": query, "limit": limit})
@@ -108,7 +108,7 @@ async def forget(
 async def search_threads(
     call: Call,
     text: Annotated[str, Field(max_length=_LONGEST, description="A part of a title or an id.")],
-    limit: Many = 10,
+    limit: Many = SEARCH_LIMIT,
 ) -> str:
     """Find earlier conversations of the user by title; recall names those of what it finds."""
     await call.permit({"metadata": {}, "limit": limit})

@@ -20,6 +20,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
 from perdure.server.pages_items import PAGE, Asked, PageItem, collection_of, permitted, record
+from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
 KINDS: Final = ("fact", "turn", "episode", "profile")
@@ -58,7 +59,7 @@ async def memories(
     of: Own,
     q: str = "",
     kind: Annotated[tuple[str, ...], Query()] = (),
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: Annotated[int, Query(ge=1, le=200)] = SHOWN_LIMIT,
     tokens: Number = 1_000,
     as_of: str = "",
     why: str = "",

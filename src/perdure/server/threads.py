@@ -32,6 +32,7 @@ from perdure.errors import (
 from perdure.memory.records import RESERVED
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
+from perdure.settings import SEARCH_LIMIT
 from perdure.stores import VersionRetention
 from perdure.stores.base import PutItem, StoredItem
 from perdure.stores.whole_store import WholeStore
@@ -311,7 +312,7 @@ class Threads:
         owner: str | None = None,
         active_since: datetime | None = None,
         active_until: datetime | None = None,
-        limit: int = 10,
+        limit: int = SEARCH_LIMIT,
         offset: int = 0,
         sort_by: SortBy | None = None,
         sort_order: Literal["asc", "desc"] | None = None,
