@@ -18,15 +18,13 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers import postgres as threads
-from perdure.checkpointers.tables import ThreadTables
+from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.background import JobQueue
 from perdure.memory.extraction import ExtractionJob
 from perdure.storage.postgres_connection import numbered
-from perdure.storage.table_copy import Copy
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
-from perdure.stores.tables import StoreTables
 from tests import postgres_server
 from tests.store_backends import Clock
 

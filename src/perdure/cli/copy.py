@@ -32,9 +32,7 @@ def copy(
     Threads, checkpoints, branches, pending writes, items with their versions and provenance. At the
     end both are compared. After an interruption, repeat the command: it continues where it was.
     """
-    from perdure.checkpointers.tables import ThreadTables
-    from perdure.storage.table_copy import Copy
-    from perdure.stores.tables import StoreTables
+    from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 
     done = 0
 

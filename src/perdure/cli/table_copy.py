@@ -1,4 +1,4 @@
-"""Copies of a component's tables into another database: resumable, and compared at the end.
+"""Copies of the tables of threads and items into another database: resumable, and compared.
 
 Rows keep their keys and are copied in the order of these, so the rows that a target has say where a
 copy goes on. Each row is opened with the key of the source, and sealed with that of the target.
@@ -7,7 +7,7 @@ copy goes on. Each row is opened with the key of the source, and sealed with tha
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,9 +16,23 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import (
+    checkpoint_place,
+    content_hash,
+    item_place,
+    pack_id,
+    tags_of,
+    unpack_id,
+)
+from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
-from perdure.storage.database import Database
+from perdure.storage.database import Database, statements
+from perdure.storage.encryption import Place
 from perdure.storage.flow import Flow, NamedSQL, Row, Statement, rows_of
+from perdure.stores.namespaces import labels
+from perdure.stores.whole_store import WholeStore
 
 _PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
 _PAGE_ROWS: Final = 1000
@@ -32,11 +46,12 @@ _DONE: Final = "DELETE FROM settings WHERE name = 'copy'"
 
 
 class Table(NamedTuple):
-    """A table, by the columns that are copied; what is sealed comes last.
+    """A table, by the columns that are copied.
 
     `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
     are columns of text that users choose, `keyed` others of which there is an index, `large` those
-    of any length, `ids` the places in a row of text or bytes.
+    of any length. Of a row with its owner, `ids` are the places of ids, `flags` of what is true or
+    false, and `sealed` what binds the last columns to it.
     """
 
     name: str
@@ -48,7 +63,8 @@ class Table(NamedTuple):
     keyed: str = ""
     large: str = ""
     ids: Sequence[int] = ()
-    place: Callable[[Sequence[Any]], Any] | None = None  # of a row with its owner
+    flags: Sequence[int] = ()
+    sealed: Callable[[Sequence[Any]], Sequence[Place]] = lambda row: ()
 
     def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """The next rows after a key, as many as may be held: first the owner, then the columns."""
@@ -95,34 +111,55 @@ def _of(columns: str) -> str:
 
 
 @dataclass
-class Tables(ABC):
-    """One end of a copy: the tables of a component, in the order in which they are copied."""
+class Tables:
+    """One end of a copy: the tables of a component, in the order in which they are copied.
+
+    `open` opens what a column holds, and `shut` is how it is stored.
+    """
 
     database: Database
     sql: NamedSQL
+    open: Callable[[Any, Place], Any]
+    shut: Callable[[Any, Place], Any]
     tables: ClassVar[Sequence[Table]]
     noun: ClassVar[str]  # of an owner
 
-    @abstractmethod
     def opened(self, table: Table, row: Row) -> Row:
         """A row, owner first, as it is in all databases; CorruptRecord: it was damaged."""
+        out = [*row]
+        for at in table.ids:
+            out[at] = unpack_id(out[at])
+        for at in table.flags:
+            out[at] = bool(out[at])
+        for at, place in enumerate(reversed(table.sealed(out)), 1):
+            out[-at] = None if out[-at] is None else self.open(out[-at], place)
+        return tuple(out)
 
-    @abstractmethod
+    def sealed(self, table: Table, row: Row) -> Row:
+        """The columns of a row that was opened elsewhere, as they are stored here."""
+        out = [*row]
+        for at, place in enumerate(reversed(table.sealed(row)), 1):
+            out[-at] = None if out[-at] is None else self.shut(out[-at], place)
+        for at in table.ids:
+            out[at] = pack_id(out[at])
+        return tuple(out[len(row) - len(table.columns.split(", ")) :])
+
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """The statements that add rows which were opened elsewhere."""
+        return table.insert([self.sealed(table, row) for row in rows])
 
-    @abstractmethod
     def shown(self, owner: Any) -> str:
         """An owner by its name."""
-
-    @abstractmethod
-    def finish(self, settings: list[Row]) -> Flow[None]:
-        """What comes after all rows, with the settings of the source."""
+        return repr(owner)
 
     def settings(self) -> Flow[list[Row]]:
         """What is recorded beside the tables."""
         return []
         yield
+
+    def finish(self, settings: list[Row]) -> Flow[None]:
+        """What comes after all rows, with the settings of the source."""
+        yield [self.sql("copied"), self.sql("analyzed")]
 
     def unfit(self) -> Flow[list[str]]:
         """The owners of names with NUL, or too long; StorageError: the database has none."""
@@ -136,6 +173,198 @@ class Tables(ABC):
                 long = Statement(f"{sql} length(CAST(r.{name} AS blob)) > ?", (_NAME_BYTES,))
                 found += [self.shown(row[0]) for row in (yield long)]
         return sorted({*found})
+
+
+_OF_THREAD: Final = "JOIN threads t ON t.thread = "
+_OF_NAMESPACE: Final = (
+    f"LEFT JOIN namespaces n ON n.namespace = r.namespace LEFT {_OF_THREAD}n.thread"
+)
+_TAGS: Final = Table("tags", "tag, checkpoint", "")
+
+
+@dataclass
+class ThreadTables(Tables):
+    """Threads with their logs, checkpoints and pending writes; tags are made anew."""
+
+    reader: CheckpointReader
+    noun = "thread"
+    tables = (
+        Table(
+            "threads",
+            "thread, thread_id, seq, generation, created_at, updated_at, title",
+            "r.thread_id",
+            key="thread",
+            names="thread_id",
+            large="title",
+            sealed=lambda row: [("title", row[0])],
+        ),
+        Table(
+            "namespaces",
+            "namespace, thread, ns, pinned",
+            "t.thread_id",
+            f"LEFT {_OF_THREAD}r.thread",
+            key="namespace",
+            names="ns",
+        ),
+        Table(
+            "logs",
+            "log, thread, name",
+            "t.thread_id",
+            f"LEFT {_OF_THREAD}r.thread",
+            key="log",
+            names="name",
+        ),
+        Table(
+            "items",
+            "id, h, body",
+            "t.thread_id, l.name",
+            f"LEFT JOIN logs l ON l.log = r.id >> 32 LEFT {_OF_THREAD}l.thread",
+            large="body",
+            flags=[3],  # the hash depends on the key; aliases have none
+            sealed=lambda row: [item_place(row[0], row[1], row[2] & 0xFFFFFFFF)],
+        ),
+        Table(
+            "checkpoints",
+            "id, namespace, uid, parent, began, put_at, body",
+            "t.thread_id, n.ns",
+            _OF_NAMESPACE,
+            keyed="uid",
+            large="body",
+            ids=[4, 5],
+            sealed=lambda row: [checkpoint_place(row[0], row[1], (row[2], *row[4:8]))],
+        ),
+        Table(
+            "writes",
+            "namespace, uid, task, path, body",
+            "t.thread_id, n.ns",
+            _OF_NAMESPACE,
+            key="namespace, uid, task",
+            names="path",
+            keyed="uid, task",
+            large="body",
+            ids=[3, 4],
+            sealed=lambda row: [("writes", *row[:2], *row[3:6])],
+        ),
+    )
+
+    @classmethod
+    def of(cls, saver: Checkpointer) -> ThreadTables:
+        """Those of a checkpointer."""
+        reader = saver._reader
+        return cls(saver.database, reader.sql, reader.seal.open, reader.seal.seal, reader)
+
+    def sealed(self, table: Table, row: Row) -> Row:
+        """See `Tables.sealed`."""
+        if table.name == "items":
+            h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
+            row = (*row[:3], h, row[-1])
+        return super().sealed(table, row)
+
+    def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
+        """See `Tables.writes`."""
+        made = super().writes(table, rows)
+        if table.name == "checkpoints":
+            made += _TAGS.insert([(tag, row[2]) for row in rows for tag in self._tags(row[-1])])
+        return made
+
+    def _tags(self, body: bytes) -> list[int]:
+        return tags_of(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
+
+
+_PATH: Final = "LEFT JOIN store_namespaces n ON n.ns = "
+_OF_VERSION: Final = (
+    "LEFT JOIN store_items i ON i.id = r.id LEFT JOIN store_versions v ON v.id = r.id "
+    f"{_PATH}coalesce(i.ns, v.ns)"
+)
+_COMMON: Final = "id, ns, key, version, created_at, valid_from"
+
+
+def _of_item(path: bytes, key: str, version: int) -> list[Place]:
+    return [(name, path.decode(), key, version) for name in ("value", "provenance")]
+
+
+@dataclass
+class StoreTables(Tables):
+    """Items with their versions and vectors; compact indexes are made anew by searches."""
+
+    noun = "namespace"
+    tables = (
+        Table(
+            "store_namespaces", "ns, path, items, bytes, changes", "r.path", key="ns", keyed="path"
+        ),
+        Table(
+            "store_items",
+            f"{_COMMON}, expires_at, made, ttl, size, searched, value, provenance",
+            "n.path",
+            f"{_PATH}r.ns",
+            names="key",
+            large="value, provenance",
+            flags=[-3],
+            sealed=lambda row: _of_item(row[0], *row[3:5]),
+        ),
+        Table(
+            "store_versions",
+            f"seq, {_COMMON}, valid_to, made, searched, value, provenance",
+            "n.path",
+            f"{_PATH}r.ns",
+            key="seq",
+            names="key",
+            large="value, provenance",
+            flags=[-3],
+            sealed=lambda row: _of_item(row[0], *row[4:6]),
+        ),
+        Table(
+            "store_index",
+            "id, model, fields, vectors",
+            "n.path",
+            _OF_VERSION,
+            large="fields, vectors",
+            sealed=lambda row: [("vectors", row[1])],
+        ),
+        Table(
+            "store_pending",
+            "id, attempts, error",
+            "n.path",
+            _OF_VERSION,
+            large="error",
+            sealed=lambda row: [("pending", row[1])],
+        ),
+    )
+
+    @classmethod
+    def of(cls, store: WholeStore) -> StoreTables:
+        """Those of a store."""
+        records = store._parts.records
+
+        def opened(stored: Any, place: Any) -> Any:
+            kind, row, *_ = place
+            return (
+                records.vectors(stored, row) if kind == "vectors" else records.text(stored, place)
+            )
+
+        def shut(value: Any, place: Any) -> Any:
+            kind, row, *_ = place
+            is_bytes = kind == "vectors"
+            return records.shut_vectors(value, row) if is_bytes else records.shut(value, place)
+
+        return cls(store.database, store._parts.sql, opened, shut)
+
+    def shown(self, owner: Any) -> str:
+        """See `Tables.shown`."""
+        return repr(labels(owner))
+
+    def settings(self) -> Flow[list[Row]]:
+        """The model of the vectors, counters, and which fields are searched."""
+        return (yield self.sql("settings"))  # type: ignore[no-any-return]
+
+    def finish(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.finish`. How words are kept is the target's to say."""
+        for name, value in settings:
+            if name == "words":
+                ((kept,),) = yield self.sql("get_setting", name)
+                value = json.dumps(json.loads(kept) | {"fields": json.loads(value)["fields"]})
+            yield self.sql("set_setting", name, str(value))
+        yield statements(self.sql["copied"])
 
 
 @dataclass

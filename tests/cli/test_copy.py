@@ -24,13 +24,11 @@ from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.tables import ThreadTables
+from perdure.cli import table_copy
+from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
-from perdure.storage import table_copy
 from perdure.storage.flow import rows_of
-from perdure.storage.table_copy import Copy
 from perdure.stores import Provenance, SQLiteStore
-from perdure.stores.tables import StoreTables
 from perdure.stores.whole_store import WholeStore
 from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
@@ -230,7 +228,7 @@ def test_a_copy_that_was_cut_off_goes_on(
 
 KILLED = """
 import os, signal, sys
-from perdure.storage import table_copy
+from perdure.cli import table_copy
 from perdure.cli import main
 table_copy._PAGE_BYTES = 2000
 written = table_copy._written
