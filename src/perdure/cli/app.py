@@ -81,8 +81,8 @@ def group(name: str, help: str) -> typer.Typer:
     return made
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from perdure import __version__
 
         print(f"perdure {__version__}")
@@ -349,7 +349,7 @@ def the_one(typed: str, ids: Iterable[str], noun: str, listing: str) -> str:
 def item_place(
     store: WholeStore,
     places: Sequence[Namespace],
-    given: str,
+    typed: str,
     listing: str,
     *,
     deleted: bool = False,
@@ -360,16 +360,16 @@ def item_place(
     """
     for place in places:
         with suppress(InvalidNamespace):  # nothing that can be a key
-            present = store.get(place, given, refresh_ttl=False)
-            if present or (deleted and store.history(place, given)):
-                return place, given
+            present = store.get(place, typed, refresh_ttl=False)
+            if present or (deleted and store.history(place, typed)):
+                return place, typed
     begin = {
         item.key: place
         for place in places
         for item in store.search(place, limit=sys.maxsize, refresh_ttl=False)
-        if item.namespace == place and item.key.startswith(given)
+        if item.namespace == place and item.key.startswith(typed)
     }
-    chosen = the_one(given, begin, "key", listing)
+    chosen = the_one(typed, begin, "key", listing)
     return begin[chosen], chosen
 
 
@@ -379,20 +379,20 @@ def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
     return thread if whole else file.saver.beginning(thread)
 
 
-def thread_id(file: OpenedDatabase, given: str) -> str:
+def thread_id(file: OpenedDatabase, typed: str) -> str:
     """The thread that an id, or the beginning of one, names."""
     try:
-        return file.saver.thread(given).thread_id
+        return file.saver.thread(typed).thread_id
     except PerdureError:  # unknown, or nothing that can be an id
-        found = file.saver.threads(prefix=given, limit=4)
-    return the_one(given, (info.thread_id for info in found), "thread", "perdure threads")
+        threads = file.saver.threads(prefix=typed, limit=4)
+    return the_one(typed, (info.thread_id for info in threads), "thread", "perdure threads")
 
 
-def checkpoint_id(file: OpenedDatabase, thread: str, given: str) -> str:
+def checkpoint_id(file: OpenedDatabase, thread: str, typed: str) -> str:
     """The checkpoint of a thread that an id, or the beginning of one, names."""
-    found = file.saver.checkpoints(thread, checkpoint_ns="")
-    ids = [info.checkpoint_id for info in found if info.checkpoint_id.startswith(given)]
-    return the_one(given, ids, "checkpoint", f"perdure show {thread}")
+    checkpoints = file.saver.checkpoints(thread, checkpoint_ns="")
+    ids = [info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(typed)]
+    return the_one(typed, ids, "checkpoint", f"perdure show {thread}")
 
 
 def completed_thread(incomplete: str) -> list[str]:

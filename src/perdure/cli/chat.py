@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 import typer
 
 from perdure.cli.app import DB, OpenedDatabase, User, app, completed_thread, opened
-from perdure.cli.history import COLORS
+from perdure.cli.history import COLORS, stands
 from perdure.cli.memories import extract_due
 from perdure.cli.output import counted, line, note, note_line, speak
 from perdure.cli.progress import at_work
-from perdure.cli.threads import stands
 from perdure.errors import (
     ConfigurationError,
     ModelFailed,

@@ -26,13 +26,12 @@ from perdure.cli.output import (
     say,
     size,
 )
-from perdure.cli.threads import stands
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from perdure.checkpointers import CheckpointInfo, HistoryItem
+    from perdure.checkpointers import CheckpointInfo, HistoryItem, ThreadStatus
 
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
@@ -40,6 +39,7 @@ COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "y
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
 _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})")
+_LONGEST_QUESTION: Final = 500  # characters
 _INDENT: Final = "    "
 
 
@@ -83,6 +83,19 @@ def history(
         note(f"nothing was said on {chosen!r} in the channel {channel!r}")
     if at is None and (text := stands(head.status)):
         note(f"{chosen!r} {text}")
+
+
+def stands(status: ThreadStatus) -> str:
+    """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
+    if status.state == "waiting":
+        questions = (
+            f"at {line(node)!r}: {line(_text(question), _LONGEST_QUESTION)}"
+            for node, question in status.questions
+        )
+        return f"waits for an answer ({'; '.join(questions)})"
+    nodes = ", ".join(repr(line(node)) for node in dict.fromkeys(status.next))
+    where = f"before {nodes}" if nodes else "at the end of a step"
+    return f"was cut off, or stopped, {where}" if status.tasks else ""
 
 
 def _plain(item: HistoryItem) -> dict[str, Any]:

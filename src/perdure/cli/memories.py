@@ -77,12 +77,12 @@ def list_(
         every = [memory_of(item) for some in items for item in some]
         whose = file.user
     every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
-    found = [memory for memory in every if kind in (None, memory.kind)]
+    of_kind = [memory for memory in every if kind in (None, memory.kind)]
     nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
     nothing = f"{whose!r} has no memories of the kind {kind!r}" if every else nothing
-    _show(found[:limit], json, nothing, ids)
-    if len(found) > limit:
-        note(f"{len(found) - limit:,} more; --limit N")
+    _show(of_kind[:limit], json, nothing, ids)
+    if len(of_kind) > limit:
+        note(f"{len(of_kind) - limit:,} more; --limit N")
 
 
 @memories.command()
@@ -108,11 +108,11 @@ def search(
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
         recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
-        found = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
-        origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in found]
+        answers = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
+        origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [short_id(file, origin, whole=ids or json) for origin in origins]
-    _show(found, json, f"{whose!r} has no memory that answers that", ids, threads)
-    if not found:
+    _show(answers, json, f"{whose!r} has no memory that answers that", ids, threads)
+    if not answers:
         raise typer.Exit(1)
 
 
@@ -213,13 +213,13 @@ def _own(file: OpenedDatabase) -> list[Namespace]:
     return [(label, file.user) for label in _LABELS]
 
 
-def _place(file: OpenedDatabase, given: str, own: list[Namespace]) -> tuple[Namespace, str]:
-    return item_place(file.store, own, given, "perdure memories list --ids", deleted=True)
+def _place(file: OpenedDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
+    return item_place(file.store, own, typed, "perdure memories list --ids", deleted=True)
 
 
-def _thread(file: OpenedDatabase, given: str) -> str:
+def _thread(file: OpenedDatabase, typed: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
-    return thread_id(file, given) if file.saver.threads(prefix=given, limit=1) else given
+    return thread_id(file, typed) if file.saver.threads(prefix=typed, limit=1) else typed
 
 
 def extract_due(file: OpenedDatabase) -> None:
@@ -290,18 +290,18 @@ def _counted(receipt: Receipt) -> str:
 
 
 def _show(
-    found: list[Memory], json: bool, nothing: str, ids: bool, threads: Sequence[str] = ()
+    shown: list[Memory], json: bool, nothing: str, ids: bool, threads: Sequence[str] = ()
 ) -> None:
     cells: dict[str, Sequence[str]] = {
-        "day": [_day(memory) for memory in found],
-        "kind": [memory.kind for memory in found],
-        "key": [memory.key for memory in found] if ids else (),
+        "day": [_day(memory) for memory in shown],
+        "kind": [memory.kind for memory in shown],
+        "key": [memory.key for memory in shown] if ids else (),
         "thread": threads,
-        "text": [memory.text for memory in found],
+        "text": [memory.text for memory in shown],
     }
     columns = [name for name, column in cells.items() if column]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    show(found, json, columns, rows, ids=columns[:-1], nothing=nothing)
+    show(shown, json, columns, rows, ids=columns[:-1], nothing=nothing)
 
 
 def _day(memory: Memory) -> str:
@@ -392,7 +392,7 @@ def jobs(
             if job.state == "dead":
                 with at_work(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
-        found, unassigned = due.jobs(), due.unassigned()
+        waiting, unassigned = due.jobs(), due.unassigned()
         rows = [
             (
                 short_id(file, job.thread_id, whole=json),
@@ -401,10 +401,10 @@ def jobs(
                 ago(job.at) if job.at else "",
                 _why(job),
             )
-            for job in found
+            for job in waiting
         ]
     columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
-    show(found, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
+    show(waiting, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
     if unassigned:
         note(f"not extracted, as no user is named: {counted(len(unassigned), 'thread')}")
 

@@ -53,8 +53,8 @@ def safe(text: str) -> str:
     return "\u200d".join(_HIDDEN.sub(_escaped, part) for part in parts)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
@@ -67,7 +67,7 @@ def as_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json)
     # what `safe` would escape, as JSON escapes it
-    sys.stdout.write(_HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
+    sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 

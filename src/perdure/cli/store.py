@@ -74,15 +74,15 @@ def _object(text: str | None, what: str) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found, why = jsonlib.loads(text), ""
+        value, why = jsonlib.loads(text), ""
     except (ValueError, RecursionError) as exc:
-        found, why = None, f", which is no JSON ({exc})"
-    if not isinstance(found, dict):
+        value, why = None, f", which is no JSON ({exc})"
+    if not isinstance(value, dict):
         cut = repr(text if len(text) <= 80 else f"{text[:79]}…")
         raise ConfigurationError(
             f'{what} is {cut}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
         )
-    return found
+    return value
 
 
 def _place(
@@ -150,7 +150,7 @@ def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
     """
     where = namespace(ns)
     with opened(db, reads=True) as file:
-        found = file.store.history(*_place(file.store, where, key, deleted=True))
+        versions = file.store.history(*_place(file.store, where, key, deleted=True))
     exact = not console().is_terminal
     rows = [
         (
@@ -159,10 +159,10 @@ def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
             moment(item.valid_to, exact=exact),
             _brief(item.value),
         )
-        for item in found
+        for item in versions
     ]
     columns = ("version", "from", "to", "value")
-    show([_whole(item) for item in found], json, columns, rows, ids=("from", "to"))
+    show([_whole(item) for item in versions], json, columns, rows, ids=("from", "to"))
 
 
 @store.command()
@@ -180,18 +180,18 @@ def search(
     json: AsJson = False,
 ) -> None:
     """List items under a prefix, or search them."""
-    where, wanted = namespace(prefix), _object(filter, "--filter")
-    options: dict[str, Any] = {"query": query, "filter": wanted, "mode": mode, "as_of": as_of}
+    where, conditions = namespace(prefix), _object(filter, "--filter")
+    options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
     with opened(db, reads=True) as file, at_work("reading the search index …"):
-        found = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
+        items = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
     rows: list[tuple[str, ...]] = [
-        (shown(item.namespace), item.key, _brief(item.value)) for item in found
+        (shown(item.namespace), item.key, _brief(item.value)) for item in items
     ]
     columns: tuple[str, ...] = ("namespace", "key", "value")
     if query:
         columns = ("score", *columns)
-        rows = [(f"{item.score or 0:.3f}", *row) for item, row in zip(found, rows, strict=True)]
-    whole = [{**_whole(item), "score": item.score, "parts": item.parts} for item in found]
+        rows = [(f"{item.score or 0:.3f}", *row) for item, row in zip(items, rows, strict=True)]
+    whole = [{**_whole(item), "score": item.score, "parts": item.parts} for item in items]
     others = "'perdure store namespaces' lists what holds something"
     show(
         whole,
@@ -215,8 +215,8 @@ def namespaces(
 ) -> None:
     """List the namespaces that hold items."""
     with opened(db, reads=True) as file:
-        found = file.store.list_namespaces(prefix=namespace(prefix), limit=limit, as_of=as_of)
-    show(found, json, ["namespace"], [(shown(labels),) for labels in found], ids=("namespace",))
+        below = file.store.list_namespaces(prefix=namespace(prefix), limit=limit, as_of=as_of)
+    show(below, json, ["namespace"], [(shown(labels),) for labels in below], ids=("namespace",))
 
 
 def _brief(value: dict[str, Any]) -> str:
@@ -260,14 +260,14 @@ def forget(
 
     All versions go, and the messages that their provenance names in the same database.
     """
-    where, wanted = None if prefix is None else namespace(prefix), _object(filter, "--filter")
-    if where is None and not wanted and not query:
+    where, conditions = None if prefix is None else namespace(prefix), _object(filter, "--filter")
+    if where is None and not conditions and not query:
         raise ConfigurationError(
             "nothing says what to forget; give a prefix (/ is all), --filter or --query"
         )
     with opened(db) as file:
         forget = file.store.forget
-        what = partial(forget, where, filter=wanted, query=query, checkpointer=file.saver)
+        what = partial(forget, where, filter=conditions, query=query, checkpointer=file.saver)
         erase(what, _counted, dry_run=dry_run, yes=yes, json=json)
 
 

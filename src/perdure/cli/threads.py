@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,11 +35,10 @@ from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.settings import THREADS_LIMIT
 
 if TYPE_CHECKING:
-    from perdure.checkpointers import ThreadHead, ThreadStatus
+    from perdure.checkpointers import ThreadHead
     from perdure.stores import Receipt
 
 _LONGEST: Final = 60  # characters of a title
-_LONGEST_QUESTION: Final = 500
 
 
 @app.command()
@@ -107,25 +105,6 @@ def _described(
                 "waits_for_answers_to": [question for _, question in head.status.questions],
             },
         )
-
-
-def stands(status: ThreadStatus) -> str:
-    """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
-    if status.state == "waiting":
-        questions = (
-            f"at {line(node)!r}: {line(_text(question), _LONGEST_QUESTION)}"
-            for node, question in status.questions
-        )
-        return f"waits for an answer ({'; '.join(questions)})"
-    nodes = ", ".join(repr(line(node)) for node in dict.fromkeys(status.next))
-    where = f"before {nodes}" if nodes else "at the end of a step"
-    return f"was cut off, or stopped, {where}" if status.tasks else ""
-
-
-def _text(value: Any) -> str:
-    return (
-        value if isinstance(value, str) else jsonlib.dumps(value, ensure_ascii=False, default=str)
-    )
 
 
 # -- other ways on
