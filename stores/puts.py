@@ -106,12 +106,15 @@ class Preparer:
             ttl=None if ttl is None else _checked_ttl(ttl),
             if_version=if_version,
             provenance=provenance_fields(provenance) if provenance else None,
-            limits=self.limits,
         )
         if index is not None:
             put.fields = _checked_fields(index) or None
             put.searched = put.fields is not None
-        put.stored = self.embeddings.stores
+        return self.ready(put)
+
+    def ready(self, put: Put) -> Put:
+        """A put whose value is encoded, with what its vectors are to be made of."""
+        put.limits, put.stored = self.limits, self.embeddings.stores
         if put.searched and put.stored:
             put.pieces = self.embeddings.pieces(
                 texts(decode(put.text or ""), put.fields or self.fields)

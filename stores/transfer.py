@@ -35,7 +35,7 @@ from perdure.stores.options import meant
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
 from perdure.stores.reading import ended, micros, moment, provenance_of
-from perdure.stores.values import decode
+from perdure.stores.values import check_size, decode
 from perdure.stores.writer import Changes, ItemWriter, New, Times
 
 PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time
@@ -45,7 +45,19 @@ _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 _TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
 _FIELDS: Final = ("namespace", "key", "value", "version", *_TIMES, "ttl", "index", "provenance")
 
-Line = tuple[str, Mapping[str, Any] | ImportFailed]
+
+class ItemVersion(NamedTuple):
+    """A version of an item; times in microseconds."""
+
+    put: Put
+    version: int | None = None  # None: it is put as the newest, unless that is equal
+    created: int | None = None  # when the key was first put
+    since: int | None = None
+    until: int | None = None  # None: it is the present one
+    expires: int | None = None
+
+
+Line = tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed]
 """What an item is called in messages, and the item; or why it cannot be read."""
 Lines = Generator[Line, None, None]
 
@@ -59,57 +71,68 @@ class Transfer:
 
     # -- out
 
-    def export(self, namespace_prefix: Namespace, *, versions: bool) -> Iterator[dict[str, Any]]:
-        """Every item under a prefix; each key is as it was at one moment."""
+    def versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
+        """Every item under a prefix, also closed versions; each key is as it was at one moment.
+
+        The path of a namespace is without what it is under in this store.
+        """
         database = self._parts.database
         for path in database.read(lambda: self._every_path(self._parts.path(namespace_prefix))):
             last: str | None = ""
             while last is not None:
-                rows, last = database.read(partial(self._key_page, path, last, versions))
-                yield from map(self._line, rows)
+                rows, last = database.read(partial(self._key_page, path, last, closed))
+                yield from map(self._version, rows)
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
         return [row[0] for row in (yield self._parts.sql("every_path", *span(prefix)))]
 
-    def _key_page(
-        self, path: bytes, last: str, versions: bool
-    ) -> Flow[tuple[list[Row], str | None]]:
+    def _key_page(self, path: bytes, last: str, closed: bool) -> Flow[tuple[list[Row], str | None]]:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
         key = None
         for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
             for row in (yield self._parts.sql("history", path, key)):
                 row = ended(row, self._parts.now())
-                if versions or row[6] is None:
+                if closed or row[6] is None:
                     out.append(row)
         return out, key
 
-    def _line(self, row: Row) -> dict[str, Any]:
+    def _version(self, row: Row) -> ItemVersion:
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
-        ttl, indexed, fields = rest
+        ttl, searched, fields = rest
         records = self._parts.records
-        line: dict[str, Any] = {
-            "namespace": list(labels(path[len(self._parts.root) :])),
-            "key": key,
-            "value": records.value(row),
-            "version": version,
-            "created_at": moment(created).isoformat(),
-            "valid_from": moment(since).isoformat(),
-        }
-        if until is not None:
-            line["valid_to"] = moment(until).isoformat()
-        if expires is not None and until is None:
-            line["expires_at"] = moment(expires).isoformat()
-        if ttl is not None and until is None:
-            line["ttl"] = ttl / _MINUTE
-        if not indexed:
-            line["index"] = False
-        elif fields is not None:
-            line["index"] = json.loads(fields)
-        said = records.provenance(provenance, path, key, version)
-        if said:
-            line["provenance"] = said
-        return line
+        records.value(row)  # else it is damaged
+        put = Put(
+            path[len(self._parts.root) :],
+            key,
+            records.text_of(row),
+            ttl=ttl if until is None else None,
+            provenance=records.provenance(provenance, path, key, version) or None,
+            searched=bool(searched),
+            fields=None if fields is None else json.loads(fields),
+        )
+        return ItemVersion(put, version, created, since, until, None if until else expires)
+
+    def export(self, namespace_prefix: Namespace, *, versions: bool) -> Iterator[dict[str, Any]]:
+        """The same, each as a JSON object."""
+        for put, version, created, since, until, expires in self.versions(
+            namespace_prefix, closed=versions
+        ):
+            times = zip(_TIMES, (created, since, until, expires), strict=True)
+            line: dict[str, Any] = {
+                "namespace": list(labels(put.path)),
+                "key": put.key,
+                "value": decode(put.text or ""),
+                "version": version,
+                **{name: moment(at).isoformat() for name, at in times if at is not None},
+            }
+            if put.ttl is not None:
+                line["ttl"] = put.ttl / _MINUTE
+            if not put.searched or put.fields is not None:
+                line["index"] = put.searched and put.fields
+            if put.provenance:
+                line["provenance"] = put.provenance
+            yield line
 
     # -- in
 
@@ -141,9 +164,9 @@ class Transfer:
 
     def _batch_of(
         self, found: Lines, skips: bool
-    ) -> tuple[list[Restored], int, ImportFailed | None]:
+    ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """The next items, the number of skipped ones, and the error of a wrong one."""
-        batch: list[Restored] = []
+        batch: list[ItemVersion] = []
         unsuitable = 0
         try:
             for where, line in islice(found, PAGE):
@@ -159,7 +182,7 @@ class Transfer:
         return batch, unsuitable, None
 
     async def _restore(
-        self, given: list[Restored], others: set[tuple[bytes, str]] | None
+        self, given: list[ItemVersion], others: set[tuple[bytes, str]] | None
     ) -> TransferReport:
         if not given:
             return TransferReport()
@@ -167,11 +190,18 @@ class Transfer:
         make = partial(_restore, self._parts.writer, given, self._parts.now(), model, others)
         return await self._parts.runner.write(make)
 
-    def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
+    def _restored(
+        self, where: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
+    ) -> ItemVersion:
         if isinstance(line, ImportFailed):  # its source could not read it
             raise line
         preparer = self._parts.preparer
         try:
+            if isinstance(line, ItemVersion):
+                put = line.put
+                path, _ = preparer.place(labels(put.path), put.key)
+                check_size(len((put.text or "").encode()), preparer.max_bytes)
+                return line._replace(put=preparer.ready(replace(put, path=path)))
             said = line.get("provenance")
             if said and not isinstance(said.get("message_ids", []), list):
                 raise ValueError("message_ids of its provenance is no list")
@@ -182,7 +212,7 @@ class Transfer:
                 line.get("ttl"),
                 provenance=provenance_of(said) if said else None,
             )
-            return Restored(put, _version(line), *(_time(line, name) for name in _TIMES))
+            return ItemVersion(put, _version(line), *(_time(line, name) for name in _TIMES))
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
@@ -203,20 +233,9 @@ def _version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-class Restored(NamedTuple):
-    """A version to put back; times in microseconds."""
-
-    put: Put
-    version: int | None = None  # None: it is put as the newest, unless that is equal
-    created: int | None = None  # when the key was first put
-    since: int | None = None
-    until: int | None = None  # None: it is the present one
-    expires: int | None = None
-
-
 def _restore(
     writer: ItemWriter,
-    given: Sequence[Restored],
+    given: Sequence[ItemVersion],
     now: int,
     model: Model | None,
     others: set[tuple[bytes, str]] | None,
@@ -263,7 +282,7 @@ def _restore(
     return report
 
 
-def _add(writer: ItemWriter, one: Restored, now: int, changes: Changes) -> Flow[None]:
+def _add(writer: ItemWriter, one: ItemVersion, now: int, changes: Changes) -> Flow[None]:
     there = yield from writer.locate(one.put)
     ns, row, version, created, valid_from, _, size, closed, _, made = there
     statements: list[Statement] = []
@@ -287,14 +306,14 @@ def _add(writer: ItemWriter, one: Restored, now: int, changes: Changes) -> Flow[
         changes.grow(ns, -1, -size)
 
 
-def _end(writer: ItemWriter, one: Restored, until: int, changes: Changes) -> Flow[None]:
+def _end(writer: ItemWriter, one: ItemVersion, until: int, changes: Changes) -> Flow[None]:
     """Close the present version, as it was closed there."""
     ns, row, _, _, valid_from, _, size, *_ = yield from writer.locate(one.put)
     yield writer.close([(max(until, valid_from + 1), row)])
     changes.grow(ns, -1, -size)
 
 
-def _check_same(writer: ItemWriter, here: Row | None, one: Restored) -> None:
+def _check_same(writer: ItemWriter, here: Row | None, one: ItemVersion) -> None:
     if here is not None and not _same(writer, here, one.put):
         raise ImportFailed(
             f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
@@ -403,10 +422,7 @@ def of_langgraph(path: str | os.PathLike[str]) -> Lines:
                 )
             raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
         sql = _THEIRS.format(_lives(columns))
-        last = ("", "")
-        while rows := _page(file, partial(rows_of, sql, *last, PAGE)):
-            last = rows[-1][:2]
-            yield from (_of_row(file.path, row) for row in rows)
+        yield from _of_pages(file.path, lambda last: _page(file, rows_of, sql, *last, PAGE))
 
 
 def _of_langgraph_table(dsn: str) -> Lines:
@@ -416,10 +432,14 @@ def _of_langgraph_table(dsn: str) -> Lines:
         if tables.lacks("store"):
             raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
         sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
-        last = ("", "")
-        while rows := tables.rows(sql, *last, PAGE):
-            last = rows[-1][:2]
-            yield from (_of_row(tables.path, row) for row in rows)
+        yield from _of_pages(tables.path, lambda last: tables.rows(sql, *last, PAGE))
+
+
+def _of_pages(path: str, page: Callable[[Row], list[Row]]) -> Lines:
+    last: Row = ("", "")
+    while rows := page(last):
+        last = rows[-1][:2]
+        yield from (_of_row(path, row) for row in rows)
 
 
 def _lives(columns: set[str]) -> str:
@@ -428,9 +448,9 @@ def _lives(columns: set[str]) -> str:
     return "expires_at, ttl_minutes" if timed else "NULL, NULL"
 
 
-def _page(file: SQLiteDatabase, make: Callable[[], Flow[list[Row]]]) -> list[Row]:
+def _page(file: SQLiteDatabase, make: Callable[..., Flow[list[Row]]], *asked: Any) -> list[Row]:
     try:
-        return file.read(make)
+        return file.read(partial(make, *asked))
     except StorageError as exc:
         raise ImportFailed(f"an item cannot be read: {exc}") from exc
 

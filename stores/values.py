@@ -45,12 +45,17 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
         if wrong := fault(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{wrong}") from None
         body = _dump(value).encode()
-    if len(body) > max_bytes:
+    check_size(len(body), max_bytes)
+    return body.decode()
+
+
+def check_size(size: int, max_bytes: int) -> None:
+    """Refuse a value of more bytes than are allowed."""
+    if size > max_bytes:
         raise InvalidValue(
-            f"the value takes {len(body):,} bytes as JSON; at most {max_bytes:,} are allowed: "
+            f"the value takes {size:,} bytes as JSON; at most {max_bytes:,} are allowed: "
             "store large contents elsewhere and a reference to them here"
         )
-    return body.decode()
 
 
 def decode(text: str) -> dict[str, Any]:

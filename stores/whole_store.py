@@ -332,7 +332,8 @@ class WholeStore(DatabaseOwner, Store):
             )
         lines: Lines
         if isinstance(source, WholeStore):
-            lines = ((f"{e['key']!r} in {e['namespace']!r}", e) for e in source.export())
+            found = source._transfer.versions((), closed=True)
+            lines = ((f"{v.put.key!r} in {list(labels(v.put.path))!r}", v) for v in found)
         elif isinstance(source, BaseStore):
             lines = of_store(source)
         else:

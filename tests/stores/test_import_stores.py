@@ -16,7 +16,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import AsyncSqliteStore, SqliteStore
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
-from perdure.stores import SQLiteStore, TransferReport
+from perdure.stores import Provenance, SQLiteStore, TransferReport
 from perdure.stores.transfer import PAGE
 from tests.backends import KEY
 from tests.store_backends import Clock, keys, of_words, open_store
@@ -164,6 +164,29 @@ def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> Non
                 for store in (target, source)
             )
             assert theirs == pytest.approx(ours)
+
+
+def test_another_of_ours_as_it_is_stored(tmp_path: Path) -> None:
+    """Texts and provenance come byte for byte, also fields that this version does not know."""
+    columns = "SELECT key, value, provenance, ttl, searched FROM store_items ORDER BY key"
+    with open_store(tmp_path / "old.db") as old, open_store(tmp_path / "new.db") as new:
+        old.put(("a",), "k", {"n": 1}, index=False, ttl=5, provenance=Provenance(actor="user"))
+        old.put(("a",), "l", {"n": 1})
+        with closing(sqlite3.connect(tmp_path / "old.db")) as conn:
+            conn.execute(
+                """UPDATE store_items SET value = '{ "n": 1e2, "m": 10.50 }',
+                provenance = '{"actor": "user", "later": 1}' WHERE key = 'k'"""
+            )
+            conn.commit()
+
+        assert new.import_from(old).items == 2
+        assert new.import_from(old).skipped == 2
+    rows = []
+    for name in ("old.db", "new.db"):
+        with closing(sqlite3.connect(tmp_path / name)) as conn:
+            rows.append(conn.execute(columns).fetchall())
+    assert rows[0] == rows[1]
+    assert rows[0][0][1] == '{ "n": 1e2, "m": 10.50 }'
 
 
 def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
