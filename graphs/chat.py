@@ -17,7 +17,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from perdure.effects import Effect, awaiting, blocking
+from perdure.effects import Effect, awaiting, blocking, calling
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory.context import UseMemories, use_memories
 from perdure.memory.extraction import remember_turns
@@ -79,10 +79,10 @@ def chat_graph(
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
         messages: list[Any] = state["messages"]
         if shows is not None:
-            given = (state, config)
-            messages = await Effect(lambda: shows(*given), lambda: shows.acall(*given))
-        asked = (list(messages), config)
-        answer = await Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
+            messages = await Effect(
+                lambda: shows(state, config), lambda: shows.acall(state, config)
+            )
+        answer = await calling(chosen, "invoke", list(messages), config)
         now = {**state, "messages": [*state["messages"], answer]}
         calls = isinstance(answer, AIMessage) and answer.tool_calls
         goto = "tools" if calls and tools else _next(steps, after, now)
@@ -145,8 +145,7 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
-        given = (state, config)
-        update = await Effect(lambda: part.invoke(*given), lambda: part.ainvoke(*given))
+        update = await calling(part, "invoke", state, config)
         return Command(update=list(update.items()))
 
     return RunnableLambda(blocking(updating), awaiting(updating))

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice, tee
 from typing import Any, Final, Self, cast
 
@@ -15,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.effects import Effect, awaiting, blocking
+from perdure.effects import awaiting, blocking, calling
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended
@@ -229,8 +228,7 @@ class UseMemories(MessagesNode):
         self, shown: Shown, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         for part in self._following:
-            given = (shown, state, config)
-            shown = await Effect(partial(part.through, *given), partial(part.athrough, *given))
+            shown = await calling(part, "through", shown, state, config)
         return frozenset(message.id for message in shown.messages())
 
     async def _recalled(

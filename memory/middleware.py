@@ -10,7 +10,7 @@ from langchain_core.messages import SystemMessage
 from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
 
-from perdure.effects import Effect, awaiting, blocking
+from perdure.effects import Effect, awaiting, blocking, calling
 from perdure.errors import MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
@@ -69,7 +69,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 messages = state[learner.messages_key]
                 if (await learner.learning(messages, state, config)) is None:
                     return None
-        return (await _invoked(due, state, config)) or None
+        return (await calling(due, "invoke", state, config)) or None
 
     async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
@@ -78,9 +78,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if shows is not None:
             system = [request.system_message] if request.system_message is not None else []
             given = [*system, *request.messages], request.state, get_config()
-            shown: list[Any] = await Effect(
-                lambda: shows.shown(*given), lambda: shows.ashown(*given)
-            )
+            shown: list[Any] = await calling(shows, "shown", *given)
             first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
             rest = shown[1:] if first is not None else shown
             request = request.override(system_message=first, messages=rest)
@@ -88,7 +86,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
-            await _invoked(learner, state, get_config())
+            await calling(learner, "invoke", state, get_config())
 
     before_model: Any = blocking(_before_model)
     abefore_model: Any = awaiting(_before_model)
@@ -103,7 +101,3 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             shows = None if self._view is None else self._view.with_tools(tools)
             self._with_tools = list(tools), shows
         return shows
-
-
-def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect[Any]:
-    return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))

@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.effects import Effect, awaiting, blocking
+from perdure.effects import awaiting, blocking, calling
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn, backwards, system_index
 from perdure.memory.options import instance, text
@@ -113,8 +113,7 @@ class MessagesNode(Node):
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
         """The messages to show the model: a valid sequence."""
-        given = Shown.of(messages), state, config
-        shown = await Effect(lambda: self.through(*given), lambda: self.athrough(*given))
+        shown: Shown = await calling(self, "through", Shown.of(messages), state, config)
         return shown.messages()
 
     async def _applied(
@@ -182,17 +181,13 @@ class View(MessagesNode):
         """The same for a request with these tools."""
         return type(self)(*(part.with_tools(tools) for part in self.parts))
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What the parts leave, one after the other."""
         for part in self.parts:
-            shown = part.through(shown, state, config)
+            shown = await calling(part, "through", shown, state, config)
         return shown
 
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`."""
-        for part in self.parts:
-            shown = await part.athrough(shown, state, config)
-        return shown
+    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 
 
 view = View

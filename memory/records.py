@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
-from perdure.effects import Effect
+from perdure.effects import Effect, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
@@ -187,6 +187,10 @@ def _day(when: datetime | None) -> str | None:
     return None if when is None else when.date().isoformat()
 
 
+_SOURCE: Final = TypeAdapter(Provenance)
+_TEXTS: Final = TypeAdapter(tuple[Previous, ...])
+
+
 class StoreAdapter:
     """Any langgraph store, for memories. Its methods are effects."""
 
@@ -197,10 +201,7 @@ class StoreAdapter:
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
         """The effect of a method of the store."""
-        return Effect(
-            lambda: getattr(self.store, method)(*args, **options),
-            lambda: getattr(self.store, f"a{method}")(*args, **options),
-        )
+        return calling(self.store, method, *args, **options)
 
     async def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
@@ -328,7 +329,9 @@ def having_said(text: str) -> dict[str, Any]:
 def memory_of(item: Item) -> Memory:
     """The memory in an item of any store."""
     value = dict(item.value)
-    provenance = getattr(item, "provenance", None) or _provenance(value.pop(SOURCE, None))
+    provenance: Provenance | None = getattr(item, "provenance", None)
+    if provenance is None and (stored := value.pop(SOURCE, None)):
+        provenance = _SOURCE.validate_python(stored)
     text, kind = value.get("text"), value.get("kind", "")
     if not isinstance(text, str) and isinstance(value.get(INSTRUCTIONS), str):
         text, kind = value[INSTRUCTIONS], "instructions"
@@ -341,7 +344,7 @@ def memory_of(item: Item) -> Memory:
         value,
         provenance,
         valid_from=getattr(item, "valid_from", item.updated_at),
-        previous=tuple(map(_previous, value.get(PREVIOUS) or ())),
+        previous=_TEXTS.validate_python(value.get(PREVIOUS) or ()),
         **{name: getattr(item, name, None) for name in names},
     )
 
@@ -349,20 +352,5 @@ def memory_of(item: Item) -> Memory:
 def _plain(put: PutItem) -> PutOp:
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
-        fields = to_jsonable_python(put.provenance).items()
-        value[SOURCE] = {name: part for name, part in fields if part not in (None, [])}
+        value[SOURCE] = _SOURCE.dump_python(put.provenance, mode="json", exclude_defaults=True)
     return PutOp(put.namespace, put.key, value, put.index)
-
-
-def _provenance(fields: Any) -> Provenance | None:
-    if not fields:
-        return None
-    known = {**fields, "message_ids": tuple(fields.get("message_ids", ()))}
-    if "at" in known:
-        known["at"] = datetime.fromisoformat(known["at"])
-    return Provenance(**known)
-
-
-def _previous(entry: Mapping[str, Any]) -> Previous:
-    until = datetime.fromisoformat(entry["until"])
-    return Previous(entry["text"], until, entry["change"], tuple(entry.get("message_ids", ())))

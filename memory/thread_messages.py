@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import GetOp, Item
+from pydantic import TypeAdapter
 
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
-from perdure.effects import Effect
+from perdure.effects import calling
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
@@ -38,8 +39,6 @@ REMEMBER: Final = "remember"
 TURNS: Final = "turns"
 """The extractor whose watermarks have the id of their thread as key; see `_key`."""
 _KNOWN: Final = 50  # messages that a watermark names
-_PLACE: Final = ("known", "count", "next", "checkpoint_id")
-_FAILURE: Final = ("attempts", "failed_head", "error", "final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ async def read_history(
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
         return await _history(saver, thread_id, channel, known)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    found = await Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+    found = await calling(saver, "get_tuple", config)
     if found is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = found.checkpoint["channel_values"].get(channel)
@@ -130,9 +129,7 @@ async def _history(
     info = next((info for info in infos if info.is_head), None)
     uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
-    items: list[HistoryItem] = await Effect(
-        lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
-    )
+    items: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
     read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen for item in items), strict=True))
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
@@ -150,12 +147,10 @@ async def _history(
 
 
 async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    options: dict[str, Any] = {"checkpoint_ns": "", "limit": limit}
-    found: list[CheckpointInfo] = await Effect(
-        lambda: saver.checkpoints(thread_id, **options),
-        lambda: saver.acheckpoints(thread_id, **options),
+    infos: list[CheckpointInfo] = await calling(
+        saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
-    return found
+    return infos
 
 
 def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
@@ -298,16 +293,13 @@ class Watermark:
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
         """The operation that writes it, if the note is as it was read."""
-        names = [*_PLACE, *(_FAILURE if self.attempts else ())]
-        value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id}
-        value |= {name: getattr(self, name) for name in names}
-        value["known"] = [list(each) for each in self.known]
-        if self.attempts and self.failed_at:
-            value["failed_at"] = self.failed_at.isoformat()
-        if not self.final:
-            value.pop("final", None)
+        value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
+        value |= _FORM.dump_python(self, mode="json", exclude={"version"}, exclude_defaults=True)
         place, key = notes_of(WATERMARKS, namespace), _key(self.extractor, thread_id)
         return note_of(place, key, value, if_version=self.version)
+
+
+_FORM: Final = TypeAdapter(Watermark)  # of the note
 
 
 async def watermark(
@@ -326,7 +318,8 @@ async def watermarks(
         return []
     ops = [GetOp(notes_of(WATERMARKS, space), _key(extractor, thread)) for space, thread in places]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
-    return [_watermark_in(empty, note) for note in (await adapter.call("batch", ops))]
+    notes = await adapter.call("batch", ops)
+    return [empty if note is None else _watermark_in(note) for note in notes]
 
 
 def settled(note: Item) -> PutItem:
@@ -334,22 +327,13 @@ def settled(note: Item) -> PutItem:
 
     The messages that were not read are read then.
     """
-    failure = (*_FAILURE, "failed_at")
-    value = {name: part for name, part in note.value.items() if name not in failure}
-    value["checkpoint_id"] = note.value.get("failed_head")
-    namespace, version = tuple(note.namespace), getattr(note, "version", None)
-    return note_of(namespace, note.key, value, if_version=version)
+    mark, (_, _, *namespace) = _watermark_in(note), note.namespace
+    settled = mark.advanced((), mark.failed_head)
+    return settled.put(tuple(namespace), note.value["thread_id"])
 
 
-def _watermark_in(empty: Watermark, note: Item | None) -> Watermark:
-    if note is None:
-        return empty
-    value, names = note.value, [*_PLACE, *_FAILURE]
-    fields: dict[str, Any] = {name: value[name] for name in names if name in value}
-    fields["known"] = tuple(Known(*each) for each in value["known"])
-    if value.get("failed_at"):
-        fields["failed_at"] = datetime.fromisoformat(value["failed_at"])
-    return replace(empty, **fields, version=getattr(note, "version", None))
+def _watermark_in(note: Item) -> Watermark:
+    return _FORM.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
 def _key(extractor: str, thread_id: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import Effect, awaiting, blocking, computed
+from perdure.effects import awaiting, blocking, calling, computed
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
@@ -117,9 +116,7 @@ async def _expand(
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
     saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
-    found: CheckpointTuple | None = await Effect(
-        partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
-    )
+    found: CheckpointTuple | None = await calling(saver, "get_tuple", config)
     if found is None:
         thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))
         if at:
@@ -130,8 +127,7 @@ async def _expand(
     if not ids:
         return []
     place = {name: value for name, value in found.config["configurable"].items() if name in _AT}
-    read = partial(saver.history, channel=messages_key, **place)
-    history = await Effect(read, partial(saver.ahistory, channel=messages_key, **place))
+    history = await calling(saver, "history", channel=messages_key, **place)
     asked, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value

@@ -94,6 +94,14 @@ def in_thread(operation: Operation[T]) -> Effect[T]:
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
+def calling(of: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
+    """The effect of a method that blocks; when awaited, of its twin, whose name begins with `a`."""
+    return Effect(
+        lambda: getattr(of, method)(*args, **options),
+        lambda: getattr(of, f"a{method}")(*args, **options),
+    )
+
+
 def computed(call: Callable[[], T]) -> Effect[T]:
     """The effect of a computation; when awaited, it is made in a thread."""
     return Effect(call, lambda: asyncio.to_thread(call))
