@@ -40,7 +40,6 @@ from perdure.memory.conversation import Messages, role
 from perdure.memory.extractors import (
     Batch,
     Extractor,
-    Planned,
     Proposal,
     Scope,
     TurnExtractor,
@@ -50,7 +49,14 @@ from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, seconds, text, whole
-from perdure.memory.records import WATERMARKS, StoreAdapter, adapter_of, namespace_of, notes_of
+from perdure.memory.records import (
+    WATERMARKS,
+    Planned,
+    StoreAdapter,
+    adapter_of,
+    namespace_of,
+    notes_of,
+)
 from perdure.memory.run_config import Template, source
 from perdure.memory.thread_messages import (
     ThreadHistory,

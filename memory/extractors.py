@@ -25,6 +25,7 @@ from perdure.memory.records import (
     Candidate,
     Memory,
     Outcome,
+    Planned,
     Role,
     StoreAdapter,
     memory_of,
@@ -96,13 +97,6 @@ class Revision(NamedTuple):
     change: Alteration
     candidate: Candidate
     until: datetime | None = None  # when the previous text stopped being true, if that is given
-
-
-class Planned(NamedTuple):
-    """The puts of a proposal, and the outcome of each part of it."""
-
-    puts: Sequence[PutItem] = ()
-    outcomes: Sequence[Outcome] = ()
 
 
 Plan = Callable[[Gate], Operation[Planned]]

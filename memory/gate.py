@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from langgraph.store.base import GetOp
 
@@ -22,6 +22,7 @@ from perdure.memory.records import (
     Change,
     Memory,
     Outcome,
+    Planned,
     StoreAdapter,
     Verdict,
     having_said,
@@ -183,13 +184,6 @@ class _Judgement:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-class Admitted(NamedTuple):
-    """What is to be written, and the outcome of each candidate once it is."""
-
-    puts: list[PutItem]
-    outcomes: list[Outcome]
-
-
 async def admit(
     gate: Gate,
     adapter: StoreAdapter,
@@ -197,10 +191,10 @@ async def admit(
     candidates: Sequence[Candidate],
     keys: Sequence[str],
     made: Sequence[str] = (),
-) -> Admitted:
+) -> Planned:
     """What is to be written of candidates under `keys`; `made` are those that are made up."""
     verdicts = await gate.judge(candidates, adapter, namespace, keys=keys)
-    admitted = Admitted([], [])
+    puts, outcomes = list[PutItem](), list[Outcome]()
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
         kept = verdict.same_as
@@ -208,14 +202,14 @@ async def admit(
             fields = candidate.fields if verdict.fields is None else verdict.fields
             value = {**fields, "text": _kept(candidate, verdict), "kind": candidate.kind}
             change, kept = "added", key
-            admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
+            puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
         elif verdict.action == "quarantine":
             shown = gate.sensitive.redacted(candidate.text)
             put = _quarantined(namespace, candidate, key, verdict, shown, made)
             change, kept = "quarantined", put.key
-            admitted.puts.append(put)
-        admitted.outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
-    return admitted
+            puts.append(put)
+        outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
+    return Planned(puts, outcomes)
 
 
 def _trusted(candidate: Candidate) -> Provenance:

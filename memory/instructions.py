@@ -20,13 +20,19 @@ from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import TRIES, written
 from perdure.memory.conversation import Messages
-from perdure.memory.extractors import Planned
 from perdure.memory.model_call import RefusedAnswer, fault_of, model_call, text_of
 from perdure.memory.nodes import Learner, MessagesNode, Shown, channel, checked
 from perdure.memory.options import choice, instance, text, whole
 from perdure.memory.options import text as checked_text
 from perdure.memory.quotation import fenced, newest, units_of
-from perdure.memory.records import INSTRUCTIONS, ItemPlace, Memory, StoreAdapter, namespace_of
+from perdure.memory.records import (
+    INSTRUCTIONS,
+    ItemPlace,
+    Memory,
+    Planned,
+    StoreAdapter,
+    namespace_of,
+)
 from perdure.memory.run_config import Clock, Template, Versioned, clock_of, source, store_of_graph
 from perdure.memory.summary import ON_FAILURE, OnFailure, with_summary, without_summary
 from perdure.stores.base import Provenance, PutItem

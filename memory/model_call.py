@@ -147,7 +147,11 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
 
 
 class InvalidAnswer(InvalidPatch):
-    """An answer has another form than was asked for; the message has no word of the model's."""
+    """An answer of another form than was asked for; `outline` has no word of the model's."""
+
+    def __init__(self, fault: str, outline: str | None = None) -> None:
+        super().__init__(fault)
+        self.outline = fault if outline is None else outline
 
 
 class RefusedAnswer(NamedTuple):
@@ -319,13 +323,21 @@ def parsed(answer: Any) -> Any:
         raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
     raw, error = answer.get("raw"), answer.get("parsing_error")
     if fault := _early_end(raw):
-        raise InvalidPatch(fault)
+        raise InvalidAnswer(fault)
     if error is not None:
-        raise InvalidPatch(f"the answer is not as the schema asks for: {error!s:.1000}")
+        form, outline = (
+            "the answer is not as the schema asks for",
+            "the answer calls a tool that there is not",
+        )
+        if isinstance(error, ValidationError):
+            outline = f"{form}: {faults_of(error)}"
+        raise InvalidAnswer(f"{form}: {error!s:.1000}", outline)
     if answer.get("parsed") is None:
         for call in getattr(raw, "invalid_tool_calls", ()):
-            raise InvalidPatch(f"the arguments {call['args']!r:.200} are no JSON")
-        raise InvalidPatch("the answer has no arguments of the tool that was to be called")
+            fault = f"the arguments {call['args']!r:.200} are no JSON"
+            raise InvalidAnswer(fault, "the answer is no JSON")
+        fault = "the answer has no arguments of the tool that was to be called"
+        raise InvalidAnswer(fault, "the answer calls no tool, which it was asked for")
     return answer["parsed"]
 
 
@@ -351,15 +363,5 @@ def _outline(answer: Any, fault: InvalidPatch) -> str:
     """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
     if not isinstance(answer, dict):
         return fault_of(answer) or str(fault)
-    if early := _early_end(answer.get("raw")):
-        return early
-    if isinstance(error := answer.get("parsing_error"), ValidationError):
-        return f"the answer is not as the schema asks for: {faults_of(error)}"
-    if error is not None:
-        return "the answer calls a tool that there is not"
-    if answer.get("parsed") is None:
-        broken = getattr(answer.get("raw"), "invalid_tool_calls", ())
-        return f"the answer {'is no JSON' if broken else 'calls no tool, which it was asked for'}"
-    if isinstance(fault, InvalidAnswer):
-        return str(fault)
-    return "the answer asks for what cannot be done (this error's cause says what)"
+    cannot = "the answer asks for what cannot be done (this error's cause says what)"
+    return fault.outline if isinstance(fault, InvalidAnswer) else cannot

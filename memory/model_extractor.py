@@ -18,7 +18,6 @@ from perdure.memory.extractors import (
     Addition,
     Batch,
     Plan,
-    Planned,
     Proposal,
     Revision,
     Scope,
@@ -38,7 +37,7 @@ from perdure.memory.model_call import (
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Document, Profile, ProfileState
 from perdure.memory.quotation import fenced, middle_out, newest, quoted, rendered
-from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome
+from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome, Planned
 from perdure.memory.sameness import normal
 from perdure.memory.thread_messages import ThreadMessage, storable
 

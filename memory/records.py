@@ -247,6 +247,13 @@ class StoreAdapter:
         return {"as_of": as_of}
 
 
+class Planned(NamedTuple):
+    """Puts, and the outcome of each part of what was proposed once they are written."""
+
+    puts: Sequence[PutItem] = ()
+    outcomes: Sequence[Outcome] = ()
+
+
 class ItemPlace(NamedTuple):
     """The place of an item, and where a change to it comes from."""
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.changes import written
+from perdure.memory.changes import planned, written
 from perdure.memory.conversation import Messages
-from perdure.memory.extractors import Batch, Planned, Proposal, Scope, Usage
+from perdure.memory.extractors import Batch, Proposal, Scope, Usage
+from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, checked
 from perdure.memory.options import choice
 from perdure.memory.profile import Profile
-from perdure.memory.records import Outcome
+from perdure.memory.records import Outcome, Planned
 from perdure.memory.run_config import source
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import history_of_state
 
-_TRIES: Final = 11  # until an update is given up because other runs write meanwhile
+_TRIES: Final = 11  # times that the model is asked while other runs write
 _LOG: Final = logging.getLogger("perdure")
 
 
@@ -92,32 +94,30 @@ class UpdateProfile(Learner):
         return await self._learn(messages, config)
 
     async def _written(self, batch: Batch, scope: Scope) -> ProfileUpdate:
-        usage: Usage = Usage()
-        proposal: Proposal | None = None
-        tries = iter(range(_TRIES))
+        usage, gate = Usage(), self._extractor.profiles[0].gate
+        for _ in range(_TRIES):
+            proposal = await self._extractor.proposing(batch, scope)
+            usage += proposal.usage
+            made = await written(scope.adapter, partial(_applied, proposal, gate, scope))
+            if not _is_overtaken(made):
+                return ProfileUpdate(tuple(made.outcomes), usage)
+        raise VersionConflict("other runs changed the profile, again and again")
 
-        async def plan() -> Planned:
-            nonlocal usage, proposal
-            while next(tries, None) is not None:
-                if proposal is None:
-                    proposal = await self._extractor.proposing(batch, scope)
-                    usage += proposal.usage
-                gate = self._extractor.profiles[0].gate
-                parts = [await each(gate) for each in proposal.plans]
-                outcomes = [outcome for part in parts for outcome in part.outcomes]
-                refused = [each for each in outcomes if each.change == "refused"]
-                if any(each.check == CHANGED for each in refused):
-                    proposal = None  # the model has to see the profile as it is now
-                elif refused:
-                    asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
-                    fault = f"the model gave no patch that can be applied, {asked}"
-                    raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
-                else:
-                    return Planned([put for part in parts for put in part.puts], outcomes)
-            raise VersionConflict("other runs changed the profile, again and again")
 
-        made = await written(scope.adapter, plan)
-        return ProfileUpdate(tuple(made.outcomes), usage)
+async def _applied(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
+    """What is written of all patches, or nothing if one of them was overtaken."""
+    made = await planned(proposal, gate, scope)
+    if _is_overtaken(made):  # the model has to see the profile as it is now
+        return made._replace(puts=())
+    if refused := [outcome for outcome in made.outcomes if outcome.change == "refused"]:
+        asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+        fault = f"the model gave no patch that can be applied, {asked}"
+        raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
+    return made
+
+
+def _is_overtaken(made: Planned) -> bool:
+    return any(outcome.check == CHANGED for outcome in made.outcomes)
 
 
 update_profile = UpdateProfile

@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from perdure.effects import run
-from perdure.memory.gate import Admitted, Gate, admit
-from perdure.memory.records import TURN, Candidate, Outcome, StoreAdapter
+from perdure.memory.gate import Gate, admit
+from perdure.memory.records import TURN, Candidate, Outcome, Planned, StoreAdapter
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE
 
 SECRET = "My password is swordfish99"
 
 
-def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Admitted:
+def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Planned:
     """What is planned for candidates with the keys k0, k1 …, once it is written."""
     keys = [f"k{number}" for number in range(len(candidates))]
     plan = run(admit(gate or Gate(), adapter, NAMESPACE, candidates, keys))
