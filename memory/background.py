@@ -20,6 +20,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -44,6 +45,7 @@ from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.thread_messages import storable, watermark
 from perdure.settings import is_dsn
 from perdure.storage.locks import file_lock
+from perdure.storage.threads import ThreadPool
 
 try:
     from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowStatus
@@ -273,16 +275,10 @@ class Background:
 
     def _within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
         """The report of an extraction in a thread of its own; None: it was abandoned."""
-        future: Future[ExtractionReport] = Future()
-
-        def extract() -> None:
-            try:
-                future.set_result(self.extraction.extract(job.thread_id, job.config))
-            except BaseException as exc:
-                future.set_exception(exc)
-
-        # a daemon: an extraction that hangs must not keep the process alive
-        threading.Thread(target=extract, daemon=True).start()
+        extract = partial(self.extraction.extract, job.thread_id, job.config)
+        # of daemons: an extraction that hangs must not keep the process alive
+        threads = ThreadPool(1, "perdure-extraction", lasting=False)
+        future: Future[ExtractionReport] = threads.submit(extract, awaited=False)
         end = time.monotonic() + self.pace.limit_s
         while not wait([future], min(_TICK_S[0], max(0.0, end - time.monotonic()))).done:
             if self._abandon.is_set():

@@ -85,8 +85,7 @@ class Instructions:
     async def _history(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
         """All versions, oldest first, with the threads that caused them."""
         place = self.place(config)
-        items = await place.adapter.versions(place.namespace, place.key)
-        return [_version(item) for item in items]
+        return [_version(item) for item in await place.versions()]
 
     async def _set(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
         """Write a text as the new version; one that holds already is not written again."""
@@ -116,7 +115,7 @@ class Instructions:
 
     async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> InstructionsVersion:
         """Read what holds now, or held at a moment."""
-        item = await place.adapter.got(place.namespace, place.key, as_of)
+        item = await place.read(as_of)
         return InstructionsVersion(self.default) if item is None else _version(item)
 
     async def rewriting(
@@ -152,15 +151,9 @@ def replacing(
     """The operation that writes a text in place of the previous one, with the diff between them."""
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the names of files
-    return PutItem(
-        place.namespace,
-        place.key,
-        {INSTRUCTIONS: text, "diff": diff, "change": change},
-        [INSTRUCTIONS],  # the diff is not searched
-        ttl=None,  # they do not expire, whatever the store's default
-        if_version=previous.version,
-        provenance=place.provenance,
-    )
+    # the diff is not searched
+    value = {INSTRUCTIONS: text, "diff": diff, "change": change}
+    return place.put(value, INSTRUCTIONS, previous.version)
 
 
 def _versioned(store: Any) -> StoreAdapter:

@@ -309,7 +309,7 @@ class Profile(Generic[M]):
         """All versions, oldest first."""
         place = self.place(config)
         versions = []
-        for head in await place.adapter.versions(place.namespace, place.key):
+        for head in await place.versions():
             change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
             made = head.version, change, *times, head.provenance
             versions.append(ProfileVersion(_document(head), *made))
@@ -336,7 +336,7 @@ class Profile(Generic[M]):
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         place = self.place(config)
-        for head in await place.adapter.versions(place.namespace, place.key):
+        for head in await place.versions():
             _document(head)  # another item is not erased
         if place.adapter.versioned:
             receipt: Receipt = await place.adapter.call("forget", place.namespace, key=place.key)
@@ -358,7 +358,7 @@ class Profile(Generic[M]):
 
     async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""
-        head = await place.adapter.got(place.namespace, place.key, as_of)
+        head = await place.read(as_of)
         document = _document(head) if head else dumped(self.schema.model_construct())
         try:
             profile = validated(self.schema, document) if head else self.schema()
@@ -403,18 +403,9 @@ class Profile(Generic[M]):
         document: Document = plain(dumped(profile), "the profile")
         if same(document, state.document) and (state.item or name != "set"):
             return _Plan([], profile)
-        value = {"text": text_of(document), "kind": _KIND, _DOCUMENT: document}
+        value = {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name}
         version = (state.item and state.item.version) or 0
-        put = PutItem(
-            place.namespace,
-            place.key,
-            {**value, "change": name},
-            ["text"],
-            ttl=None,  # it does not expire, whatever the store's default
-            if_version=version if place.adapter.versioned else None,
-            provenance=place.provenance,
-        )
-        return _Plan([put], profile)
+        return _Plan([place.put(value, "text", version)], profile)
 
 
 def _document(item: Memory) -> Document:

@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
 from pydantic import TypeAdapter
 
-from perdure.effects import Effect, calling
+from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
@@ -262,6 +262,21 @@ class ItemPlace(NamedTuple):
     key: str
     provenance: Provenance | None = None
     told: Sequence[str] | None = None  # the users' texts a change rests on; None: it is by hand
+
+    def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
+        """The item, now or at a moment, if there is one."""
+        return self.adapter.got(self.namespace, self.key, as_of)
+
+    def versions(self) -> Operation[list[Memory]]:
+        """All versions of the item, oldest first."""
+        return self.adapter.versions(self.namespace, self.key)
+
+    def put(self, value: Mapping[str, Any], searched: str, if_version: int | None) -> PutItem:
+        """The operation that writes it, to be found by one field, if it is at this version."""
+        version = if_version if self.adapter.versioned else None
+        # it does not expire, whatever the store's default
+        options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
+        return PutItem(self.namespace, self.key, value, [searched], **options)
 
 
 def adapter_of(store: BaseStore | None) -> StoreAdapter:
