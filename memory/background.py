@@ -177,8 +177,8 @@ class Background:
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Have all threads extracted that were not given up, and wait; the jobs that are left."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
-        wanted = self._put_all(dead=False) | self._opened().live().keys()
-        while wanted & self._opened().live().keys() and time.monotonic() < end:
+        keys = self._put_all(dead=False) | self._opened().live().keys()
+        while keys & self._opened().live().keys() and time.monotonic() < end:
             time.sleep(_TICK_S[0])
         return self._due.jobs()
 
@@ -192,8 +192,8 @@ class Background:
             job.key: replace(job, state="running") if live.get(job.key) else job
             for job in self._due.jobs()
         }
-        found = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
-        return [job for job in found.values() if state in (None, job.state)]
+        jobs = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
+        return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
         """The ids of threads that are not extracted, because they do not say whose they are.
@@ -328,10 +328,10 @@ def run_worker(background: Background) -> None:
     """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in signals}
     with ExitStack() as stack:
-        for each, handler in before.items():
-            stack.callback(signal.signal, each, handler)
+        for number, handler in before.items():
+            stack.callback(signal.signal, number, handler)
         with background:
             while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
                 pass
@@ -370,22 +370,22 @@ class JobQueue:
         """Put a job on the queue, unless it is there."""
         options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
-        given = (job.thread_id, list(job.namespace), dict(job.configurable))
+        arguments = (job.thread_id, list(job.namespace), dict(job.configurable))
         with _mapped("written"):
-            self._client.enqueue(options, *given)
+            self._client.enqueue(options, *arguments)
 
     def live(self) -> dict[str, bool]:
         """The keys of the jobs on the queue, each with whether a worker has it."""
-        found = self._listed(["ENQUEUED", "PENDING"], load_input=False)
-        return {str(each.deduplication_id): each.status == "PENDING" for each in found}
+        rows = self._listed(["ENQUEUED", "PENDING"], load_input=False)
+        return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
     def done(self) -> list[ExtractionJob]:
         """The jobs that were done within a day, oldest first."""
         jobs = []
-        for each in self._listed("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
-            if isinstance(each.output, dict) and "report" in each.output and each.completed_at:
-                result = {**each.output, "namespace": tuple(each.output["namespace"])}
-                at = datetime.fromtimestamp(each.completed_at / 1e3, UTC)
+        for row in self._listed("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
+            if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
+                result = {**row.output, "namespace": tuple(row.output["namespace"])}
+                at = datetime.fromtimestamp(row.completed_at / 1e3, UTC)
                 jobs.append(ExtractionJob(**result, state="done", at=at))
         return jobs[::-1]
 
@@ -393,7 +393,7 @@ class JobQueue:
         """Take the jobs from the queue that a worker has had for longer than the limit."""
         before = (time.time() - limit_s) * 1e3
         taken = self._listed("PENDING")
-        return self._taken([each for each in taken if (each.dequeued_at or before) < before])
+        return self._taken([row for row in taken if (row.dequeued_at or before) < before])
 
     def forget(self) -> None:
         """Delete jobs that ended more than a day ago."""
@@ -401,7 +401,7 @@ class JobQueue:
         ended = ["SUCCESS", "ERROR", "CANCELLED"]
         old = self._listed(ended, completed_before=before, load_input=False, load_output=False)
         with _mapped("written"):
-            self._client.delete_workflows([each.workflow_id for each in old])
+            self._client.delete_workflows([row.workflow_id for row in old])
 
     def every(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
@@ -472,20 +472,20 @@ class JobQueue:
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"
         # containers may share a host's name and not its temporary files
-        known = Path(f"{self._locks}.worker-{number}.id")
-        if not known.exists():
-            known.write_text(secrets.token_hex(8), encoding="ascii")
-        return f"{socket.gethostname()}/{known.read_text(encoding='ascii')}"
+        id_file = Path(f"{self._locks}.worker-{number}.id")
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(8), encoding="ascii")
+        return f"{socket.gethostname()}/{id_file.read_text(encoding='ascii')}"
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
         options |= {"status": status, "name": _EXTRACT, "application_name": _NAME}
         with _mapped("read"):
             return self._client.list_workflows(**options)
 
-    def _taken(self, found: list[WorkflowStatus]) -> list[ExtractionJob]:
+    def _taken(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
         with _mapped("written"):
-            self._client.cancel_workflows([each.workflow_id for each in found])
-        return [_job(*(each.input or {"args": ()})["args"]) for each in found]
+            self._client.cancel_workflows([row.workflow_id for row in rows])
+        return [_job(*(row.input or {"args": ()})["args"]) for row in rows]
 
 
 def _extract(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> dict[str, Any]:
@@ -506,18 +506,18 @@ def place_of(given: Any, store: Any) -> tuple[str | None, str]:
     schema = schema or _SCHEMA
     if given is None:
         return place, schema
-    found = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
-    if found.startswith(("postgresql://", "postgres://")):
-        return _POSTGRES + found.split("://", 1)[1], schema
-    if found and "://" not in found and is_dsn(found):
+    path = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
+    if path.startswith(("postgresql://", "postgres://")):
+        return _POSTGRES + path.split("://", 1)[1], schema
+    if path and "://" not in path and is_dsn(path):
         from perdure.storage.postgres_connection import checked_dsn, uri
 
-        return uri(checked_dsn(found)), schema
-    if not found or "://" in found or "?" in found:  # the last is no part of a path in a URL
+        return uri(checked_dsn(path)), schema
+    if not path or "://" in path or "?" in path:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"
         )
-    return os.path.abspath(found), schema
+    return os.path.abspath(path), schema
 
 
 def _check_sessions(url: str) -> None:
@@ -525,12 +525,12 @@ def _check_sessions(url: str) -> None:
     if not url.startswith(_POSTGRES):
         return
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    asked = text("SELECT pg_backend_pid()")
+    session = text("SELECT pg_backend_pid()")
     try:
         with engine.connect() as one, engine.connect() as other:
-            before = one.scalar(asked)
+            before = one.scalar(session)
             one.commit()
-            taken, after = other.scalar(asked), one.scalar(asked)
+            taken, after = other.scalar(session), one.scalar(session)
     finally:
         engine.dispose()
     if before != after or taken == before:

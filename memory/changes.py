@@ -161,43 +161,47 @@ async def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
     note = (await change_note(scope.adapter, scope.namespace)) if changes else []
     present = (await _present(scope, changes)) if changes else {}
     deleted = _deleted(proposal.revisions, present)
-    written = [each for each in changes if not isinstance(each, Revision) or _is_due(each, present)]
+    written = [
+        change for change in changes if not isinstance(change, Revision) or _is_due(change, present)
+    ]
     has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
     ends = (await _ends(written, present, scope)) if has_facts else {}
     kept = await judged(written, present, ends, gate, scope)
     parts = [Planned(outcomes=proposal.outcomes), known, deleted, kept]
     for plan in proposal.plans:
         parts.append(await plan(gate))
-    events = {TURN, EPISODE}.issuperset(each.candidate.kind for each in additions)
+    events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
     if (deleted.puts or kept.puts) and not (events and not proposal.revisions):
         parts.append(Planned(note))  # new turns and episodes conflict with no fact
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
         puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
-    return Planned(list(puts.values()), [each for part in parts for each in part.outcomes])
+    return Planned(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
 
 async def _without_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], Planned]:
-    if not any(each.candidate.kind == EPISODE for each in additions):
+    if not any(addition.candidate.kind == EPISODE for addition in additions):
         return additions, Planned()
-    known: dict[str, str] = {}
+    by_source: dict[str, str] = {}
     for memory in await scope.adapter.every(scope.namespace, filter={"kind": EPISODE}):
-        known |= dict.fromkeys(sources(memory.provenance), memory.key)
+        by_source |= dict.fromkeys(sources(memory.provenance), memory.key)
     new: list[Addition] = []
     outcomes: list[Outcome] = []
-    for each in additions:
-        found = [known[mark] for mark in sources(each.candidate.provenance) if mark in known]
-        if found and each.candidate.kind == EPISODE:
-            outcomes.append(Outcome("unchanged", found[-1]))
+    for addition in additions:
+        keys_known = [
+            by_source[mark] for mark in sources(addition.candidate.provenance) if mark in by_source
+        ]
+        if keys_known and addition.candidate.kind == EPISODE:
+            outcomes.append(Outcome("unchanged", keys_known[-1]))
         else:
-            new.append(each)
+            new.append(addition)
     return new, Planned(outcomes=outcomes)
 
 
 async def _present(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
-    ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(each.key for each in changes)]
+    ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(change.key for change in changes)]
     items = await scope.adapter.call("batch", ops)
     return {item.key: memory_of(item) for item in items if item is not None}
 
@@ -207,10 +211,10 @@ def _refusal(revision: Revision, memory: Memory | None) -> str:
     if memory is None:
         return "the memory does not exist any more"
     whose = (memory.provenance.trust if memory.provenance else None) or "user"
-    given = revision.candidate.role
-    if _RANKS.get(whose, 3) <= _RANKS[given]:
+    role = revision.candidate.role
+    if _RANKS.get(whose, 3) <= _RANKS[role]:
         return ""
-    return f"it rests on the words of the {whose}, the change only on those of the {given}"
+    return f"it rests on the words of the {whose}, the change only on those of the {role}"
 
 
 def _is_due(revision: Revision, present: Present) -> bool:
@@ -236,8 +240,8 @@ def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
 
 async def _ends(changes: Sequence[Change], present: Present, scope: Scope) -> dict[str, str]:
     """The dates at which facts were superseded that rest on messages whose turns are new."""
-    new = [each.candidate for each in changes if each.key not in present]
-    turns = [each.provenance for each in new if each.kind == TURN and each.provenance]
+    new = [change.candidate for change in changes if change.key not in present]
+    turns = [change.provenance for change in new if change.kind == TURN and change.provenance]
     ids = [id for source in turns for id in source.message_ids]
     return (await ends_of(scope, turns[0].thread_id, ids)) if turns else {}
 
@@ -247,53 +251,57 @@ async def judged(
 ) -> Planned:
     """What the gate admits; each replaces the memory under its key, if there is one."""
     candidates = [
-        replace(each.candidate, kind=present[each.key].kind)
-        if isinstance(each, Revision)
-        else each.candidate
-        for each in changes
+        replace(proposed.candidate, kind=present[proposed.key].kind)
+        if isinstance(proposed, Revision)
+        else proposed.candidate
+        for proposed in changes
     ]
-    keys = [each.key for each in changes]
-    made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
+    keys = [proposed.key for proposed in changes]
+    made = [
+        proposed.key
+        for proposed in changes
+        if proposed.candidate.explicit and proposed.key not in present
+    ]
     admitted = await admit(gate, scope.adapter, scope.namespace, candidates, keys, made)
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
     past: list[PutItem] = []
     outcomes: list[Outcome] = []
-    for each, outcome in zip(changes, admitted.outcomes, strict=True):
-        memory = present.get(each.key)
-        extracted = isinstance(each, Revision) and not each.candidate.explicit
+    for proposed, outcome in zip(changes, admitted.outcomes, strict=True):
+        memory = present.get(proposed.key)
+        extracted = isinstance(proposed, Revision) and not proposed.candidate.explicit
         if outcome.change == "added" and memory is None:
             new = 0 if scope.adapter.versioned else None
-            puts.append(replace(own[each.key], if_version=new))
+            puts.append(replace(own[proposed.key], if_version=new))
         elif outcome.change == "added" and memory is not None:
-            until = _until(each, memory)
-            put, change = _replaced(each, own[each.key], memory, until)
+            until = _until(proposed, memory)
+            put, change = _replaced(proposed, own[proposed.key], memory, until)
             if put is None:
-                outcome = Outcome("unchanged", each.key, SAME)
+                outcome = Outcome("unchanged", proposed.key, SAME)
             else:
                 puts.append(put)
                 outcome = replace(outcome, change=change)
             if outcome.change == "superseded":
-                source = each.candidate.provenance
+                source = proposed.candidate.provenance
                 past += await superseded_turns(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
-        elif extracted and outcome.change == "unchanged" and memory and outcome.key != each.key:
+        elif extracted and outcome.change == "unchanged" and memory and outcome.key != proposed.key:
             puts.append(removal_of(memory.namespace, memory.key, memory.version))
-            outcome = Outcome("deleted", each.key, "another memory says the same")
+            outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
 
 
 def _replaced(
-    each: Change, put: PutItem, memory: Memory, until: datetime
+    proposed: Change, put: PutItem, memory: Memory, until: datetime
 ) -> tuple[PutItem | None, Alteration]:
     """The put of an admitted memory, if the stored one is still the version that was read."""
     value = put.value or {}
-    if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
+    if isinstance(proposed, Addition) and (memory.kind != TURN or memory.text == value["text"]):
         return None, "updated"  # it was made before, and may have been changed since
-    change: Alteration = each.change if isinstance(each, Revision) else "updated"
+    change: Alteration = proposed.change if isinstance(proposed, Revision) else "updated"
     if own_fields(value) == own_fields(memory.value):
         return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
@@ -309,11 +317,11 @@ def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:
     return replace(put, value={**value, UNTIL: ends[ids[0]]})
 
 
-def _until(each: Change, memory: Memory) -> datetime:
+def _until(proposed: Change, memory: Memory) -> datetime:
     """When a memory stopped being true: at the time of the new text, if that is known and later."""
-    if isinstance(each, Revision) and each.until:
-        return each.until
-    at = each.candidate.provenance.at if each.candidate.provenance else None
+    if isinstance(proposed, Revision) and proposed.until:
+        return proposed.until
+    at = proposed.candidate.provenance.at if proposed.candidate.provenance else None
     since = memory.provenance.at if memory.provenance else None
     return at if at and (since is None or since < at) else datetime.now(UTC)
 
@@ -395,7 +403,9 @@ class MemoryWriter:
             if not marked:
                 return Planned(puts, [Outcome("deleted", key, NO_TOMBSTONE)])
             past = await self.adapter.versions(self.namespace, key)
-            puts += [put for each in (*past, memory) for put in tombstones_of(each, "deleted")]
+            puts += [
+                put for version in (*past, memory) for put in tombstones_of(version, "deleted")
+            ]
             return Planned(puts, [Outcome("deleted", key)])
 
         try:

@@ -203,8 +203,8 @@ class Collection:
         config: RunnableConfig | None = None,
     ) -> Memories:
         """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
-        asked = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
-        return await self.found(asked, limit, offset, config)
+        options = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
+        return await self.found(options, limit, offset, config)
 
     async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """All versions of a memory, oldest first, also of one that is deleted."""
@@ -225,15 +225,15 @@ class Collection:
         """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
         most = whole("limit", limit, 1) + whole("offset", offset, 0)
         adapter, namespace = self._place(config)
-        found: Memories = []
+        memories: Memories = []
         seen, size = 0, max(most, _PAGE)
-        while len(found) < most:
+        while len(memories) < most:
             page = await adapter.found(namespace, limit=size, offset=seen, **asked)
-            found += [memory for memory in page if memory.namespace == namespace]
+            memories += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break
             seen, size = seen + size, 2 * size
-        return found[offset:most]
+        return memories[offset:most]
 
     def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
         return adapter_of(self.store), namespace_of(self.namespace, config)
@@ -341,13 +341,13 @@ async def forgotten_matching(
     source = None if thread_id is None else {"thread_id": thread_id}
     what: dict[str, Any] = {"query": query, "provenance": source}
     places = (namespace, notes_of(QUARANTINE, namespace))
-    found = _nothing(clean=False)
+    plan = _nothing(clean=False)
     for place in places:
-        found += await adapter.call("forget", place, **what, dry_run=True)
+        plan += await adapter.call("forget", place, **what, dry_run=True)
     if dry_run:
-        return found
+        return plan
     versions: list[Memory] = []
-    for namespace, key in found.keys:
+    for namespace, key in plan.keys:
         if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
             versions += await adapter.versions(namespace, key)
     await adapter.written(_tombstones(versions))
@@ -371,8 +371,8 @@ async def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Rec
 
 async def _emptied(adapter: StoreAdapter, place: Namespace) -> Receipt:
     if not adapter.versioned:
-        found = await adapter.every(place)
-        return await erased(adapter, place, *(each.key for each in found))
+        memories = await adapter.every(place)
+        return await erased(adapter, place, *(memory.key for memory in memories))
     plan: Receipt = await adapter.call("forget", place, dry_run=True)
     own = [key for where, key in plan.keys if where == place]
     if own and len(own) == len(plan.keys):
@@ -456,8 +456,8 @@ class Quarantine:
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """The entries, oldest first."""
         adapter, _, place = self._places(config)
-        found = await adapter.every(place)
-        return sorted(map(_entry, found), key=lambda entry: entry.at)
+        memories = await adapter.every(place)
+        return sorted(map(_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Make an entry the memory that it would have been, without judging it again.
@@ -466,23 +466,23 @@ class Quarantine:
         `VersionConflict`, and nothing is written.
         """
         adapter, namespace, place = self._places(config)
-        found = await _found(adapter, place, key)
-        entry = _entry(found)
+        stored = await _found(adapter, place, key)
+        entry = _entry(stored)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
         before = await adapter.got(namespace, entry.memory_key)
         if before is not None:
             value = succeeding(before, value, "updated")
         put = put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if before is None else before.version)
-        await adapter.written([put, removal_of(place, key, found.version)])
+        await adapter.written([put, removal_of(place, key, stored.version)])
         await erased(adapter, place, key)  # the versions of the entry have the text too
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Erase an entry; a tombstone keeps it from being extracted again."""
         adapter, namespace, place = self._places(config)
-        found = await _found(adapter, place, key)
-        await adapter.written([note_on(namespace, digest(found.text), "forgotten")])
+        stored = await _found(adapter, place, key)
+        await adapter.written([note_on(namespace, digest(stored.text), "forgotten")])
         await erased(adapter, place, key)
         return Outcome("deleted", key)
 
@@ -496,19 +496,19 @@ class Quarantine:
 
 
 async def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
-    found = await adapter.got(place, key)
-    if found is None:
+    memory = await adapter.got(place, key)
+    if memory is None:
         raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
-    return found
+    return memory
 
 
-def _entry(found: Memory) -> QuarantineEntry:
-    value = found.value
+def _entry(memory: Memory) -> QuarantineEntry:
+    value = memory.value
     return QuarantineEntry(
-        key=found.key,
+        key=memory.key,
         at=datetime.fromisoformat(value["at"]),
         memory_key=value["key"],
-        provenance=found.provenance,
-        text=found.text,
+        provenance=memory.provenance,
+        text=memory.text,
         **{name: value[name] for name in ("shown", "reason", "check", "kind", "role", "fields")},
     )

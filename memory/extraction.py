@@ -37,14 +37,7 @@ from perdure.errors import (
 from perdure.memory import thread_messages
 from perdure.memory.changes import planned, written_in_turn
 from perdure.memory.conversation import Messages, role
-from perdure.memory.extractors import (
-    Batch,
-    Extractor,
-    Proposal,
-    Scope,
-    TurnExtractor,
-    Usage,
-)
+from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
@@ -114,8 +107,12 @@ class ExtractionReport:
 
     def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
-        counts = Counter[str](each.change for each in plan.outcomes)
-        refused = [each.check or each.reason for each in plan.outcomes if each.change == "refused"]
+        counts = Counter[str](outcome.change for outcome in plan.outcomes)
+        refused = [
+            outcome.check or outcome.reason
+            for outcome in plan.outcomes
+            if outcome.change == "refused"
+        ]
         added: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
         added |= {"messages": self.messages + messages, "batches": self.batches + 1}
         total = dict(Counter(self.refused) + Counter(refused))
@@ -277,9 +274,9 @@ class Pipeline:
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
-    first = next(i for i, each in enumerate(history.messages) if each.id == messages[0].id)
+    first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     before = history.messages[max(0, first - _BEFORE) : first]
-    edited = mark.ids & {each.id for each in messages}
+    edited = mark.ids & {message.id for message in messages}
     return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
 
 
@@ -320,7 +317,7 @@ class RememberTurns(Learner):
             unread = _from_known(mark, messages)
             history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
-            newest = [*map(role, (each.message for each in reversed(history.messages)))]
+            newest = [*map(role, (message.message for message in reversed(history.messages)))]
             now = newest.index("human") + 1 if "human" in newest else len(newest)
             return history.timed([datetime.now(UTC)] * now)
 
@@ -339,8 +336,8 @@ def _from_known(mark: Watermark, messages: Messages) -> Messages:
     """Without what is certainly read: a turn must not cost what the thread is long."""
     if mark.count == len(mark.known) or not all(message.id for message in messages):
         return messages
-    known = mark.ids
-    first = next((i for i, each in enumerate(messages) if each.id in known), 0)
+    read = mark.ids
+    first = next((i for i, each in enumerate(messages) if each.id in read), 0)
     return messages[max(0, first - _BEFORE) :]
 
 
@@ -426,8 +423,8 @@ class DueThreads:
                     del self._unread[thread_id]
             adapter, name = self._extraction.adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
-            asked = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
-            marks, jobs = run(watermarks(adapter, asked, name)), []
+            places = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
+            marks, jobs = run(watermarks(adapter, places, name)), []
             for (thread_id, place), mark in zip(unread, marks, strict=True):
                 head, seen, namespace, given = place
                 if mark.checkpoint_id == head.checkpoint_id:
@@ -469,8 +466,8 @@ class DueThreads:
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
             for head in page:
-                known = self._unread.pop(head.thread_id, None)
-                seen = known[1] if known else min(begun, head.updated_at)
+                before = self._unread.pop(head.thread_id, None)
+                seen = before[1] if before else min(begun, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
                 if head.checkpoint_id is not None and (place := self._place(head)):
                     self._unread[head.thread_id] = head, seen, *place

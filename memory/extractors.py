@@ -139,7 +139,7 @@ class Extractor(Protocol):
 def _role(messages: Sequence[ThreadMessage]) -> Role:
     """The user's role if any message is a user's, else the least trustworthy one."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
-    roles = {each.role for each in messages}
+    roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
 
 
@@ -198,7 +198,7 @@ async def superseded_turns(
     if memory.kind == TURN or memory.provenance is None:
         return []
     source = replace(memory.provenance, message_ids=left_behind(memory.provenance, successor))
-    found = await _turns(adapter, memory.namespace, source)
+    turns = await _turns(adapter, memory.namespace, source)
     ended = {UNTIL: until.isoformat()}
     return [
         put_of(
@@ -206,7 +206,7 @@ async def superseded_turns(
             provenance=turn.provenance,
             if_version=turn.version,
         )
-        for turn in found
+        for turn in turns
         if UNTIL not in turn.value
     ]
 
@@ -220,20 +220,22 @@ async def ends_of(
     thread of the present text is taken.
     """
     any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
-    asked = any_kind if scope.adapter.versioned else {"kind": FACT}
+    kinds = any_kind if scope.adapter.versioned else {"kind": FACT}
     ends: dict[str, str] = {}
-    for memory in await scope.adapter.every(scope.namespace, filter=asked):
-        past = [each for each in memory.previous if each.change == "superseded"]
-        if memory.kind == TURN or not any({*each.message_ids} & {*message_ids} for each in past):
+    for memory in await scope.adapter.every(scope.namespace, filter=kinds):
+        past = [text for text in memory.previous if text.change == "superseded"]
+        if memory.kind == TURN or not any({*text.message_ids} & {*message_ids} for text in past):
             continue
         versions = await scope.adapter.versions(memory.namespace, memory.key)
-        threads = {each.text: (each.provenance or Provenance()).thread_id for each in versions}
+        threads = {
+            version.text: (version.provenance or Provenance()).thread_id for version in versions
+        }
         present = memory.provenance or Provenance()
-        for each in past:  # newest first: the first end counts
-            thread = threads.get(each.text, present.thread_id)
-            source = Provenance(thread_id=thread, message_ids=each.message_ids)
+        for text in past:  # newest first: the first end counts
+            thread = threads.get(text.text, present.thread_id)
+            source = Provenance(thread_id=thread, message_ids=text.message_ids)
             if thread == thread_id:
-                ends |= dict.fromkeys(left_behind(source, present), each.until.isoformat())
+                ends |= dict.fromkeys(left_behind(source, present), text.until.isoformat())
     return ends
 
 
@@ -241,14 +243,14 @@ def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, 
     """The messages on which a memory rested, and on which the one that supersedes it does not."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
-    return tuple(each for each in source.message_ids if each not in successor.message_ids)
+    return tuple(id for id in source.message_ids if id not in successor.message_ids)
 
 
 async def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> list[Memory]:
     turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
-        ops = [GetOp(place, turn_key(thread_id, each, number)) for each in left]
+        ops = [GetOp(place, turn_key(thread_id, id_, number)) for id_ in left]
         items = await adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())

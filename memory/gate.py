@@ -54,7 +54,7 @@ def sources(provenance: Provenance | None) -> list[str]:
     """The keys of the tombstones of the messages that something comes from."""
     if provenance is None:
         return []
-    names = [f"{provenance.thread_id or ''}\0{each}" for each in provenance.message_ids]
+    names = [f"{provenance.thread_id or ''}\0{id}" for id in provenance.message_ids]
     marks = [blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in names]
     return [f"source:{mark.hexdigest()}" for mark in marks]
 
@@ -113,8 +113,8 @@ class Gate:
         contacts: Treatment = "redact",
         detectors: Sequence[Detector] = DETECTORS,
     ) -> None:
-        for name, given in (("secrets", secrets), ("contacts", contacts)):
-            choice(name, given, get_args(Treatment))
+        for name, treatment in (("secrets", secrets), ("contacts", contacts)):
+            choice(name, treatment, get_args(Treatment))
         self.checks: Sequence[Check] = _functions("checks", checks)
         self.sensitive = Sensitive(secrets, contacts, _functions("detectors", detectors))
 
@@ -130,7 +130,7 @@ class Gate:
 
         A candidate is not compared with the memory of its own key.
         """
-        verdicts = await computed(lambda: [self._static(each) for each in candidates])
+        verdicts = await computed(lambda: [self._static(candidate) for candidate in candidates])
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
         await _refuse_deleted(judgement, adapter, namespace)
@@ -145,11 +145,11 @@ class Gate:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
         verdicts = list(verdicts)
         for check in self.checks:
-            asked = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
-            shown = [replace(candidates[i], text=_kept(candidates[i], verdicts[i])) for i in asked]
+            kept = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
+            shown = [replace(candidates[i], text=_kept(candidates[i], verdicts[i])) for i in kept]
             answers = await _answers(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
-            for i, answer in zip(asked, answers, strict=True):
+            for i, answer in zip(kept, answers, strict=True):
                 if isinstance(answer, Verdict):
                     verdicts[i] = _combined(verdicts[i], answer, name)
                 elif answer is not None:
@@ -257,11 +257,11 @@ async def _refuse_deleted(
 async def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:
     for i in judged.open(events=False):
         candidate, text = judged.candidates[i], judged.text(i)
-        found = await _near(adapter, namespace, text, past=not candidate.explicit)
-        memory = _stating(found, text, judged.keys[i])
+        near = await _near(adapter, namespace, text, past=not candidate.explicit)
+        memory = _stating(near, text, judged.keys[i])
         if memory is not None:
             judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
-        elif not candidate.explicit and (why := _outdated(found, text, candidate.provenance)):
+        elif not candidate.explicit and (why := _outdated(near, text, candidate.provenance)):
             judged.refuse(i, "duplicate", why)
 
 
@@ -282,12 +282,12 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
 async def _near(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
 ) -> list[Memory]:
-    found = await adapter.found(namespace, query=text, limit=_NEAREST, context=False)
-    if found and found[0].score is None:  # the store does not rank
-        found = await adapter.every(namespace)
+    memories = await adapter.found(namespace, query=text, limit=_NEAREST, context=False)
+    if memories and memories[0].score is None:  # the store does not rank
+        memories = await adapter.every(namespace)
     elif past and adapter.versioned:
-        found += await adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
-    own = [memory for memory in found if memory.namespace == namespace]
+        memories += await adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
+    own = [memory for memory in memories if memory.namespace == namespace]
     return [memory for memory in own if memory.kind not in EVENTS]
 
 
@@ -295,7 +295,9 @@ def _refuse_repeated(judgement: _Judgement) -> None:
     kept: list[int] = []
     for i in judgement.open(events=False):
         text = judgement.text(i)
-        first = next((each for each in kept if equivalent(judgement.text(each), text)), None)
+        first = next(
+            (earlier for earlier in kept if equivalent(judgement.text(earlier), text)), None
+        )
         if first is None:
             kept.append(i)
         else:
@@ -307,8 +309,8 @@ def _unfit(candidate: Candidate) -> tuple[str, str] | None:
     text = candidate.text
     if not isinstance(text, str):
         return "content", "it is no text"
-    said = text.split(": ", 1)[-1] if candidate.kind in EVENTS else text  # without the speaker
-    if not any(map(str.isalnum, said)):
+    words = text.split(": ", 1)[-1] if candidate.kind in EVENTS else text  # without the speaker
+    if not any(map(str.isalnum, words)):
         return "content", "it has no words"
     try:
         text.encode()
@@ -339,9 +341,9 @@ def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
         part, depth = left.pop()
         yield part, depth
         if isinstance(part, Mapping):
-            left += [(each, depth + 1) for each in part.values()]
+            left += [(inner, depth + 1) for inner in part.values()]
         elif isinstance(part, list | tuple):
-            left += [(each, depth + 1) for each in part]
+            left += [(inner, depth + 1) for inner in part]
 
 
 def _kept(candidate: Candidate, verdict: Verdict) -> str:
@@ -365,16 +367,16 @@ def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | 
 
     def answer(candidate: Candidate) -> Verdict | str | None:
         try:
-            given: Any = check(candidate)
+            verdict: Any = check(candidate)
         except Exception as exc:
             return f"raised {type(exc).__name__}: {exc!s:.200}"
-        valid = given is None or isinstance(given, Verdict)
-        return given if valid else f"returned {given!r:.80}, which is no answer"
+        valid = verdict is None or isinstance(verdict, Verdict)
+        return verdict if valid else f"returned {verdict!r:.80}, which is no answer"
 
-    return computed(lambda: [answer(each) for each in shown])
+    return computed(lambda: [answer(candidate) for candidate in shown])
 
 
-def _functions(name: str, given: Any) -> tuple[Any, ...]:
-    for each in instance(name, given, (list, tuple), "a list of functions"):
-        instance(name, each, Callable, "a function")  # type: ignore[arg-type]
-    return tuple(given)
+def _functions(name: str, functions: Any) -> tuple[Any, ...]:
+    for function in instance(name, functions, (list, tuple), "a list of functions"):
+        instance(name, function, Callable, "a function")  # type: ignore[arg-type]
+    return tuple(functions)

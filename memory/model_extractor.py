@@ -49,8 +49,8 @@ _WISH_CHARS: Final = 400
 def _strict(schema: Document) -> None:
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
-    for each in properties.values():
-        each.pop("default", None)
+    for field in properties.values():
+        field.pop("default", None)
 
 
 class _Part(BaseModel):
@@ -155,18 +155,18 @@ def memories_of(answer: ModelAnswer, batch: Batch, shown: Mapping[str, Memory]) 
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
     changes: list[FactChange | EpisodeFound] = [*answer.facts, *answer.episodes]
-    for each in changes:
+    for change in changes:
         try:
-            found = _proposed(each, batch, shown)
+            proposed = _proposed(change, batch, shown)
         except InvalidPatch as exc:
             outcomes.append(_refused(str(exc)))
             continue
-        if isinstance(found, Addition):
-            additions[found.key] = found
-        elif found.key in revisions:
-            outcomes.append(_refused("changes a memory that was changed already", found.key))
+        if isinstance(proposed, Addition):
+            additions[proposed.key] = proposed
+        elif proposed.key in revisions:
+            outcomes.append(_refused("changes a memory that was changed already", proposed.key))
         else:
-            revisions[found.key] = found
+            revisions[proposed.key] = proposed
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
@@ -185,8 +185,8 @@ def _proposed(
     if not text and change.action != "delete":
         raise InvalidPatch(f"is to {change.action} a memory and has no text")
     fields = {name: storable(getattr(change, name) or "") for name in ("about", "when")}
-    given = {name: part for name, part in fields.items() if part}
-    candidate = batch.candidate(messages, text, FACT, **given)
+    details = {name: part for name, part in fields.items() if part}
+    candidate = batch.candidate(messages, text, FACT, **details)
     if change.action == "insert":
         return _addition(candidate)
     memory = shown.get(change.memory or "")
@@ -206,9 +206,9 @@ def _addition(candidate: Candidate) -> Addition:
 
 def _numbered(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
     """The messages with these numbers, of a role if one is given."""
-    wanted = {*numbers}
-    named = [each for number, each in enumerate(batch.messages, 1) if number in wanted]
-    return [each for each in named if role in ("", each.role)]
+    chosen = {*numbers}
+    named = [message for number, message in enumerate(batch.messages, 1) if number in chosen]
+    return [message for message in named if role in ("", message.role)]
 
 
 def _refused(reason: str, key: str | None = None) -> Outcome:
@@ -216,40 +216,42 @@ def _refused(reason: str, key: str | None = None) -> Outcome:
 
 
 async def patched_profile(
-    known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+    state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Planned:
     """The puts of a patch; InvalidPatch if an operation names no message of a user."""
     messages: dict[str, ThreadMessage] = {}
-    for number, each in enumerate(changes, 1):
-        users = {one.id: one for one in _numbered(each.messages, batch, "user")}
+    for number, change in enumerate(changes, 1):
+        users = {one.id: one for one in _numbered(change.messages, batch, "user")}
         messages |= users
-        what = f"operation {number}, {each.op} {each.path!r:.200},"
-        if each.profile not in ("", known.name):
-            raise InvalidPatch(f"{what} names the profile {each.profile!r:.80}, which is not there")
+        what = f"operation {number}, {change.op} {change.path!r:.200},"
+        if change.profile not in ("", state.name):
+            raise InvalidPatch(
+                f"{what} names the profile {change.profile!r:.80}, which is not there"
+            )
         if not users:
             raise InvalidPatch(
                 f"{what} names no message of a user that says so; leave out what only the "
                 "assistant or a tool says"
             )
-    told = list(messages.values())
-    place = known.owner.place(scope.config)
-    place = place._replace(provenance=batch.source(told), told=[each.text for each in told])
-    operations = [each.operation() for each in changes]
-    puts = await known.owner.planning(place, operations, known.document)
+    cited = list(messages.values())
+    place = state.owner.place(scope.config)
+    place = place._replace(provenance=batch.source(cited), told=[change.text for change in cited])
+    operations = [change.operation() for change in changes]
+    puts = await state.owner.planning(place, operations, state.document)
     return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])
 
 
 def profile_plan(
-    known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+    state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Plan:
     """The plan of a patch; an invalid patch becomes a refusal."""
 
     async def plan(_: Gate) -> Planned:  # a profile has its own gate
         try:
-            return await patched_profile(known, changes, batch, scope)
+            return await patched_profile(state, changes, batch, scope)
         except (InvalidPatch, VersionConflict) as exc:
             check = "profile" if isinstance(exc, InvalidPatch) else CHANGED
-            return Planned(outcomes=[Outcome("refused", known.name, f"{exc!s:.300}", check)])
+            return Planned(outcomes=[Outcome("refused", state.name, f"{exc!s:.300}", check)])
 
     return plan
 
@@ -258,7 +260,7 @@ def instructions_plan(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> Plan:
     """The plan that adds wishes of users to instructions, one line each."""
-    wanted: list[Candidate] = []
+    candidates: list[Candidate] = []
     refused: list[Outcome] = []
     for wish in wishes:
         line = " ".join(storable(wish.text).split())
@@ -269,14 +271,14 @@ def instructions_plan(
             refused.append(_refused(f"adds an instruction of {len(line)} characters"))
         else:
             # the model judged that it is a lasting wish; the gate looks for secrets in it
-            wanted.append(replace(batch.candidate(users, line, INSTRUCTIONS), explicit=True))
+            candidates.append(replace(batch.candidate(users, line, INSTRUCTIONS), explicit=True))
 
     async def plan(gate: Gate) -> Planned:
         place = instructions.place(scope.config)
         previous = await instructions.reading(place)
-        verdicts = await gate.judge(wanted, scope.adapter, scope.namespace)
+        verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
-        for wish, verdict in zip(wanted, verdicts, strict=True):
+        for wish, verdict in zip(candidates, verdicts, strict=True):
             line = verdict.text or wish.text
             if normal(line) in normal(text):
                 continue
@@ -376,8 +378,8 @@ class ModelExtractor:
         expected = "Instructions(store), or None"
         self.learn = learn and instance("learn", learn, Instructions, expected)
         self.turns = TurnExtractor() if turns else None
-        wanted = (FACT in kinds, self.profiles, EPISODE in kinds, learn)
-        self._parts = [part for part, is_wanted in zip(_ASKED, wanted, strict=True) if is_wanted]
+        is_part = (FACT in kinds, self.profiles, EPISODE in kinds, learn)
+        self._parts = [part for part, is_wanted in zip(_ASKED, is_part, strict=True) if is_wanted]
         if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
             raise ConfigurationError(
                 f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
@@ -402,18 +404,18 @@ class ModelExtractor:
             turns = await self.turns.proposing(batch, scope)
         if not any(each.text and each.role != "system" for each in batch.messages):
             return turns
-        known = await self._known(batch, scope)
-        answer, usage = await self._asked(batch, known, scope)
-        found = memories_of(answer, batch, known.memories)
-        patches, of = _by_profile(answer, known.profiles), (batch, scope)
+        shown = await self._known(batch, scope)
+        answer, usage = await self._asked(batch, shown, scope)
+        memories = memories_of(answer, batch, shown.memories)
+        patches, of = _by_profile(answer, shown.profiles), (batch, scope)
         plans = [profile_plan(*patch, *of) for patch in patches]
         if self.learn is not None and answer.instructions:
             plans.append(instructions_plan(self.learn, answer.instructions, *of))
         return Proposal(
-            (*turns.additions, *found.additions),
-            (*turns.revisions, *found.revisions),
+            (*turns.additions, *memories.additions),
+            (*turns.revisions, *memories.revisions),
             plans,
-            (*turns.outcomes, *found.outcomes),
+            (*turns.outcomes, *memories.outcomes),
             usage,
         )
 
@@ -436,30 +438,30 @@ class ModelExtractor:
         texts = [each.text[:_QUERY_CHARS] for each in batch.messages if each.role == "user"]
         ranked: list[list[Memory]] = []
         for query in dict.fromkeys(filter(None, texts[: -_QUERIES - 1 : -1])):
-            found = await scope.adapter.found(
+            memories_found = await scope.adapter.found(
                 scope.namespace, query=query, filter={"kind": FACT}, limit=_NEAR
             )
-            ranked.append([each for each in found if each.namespace == scope.namespace])
+            ranked.append([each for each in memories_found if each.namespace == scope.namespace])
         rows = zip_longest(*ranked)
         near = {each.key: each for row in rows for each in row if each is not None}
         return list(near.values())[:_NEAR]
 
-    async def _asked(self, batch: Batch, known: _Known, scope: Scope) -> tuple[ModelAnswer, Usage]:
+    async def _asked(self, batch: Batch, shown: _Known, scope: Scope) -> tuple[ModelAnswer, Usage]:
         left, usage = self._call.retries, Usage()
 
         def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             nonlocal usage
             usage += Usage(calls=1)
-            return self._request(batch, known, room, refused)
+            return self._request(batch, shown, room, refused)
 
-        async def taken(given: Any) -> ModelAnswer:
+        async def taken(raw_answer: Any) -> ModelAnswer:
             nonlocal left, usage
-            raw = given.get("raw") if isinstance(given, dict) else None
+            raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-            answer = answer_of(parsed(given))
+            answer = answer_of(parsed(raw_answer))
             try:
-                for each, changes in _by_profile(answer, known.profiles):
+                for each, changes in _by_profile(answer, shown.profiles):
                     await patched_profile(each, changes, batch, scope)
             except VersionConflict:  # the outcome of the plan tells it
                 pass
@@ -474,33 +476,38 @@ class ModelExtractor:
         return (await asked), usage
 
     def _request(
-        self, batch: Batch, known: _Known, room: int, refused: RefusedAnswer | None
+        self, batch: Batch, shown: _Known, room: int, refused: RefusedAnswer | None
     ) -> list[BaseMessage]:
-        lines = [f"{name}: {_remembered(memory)}" for name, memory in known.memories.items()]
+        lines = [f"{name}: {_remembered(memory)}" for name, memory in shown.memories.items()]
         earlier = filter(None, map(_line, batch.before))
         data = [
             fenced("memories", "\n".join(lines)),
-            *map(_shown, known.profiles),
-            fenced("instructions", known.instructions),
+            *map(_shown, shown.profiles),
+            fenced("instructions", shown.instructions),
             fenced("earlier", "\n".join(earlier)),
             fenced("conversation", _transcript(batch.messages, room)),
         ]
         if refused is not None:
             data.append(fenced("refused_answer", quoted_answer(refused.answer)))
             data.append(f"Your last answer was refused: {refused.fault}\nAnswer again, all of it.")
-        asked = [self.prompt, *(_ASKED[part] for part in self._parts), _DATA]
-        return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]
+        instructions = [self.prompt, *(_ASKED[part] for part in self._parts), _DATA]
+        return [
+            SystemMessage("\n\n".join(instructions)),
+            HumanMessage("\n\n".join(filter(None, data))),
+        ]
 
 
 def _by_profile(
-    answer: ModelAnswer, known: Sequence[ProfileState[Any]]
+    answer: ModelAnswer, states: Sequence[ProfileState[Any]]
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """The changes of each profile; a change with an unknown name makes the first one's invalid."""
-    names = [each.name for each in known]
-    found: dict[str, list[ProfileChange]] = {}
+    names = [state.name for state in states]
+    by_name: dict[str, list[ProfileChange]] = {}
     for change in answer.profile:
-        found.setdefault(change.profile if change.profile in names else names[0], []).append(change)
-    return [(each, found[each.name]) for each in known if each.name in found]
+        by_name.setdefault(change.profile if change.profile in names else names[0], []).append(
+            change
+        )
+    return [(state, by_name[state.name]) for state in states if state.name in by_name]
 
 
 def _check_same_store(store: Any, scope: Scope, what: str) -> None:
@@ -528,7 +535,7 @@ def _shown(state: ProfileState[Any]) -> str:
 
 
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
-    lines = [_line(each) for each in messages]
+    lines = [_line(message) for message in messages]
     longest = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
     numbered = enumerate((_indented(middle_out(line, longest)) for line in lines), 1)
     return newest([f"[{number}] {line}" for number, line in numbered if line], room)
@@ -541,4 +548,4 @@ def _line(message: ThreadMessage) -> str:
 
 def _indented(line: str) -> str:
     first, *rest = line.splitlines() or [""]
-    return "\n".join([first, *(each if each[:1] in ("", " ") else f"    {each}" for each in rest)])
+    return "\n".join([first, *(text if text[:1] in ("", " ") else f"    {text}" for text in rest)])

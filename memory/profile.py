@@ -53,15 +53,15 @@ def operations_of(patch: Any) -> list[Document]:
             'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
     operations: list[Document] = plain(list(patch), "the patch")
-    for number, each in enumerate(operations, 1):
+    for number, operation in enumerate(operations, 1):
         try:
-            jsonpatch.JsonPatch([each])
-            paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
+            jsonpatch.JsonPatch([operation])
+            paths = [JsonPointer(operation[name]) for name in ("path", "from") if name in operation]
             if max(len(path.parts) for path in paths) > _DEEPEST:
                 raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
         except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
             raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
-        if not paths[0].parts and each["op"] != "test":
+        if not paths[0].parts and operation["op"] != "test":
             raise InvalidPatch(f"operation {number} has the path of all; name what changes in it")
     return operations
 
@@ -113,11 +113,18 @@ def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]
 
 def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) -> bool:
     """Whether all fields that a patch concerns are as they were when it was made."""
-    paths = [each[member] for each in operations for member in ("path", "from") if member in each]
+    paths = [
+        operation[member]
+        for operation in operations
+        for member in ("path", "from")
+        if member in operation
+    ]
     if "" in paths:
         return same(seen, now)
     names = {JsonPointer(path).parts[0] for path in paths}
-    return same(*({name: each[name] for name in names & each.keys()} for each in (seen, now)))
+    return same(
+        *({name: document[name] for name in names & document.keys()} for document in (seen, now))
+    )
 
 
 def same(one: Any, other: Any) -> bool:
@@ -202,7 +209,7 @@ def validated(schema: type[M], document: Document) -> M:
     try:
         profile = schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as exc:
-        faults = [_fault(each) for each in exc.errors(include_url=False, include_context=False)]
+        faults = [_fault(fault) for fault in exc.errors(include_url=False, include_context=False)]
     except Exception as exc:  # whatever a validator of the user's raises
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
@@ -371,13 +378,13 @@ class Profile(Generic[M]):
         self, place: ItemPlace, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        wanted = operations_of(operations)
+        checked = operations_of(operations)
         state = await self.reading(place)
-        if not is_as_seen(wanted, seen, state.document):
+        if not is_as_seen(checked, seen, state.document):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(patched, operations=wanted, by_model=True)
+        apply = partial(patched, operations=checked, by_model=True)
         return (await self._planned(place, state, "patch", apply)).puts
 
     async def _change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
@@ -396,8 +403,8 @@ class Profile(Generic[M]):
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
             raise InvalidPatch(self.gate.sensitive.redacted(str(exc))) from None
         # values that are there already are not judged again, also if they moved within a list
-        known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
-        leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
+        stored = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
+        leaves = [leaf for leaf in leaves_of(new) if (leaf.label, repr(leaf.value)) not in stored]
         values = await _screened(self.gate, leaves, place)
         profile = validated(self.schema, replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
@@ -419,13 +426,13 @@ def _document(item: Memory) -> Document:
 
 
 async def _screened(gate: Gate, leaves: Sequence[Leaf], place: ItemPlace) -> list[Any]:
-    candidates = [_candidate(each, place) for each in leaves]
-    verdicts = [gate.sensitive.judged(each) for each in candidates]
+    candidates = [_candidate(leaf, place) for leaf in leaves]
+    verdicts = [gate.sensitive.judged(candidate) for candidate in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = await gate.examine([candidates[i] for i in asked], [verdicts[i] for i in asked])
     for i, answer in zip(asked, answers, strict=True):
         verdicts[i] = answer
-    return [_kept(*each, gate) for each in zip(leaves, verdicts, strict=True)]
+    return [_kept(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
 
 
 def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
@@ -450,9 +457,9 @@ def _candidate(leaf: Leaf, place: ItemPlace) -> Candidate:
     # an address or number is kept if it is written by hand, or in a user's message
     text, explicit = leaf.label + leaf.text, place.told is None
     if place.told is not None:
-        messages = [_letters(each) for each in place.told]
+        messages = [_letters(message) for message in place.told]
         contacts = (_letters(text[a:b]) for _, a, b in spans_of(text, (emails, phones)))
-        explicit = all(any(each in one for one in messages) for each in contacts)
+        explicit = all(any(contact in message for message in messages) for contact in contacts)
     return Candidate(text, _KIND, {}, place.provenance, "user", explicit)
 
 

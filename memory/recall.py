@@ -13,10 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking, run
-from perdure.errors import (
-    ConfigurationError,
-    InvalidNamespace,
-)
+from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import (
@@ -69,7 +66,7 @@ class MemorySearch:
         min_score: float | None = None,
     ) -> None:
         several = isinstance(namespace, list | tuple) and not any(
-            isinstance(each, str) for each in namespace
+            isinstance(labels, str) for labels in namespace
         )
         every: Any = namespace if several and namespace else [namespace]
         self._templates = [Template(labels) for labels in every]
@@ -126,19 +123,19 @@ class MemorySearch:
         rejected: int,
     ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        wanted = self._limit + max(self._limit // 2, _SPARE)
-        depth = wanted + min(rejected, _REJECTED * wanted)
+        most = self._limit + max(self._limit // 2, _SPARE)
+        depth = most + min(rejected, _REJECTED * most)
         # what is not among so many is hardly an answer; but of a rare kind it may be
         enough = self._limit if self._kinds is not None else self._limit // 2
         while True:
-            found = await adapter.found(prefix, limit=depth, **options)
+            memories = await adapter.found(prefix, limit=depth, **options)
             chosen = [
                 (rank, memory)
-                for rank, memory in enumerate(found, 1)
+                for rank, memory in enumerate(memories, 1)
                 if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= enough or len(found) < depth:
-                return chosen[:wanted]
+            if len(chosen) >= enough or len(memories) < depth:
+                return chosen[:most]
             depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
@@ -192,8 +189,8 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
             shown, ranks = by_text.get(text, (memory, {}))
             better = rank < min(ranks.values(), default=rank)
             by_text[text] = memory if better else shown, {search: rank, **ranks}
-    every = sorted(by_text.values(), key=lambda each: _date(each[0]), reverse=True)
-    every.sort(key=lambda each: sum(1 / (_K + rank) for rank in each[1].values()), reverse=True)
+    every = sorted(by_text.values(), key=lambda entry: _date(entry[0]), reverse=True)
+    every.sort(key=lambda entry: sum(1 / (_K + rank) for rank in entry[1].values()), reverse=True)
     return _without_past(_without_sources([memory for memory, _ in every]), limit)[:limit]
 
 
@@ -275,23 +272,27 @@ def check_recall(
     whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
     memories count as recalled; the other options are those of `recall`.
     """
-    search, adapter, asked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
+    search, adapter, checked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # what cannot be a key
-            return any(run(adapter.got(each, text)) for each in search.namespaces(config))
+            return any(run(adapter.got(place, text)) for place in search.namespaces(config))
         return False
 
     for question, expected in _pairs(questions):
-        found, ranks = run(search.found(question, store, config)).memories, list[int | None]()
-        for wanted in expected:
-            by_key = is_key(wanted)
-            right = [each.key == wanted if by_key else _has(each, wanted) for each in found]
+        memories, ranks = run(search.found(question, store, config)).memories, list[int | None]()
+        for text in expected:
+            by_key = is_key(text)
+            right = [memory.key == text if by_key else _has(memory, text) for memory in memories]
             ranks.append(right.index(True) + 1 if any(right) else None)
-        asked.append(CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks)))
-    recalled = fmean(each.recall for each in asked)
-    mrr = fmean(max(1 / rank if rank else 0.0 for rank in each.ranks) for each in asked)
-    return RecallReport(asked, limit, recalled, mrr, [each for each in asked if each.recall < 1])
+        checked.append(
+            CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks))
+        )
+    recalled = fmean(each.recall for each in checked)
+    mrr = fmean(max(1 / rank if rank else 0.0 for rank in each.ranks) for each in checked)
+    return RecallReport(
+        checked, limit, recalled, mrr, [each for each in checked if each.recall < 1]
+    )
 
 
 def _pairs(questions: Any) -> list[tuple[str, Sequence[str]]]:

@@ -60,8 +60,8 @@ class ThreadMessage:
     def role(self) -> Role:
         """The role of its author; an unknown role is trusted no more than an assistant's."""
         message = self.message
-        given = message.role if isinstance(message, ChatMessage) else conversation.role(message)
-        return _ROLES.get(given, "assistant")
+        name = message.role if isinstance(message, ChatMessage) else conversation.role(message)
+        return _ROLES.get(name, "assistant")
 
     @property
     def actor(self) -> str:
@@ -99,7 +99,7 @@ def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    read = _latest((each, True) for each in _read(messages))
+    read = _latest((message, True) for message in _read(messages))
     return ThreadHistory(thread_id, checkpoint_id, read)
 
 
@@ -110,13 +110,13 @@ async def read_history(
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
         return await _history(saver, thread_id, channel, known)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    found = await calling(saver, "get_tuple", config)
-    if found is None:
+    head = await calling(saver, "get_tuple", config)
+    if head is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
-    values = found.checkpoint["channel_values"].get(channel)
+    values = head.checkpoint["channel_values"].get(channel)
     messages = checked([] if values is None else values, f"the channel {channel!r}")
-    history = history_of_state(thread_id, found.checkpoint["id"], messages)
-    return history.timed([time_of(found.checkpoint.get("ts"))] * len(history.messages))
+    history = history_of_state(thread_id, head.checkpoint["id"], messages)
+    return history.timed([time_of(head.checkpoint.get("ts"))] * len(history.messages))
 
 
 async def _history(
@@ -132,18 +132,18 @@ async def _history(
     items: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
     read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen for item in items), strict=True))
-    untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
-    wanted = len(messages) - min(untimed, default=len(messages))
-    infos = (await _checkpoints(saver, thread_id, _STEPS * (wanted + 1))) if wanted else infos
-    by_id = {each.checkpoint_id: each for each in infos}
+    untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
+    count = len(messages) - min(untimed, default=len(messages))
+    infos = (await _checkpoints(saver, thread_id, _STEPS * (count + 1))) if count else infos
+    by_id = {info.checkpoint_id: info for info in infos}
     times: list[datetime | None] = []
-    while info is not None and len(times) < wanted:
+    while info is not None and len(times) < count:
         parent = by_id.get(info.parent_id or "")
         before = parent.counts.get(channel, 0) if parent else 0
         times += [time_of(info.ts)] * (info.counts.get(channel, 0) - before)
         info = parent
     history = ThreadHistory(thread_id, uid, messages)
-    return history.timed(times + times[-1:] * (wanted - len(times)))
+    return history.timed(times + times[-1:] * (count - len(times)))
 
 
 async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
@@ -158,14 +158,14 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
 
     If the state has a shortened version of a message, or none, the last whole version is taken.
     """
-    found: dict[str, ThreadMessage] = {}
+    latest: dict[str, ThreadMessage] = {}
     settled: set[str] = set()
-    for each, seen in versions:
-        if each.id not in found or not (each.shortened or each.id in settled):
-            found[each.id] = each
-        if seen and not each.shortened:
-            settled.add(each.id)
-    return list(found.values())
+    for message, seen in versions:
+        if message.id not in latest or not (message.shortened or message.id in settled):
+            latest[message.id] = message
+        if seen and not message.shortened:
+            settled.add(message.id)
+    return list(latest.values())
 
 
 def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
@@ -195,10 +195,10 @@ def time_of(value: Any) -> datetime | None:
     try:
         if is_number(value):
             return datetime.fromtimestamp(value, UTC)
-        found = datetime.fromisoformat(value) if isinstance(value, str) else value
-        if not isinstance(found, datetime):
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if not isinstance(moment, datetime):
             return None
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -230,7 +230,7 @@ class Watermark:
     @property
     def ids(self) -> frozenset[str]:
         """The ids of the known messages."""
-        return frozenset(each.id for each in self.known)
+        return frozenset(message.id for message in self.known)
 
     def beyond(self, history: ThreadHistory) -> list[ThreadMessage]:
         """The messages that are not yet read, or were edited since, with their positions.
@@ -238,40 +238,43 @@ class Watermark:
         If more were read than are known, only messages after the oldest known one count as unread;
         if no known message is left, as after a fork far back, all do.
         """
-        known = {each.id: each for each in self.known}
+        read = {message.id: message for message in self.known}
         messages = self.placed(history.messages)
-        first = next((i for i, each in enumerate(messages) if each.id in known), None)
+        first = next((i for i, message in enumerate(messages) if message.id in read), None)
         if first is None or self.count == len(self.known):
             first = 0
-        return [each for each in messages[first:] if _is_new(each, known.get(each.id))]
+        return [message for message in messages[first:] if _is_new(message, read.get(message.id))]
 
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with positions, which go up after the known messages, and down before them.
 
         One between two known ones has the position of the one before: the store orders by age then.
         """
-        known = {each.id: each.position for each in self.known}
-        there = [i for i, each in enumerate(messages) if each.id in known]
+        positions = {message.id: message.position for message in self.known}
+        there = [i for i, message in enumerate(messages) if message.id in positions]
         first, last = (there[0], there[-1]) if there else (0, -1)
         placed: list[ThreadMessage] = []
-        before, following = known[messages[first].id] - first - 1 if there else 0, self.next
-        for number, each in enumerate(messages):
-            if each.id in known:
-                before = known[each.id]
+        before, following = positions[messages[first].id] - first - 1 if there else 0, self.next
+        for number, message in enumerate(messages):
+            if message.id in positions:
+                before = positions[message.id]
             elif number < first:
                 before += 1
             elif number > last:
                 before, following = following, following + 1
-            placed.append(replace(each, position=before))
+            placed.append(replace(message, position=before))
         return placed
 
     def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
-        known = {each.id: each for each in self.known}
-        fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
-        newest = sorted({**known, **fresh}.values(), key=lambda each: each.position)[-_KNOWN:]
-        count = self.count + len(fresh.keys() - known.keys())
-        following = max([self.next, *(each.position + 1 for each in fresh.values())])
+        read = {message.id: message for message in self.known}
+        fresh = {
+            message.id: Known(message.id, message.position or 0, message.digest)
+            for message in messages
+        }
+        newest = sorted({**read, **fresh}.values(), key=lambda message: message.position)[-_KNOWN:]
+        count = self.count + len(fresh.keys() - read.keys())
+        following = max([self.next, *(message.position + 1 for message in fresh.values())])
         place = (tuple(newest), count, following, checkpoint_id)
         return Watermark(self.extractor, *place, self.version)
 

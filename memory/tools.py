@@ -128,10 +128,10 @@ def search_memory(
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
         most = arguments.get("limit") or limit
-        found = await kept.found({"query": query}, most, config=attribution.config)
-        if not found:
+        memories = await kept.found({"query": query}, most, config=attribution.config)
+        if not memories:
             return "Nothing is known about that."
-        return quote_memories(found)
+        return quote_memories(memories)
 
     return _tool(search, name, description, arguments)
 
@@ -191,13 +191,13 @@ def _tool(
 
 def _arguments(schema: type[BaseModel] | None) -> type[BaseModel]:
     action = Annotated[Act, BeforeValidator(_word), Field(description=_ACTION)]
-    given: Any = str | None
+    kind: Any = str | None
     if schema is not None:
         optional: Any = schema | None
-        given = Annotated[optional, BeforeValidator(_opened)]
+        kind = Annotated[optional, BeforeValidator(_opened)]
     fields: dict[str, Any] = {
         "action": (action, ...),
-        TEXT if schema is None else "memory": (given, Field(None, description=_TEXT)),
+        TEXT if schema is None else "memory": (kind, Field(None, description=_TEXT)),
         "id": (str | None, Field(None, description=_ID)),
     }
     return create_model("ManageMemory", **fields)
@@ -329,11 +329,11 @@ class Attribution:
             at=datetime.now(UTC),
         )
 
-    def _by_role(self, wanted: str) -> Words:
+    def _by_role(self, speaker: str) -> Words:
         return {
             i: _words(message.text)
             for i, message in enumerate(self.messages)
-            if role(message) == wanted and _SUMMARY not in message.additional_kwargs
+            if role(message) == speaker and _SUMMARY not in message.additional_kwargs
         }
 
 
