@@ -175,10 +175,10 @@ class _Run:
         yield Removal("entries in quarantine", len(names), size, names)
 
     def _threads(self, before: datetime) -> Iterator[Removal]:
-        found = self.saver.delete_idle(before, thread_ids=self.thread_ids, dry_run=True)
-        wanted = [info.thread_id for info in found if info.thread_id not in {*self.skip}]
+        old = self.saver.delete_idle(before, thread_ids=self.thread_ids, dry_run=True)
+        ids = [info.thread_id for info in old if info.thread_id not in {*self.skip}]
         already, size, deleted = len(self.gone), 0, list[ThreadInfo]()
-        for some in _batched(wanted, _THREADS):
+        for some in _batched(ids, _THREADS):
             with ExitStack() as stack:
                 if not self.dry_run:
                     some = [each for each in some if self._locked(each, stack)]
@@ -224,16 +224,16 @@ class _Run:
 
     def _items(self) -> Iterator[Removal]:
         """Close items whose time is over, then drop closed versions."""
-        given = self.rules.versions_last, self.rules.versions_days
-        rule = None if given == (None, None) else VersionRetention(*given)
-        found = [e for e in self.store.removable(rule) if (e.namespace, e.key) not in self.gone]
-        expired, versions = sum(e.expired for e in found), sum(e.versions for e in found)
+        bounds = self.rules.versions_last, self.rules.versions_days
+        rule = None if bounds == (None, None) else VersionRetention(*bounds)
+        removable = [e for e in self.store.removable(rule) if (e.namespace, e.key) not in self.gone]
+        expired, versions = sum(e.expired for e in removable), sum(e.versions for e in removable)
         if not self.dry_run:
             expired = int(self.store.sweep_ttl())
             versions = self.store.retain(rule) if rule else 0
         yield Removal("expired items", expired)
         if rule is not None:
-            yield Removal("old versions", versions, sum(e.size_bytes for e in found))
+            yield Removal("old versions", versions, sum(e.size_bytes for e in removable))
 
     def _jobs(self, days: float) -> Iterator[Removal]:
         ids = []
@@ -247,14 +247,14 @@ class _Run:
     def _older(self, place: Namespace, name: str, days: float) -> list[StoredItem]:
         """The items under a namespace with a moment in a field that is longer ago."""
         when = {name: {"$lt": self._ago(days).isoformat()}}
-        found: list[Any] = self.store.search(
+        items: list[Any] = self.store.search(
             place, filter=when, limit=sys.maxsize, refresh_ttl=False
         )
-        return found
+        return items
 
     def _ago(self, days: float) -> datetime:
         return self.now - timedelta(days=min(days, 700_000))
 
 
-def _batched(found: list[T], size: int) -> Iterator[list[T]]:
-    return (found[start : start + size] for start in range(0, len(found), size))
+def _batched(values: list[T], size: int) -> Iterator[list[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

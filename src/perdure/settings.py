@@ -36,7 +36,7 @@ LIST_LIMIT: Final = 100
 """The most entries of a list: of namespaces, items, the largest threads."""
 THREADS_LIMIT: Final = 50
 """The most threads that are listed."""
-Given = tuple[Any, str]
+Setting = tuple[Any, str]
 """A value, and where it comes from."""
 _MOST: Final = 1_000_000  # days are more on no calendar
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -52,7 +52,7 @@ _KINDS: Final[
 
 def _kinds(of: type) -> dict[str, str]:
     """The names of a dataclass, each with its kind."""
-    return {each.name: str(each.type).removesuffix(" | None") for each in fields(of)}
+    return {one.name: str(one.type).removesuffix(" | None") for one in fields(of)}
 
 
 def _checked(name: str, value: Any, kind: str) -> Any:
@@ -184,33 +184,35 @@ def load(**arguments: str | None) -> Settings:
     Raises:
         ConfigurationError: The file cannot be read, or holds something unknown or of a wrong type.
     """
-    given = _in_file() | _in_environment()
-    given |= {name: (value, "argument") for name, value in arguments.items() if value}
-    if "model" in given and not {"api_key", "base_url"} & given.keys():  # that key is OpenAI's
-        given["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
-    given = {name: each for name, each in given.items() if each[0] not in ("", None)}
-    _check_found(given)
-    found: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
-    for name, (value, _) in given.items():
+    settings = _in_file() | _in_environment()
+    settings |= {name: (value, "argument") for name, value in arguments.items() if value}
+    if (
+        "model" in settings and not {"api_key", "base_url"} & settings.keys()
+    ):  # that key is OpenAI's
+        settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
+    settings = {name: setting for name, setting in settings.items() if setting[0] not in ("", None)}
+    _check_sources(settings)
+    values: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
+    for name, (value, _) in settings.items():
         table, _, last = name.rpartition(".")
-        (found[table] if table else found)[last] = value
-    found |= {table: of(**found[table]) for table, of in _TABLES.items()}
-    sources = {name: source for name, (_, source) in given.items()}
-    db = os.path.expanduser(found.pop("db")) or _default_db()
+        (values[table] if table else values)[last] = value
+    values |= {table: of(**values[table]) for table, of in _TABLES.items()}
+    sources = {name: source for name, (_, source) in settings.items()}
+    db = os.path.expanduser(values.pop("db")) or _default_db()
     if db != ":memory:" and not is_dsn(db) and sources.get("db") != "argument":
         db = os.path.abspath(db)
-    return Settings(db, **found, sources=sources)
+    return Settings(db, **values, sources=sources)
 
 
-def _check_found(given: Mapping[str, Given]) -> None:
+def _check_sources(settings: Mapping[str, Setting]) -> None:
     """Send nothing to where a file says that merely lies in the folder, such as a cloned one."""
-    (_, asks), (_, key) = (given.get(name, ("", "")) for name in ("base_url", "api_key"))
+    (_, asks), (_, key) = (settings.get(name, ("", "")) for name in ("base_url", "api_key"))
     if _lies_in_folder(asks) and key.endswith("_API_KEY"):
         raise ConfigurationError(
             f"base_url is in {asks!r}, and the key in {key}: whoever wrote the file would get "
             f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={asks}"
         )
-    db, source = given.get("db", ("", ""))
+    db, source = settings.get("db", ("", ""))
     if _lies_in_folder(source) and is_dsn(db):
         raise ConfigurationError(
             f"db is a DSN in {source!r}: whoever wrote the file would get your threads and "
@@ -222,34 +224,36 @@ def _lies_in_folder(source: str) -> bool:
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
-def _in_environment() -> dict[str, Given]:
-    found: dict[str, Given] = {}
+def _in_environment() -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
     for name, kind in NAMES.items():
         variable = f"PERDURE_{name.upper().replace('.', '_')}"
         if text := os.environ.get(variable):
-            found[name] = _checked(variable, _parsed(text, kind), kind), variable
-    return found
+            settings[name] = _checked(variable, _parsed(text, kind), kind), variable
+    return settings
 
 
-def _in_file() -> dict[str, Given]:
+def _in_file() -> dict[str, Setting]:
     path = _file()
     if path is None:
         return {}
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as exc:
         raise ConfigurationError(f"the settings file {str(path)!r} cannot be read: {exc}") from exc
     for table in _TABLES:
-        if isinstance(found.get(table), dict):
-            found |= {f"{table}.{name}": value for name, value in found.pop(table).items()}
-    for name, value in found.items():
+        if isinstance(values.get(table), dict):
+            values |= {f"{table}.{name}": value for name, value in values.pop(table).items()}
+    for name, value in values.items():
         where = f"{name} in the settings file {str(path)!r}"
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
         _checked(where, value, NAMES[name])
-    if found.get("db") not in (None, "", ":memory:") and not is_dsn(found["db"]):  # beside the file
-        found["db"] = str(path.parent / os.path.expanduser(found["db"]))
-    return {name: (value, str(path)) for name, value in found.items()}
+    if values.get("db") not in (None, "", ":memory:") and not is_dsn(
+        values["db"]
+    ):  # beside the file
+        values["db"] = str(path.parent / os.path.expanduser(values["db"]))
+    return {name: (value, str(path)) for name, value in values.items()}
 
 
 def _file() -> Path | None:
@@ -272,10 +276,10 @@ def _file() -> Path | None:
 
 def _identity(folder: str | Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(os.path.expanduser(folder))
+        status = os.stat(os.path.expanduser(folder))
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _parsed(text: str, kind: str) -> Any:

@@ -241,8 +241,6 @@ def _forget_keys(file: OpenedDatabase, keys: Iterable[str], *, dry_run: bool) ->
 
     receipts = []
     for place, key in dict.fromkeys(_place(file, each, _own(file)) for each in keys):
-        if place[0] == "profiles":  # it may have sections, which are below it
-            receipts.append(file.store.forget((*place, key), dry_run=dry_run))
         if dry_run or place[0] == "profiles":
             receipts.append(file.store.forget(place, key=key, dry_run=dry_run))
         else:
