@@ -1,6 +1,6 @@
 """Searches of threads as the server makes them, over many, in a file or an empty Postgres.
 
-python benchmarks/server_threads.py [THREADS] [DSN]
+python benchmarks/server_threads.py [THREADS] [DSN or ""] [KEY]
 """
 
 from __future__ import annotations
@@ -10,39 +10,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.types import Interrupt
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.server.threads import Threads
-from perdure.stores import open_store
-from perdure.stores.whole_store import WholeStore
+from perdure.server.threads import ThreadConditions, Threads
 
-USERS, EVERY = 100, 200  # users of the threads; one in so many threads has no turn
-UNSTARTED = 1_000  # more of these, at the end
+USERS = 100  # of the threads
+UNSTARTED, WAITING = 20, 10  # one in so many threads has no turn, or waits for an answer
+PATH = "~__pregel_pull, ask"
 
 
-async def fill(saver: Checkpointer, threads: Threads, many: int) -> None:
+async def fill(saver: Checkpointer, many: int) -> None:
     """Make threads: half of them by the server, half by another program."""
+    threads = Threads(saver, {})
     for number in range(many):
         thread_id = f"thread-{number}"
         if number % 2:
-            about = {"label": f"label {number}", "place": {"row": number % 1000}}
-            await threads.create(thread_id, about)
-        if number % EVERY == 1:
+            place = {"row": number % 1000}
+            about = {"label": f"label {number}", "number": number % 200, "place": place}
+            await threads.create(thread_id, {**about, "parts": [place, {"column": 1}]})
+        if number % UNSTARTED == 1:
             continue
         checkpoint = empty_checkpoint()
         said = [HumanMessage(f"question {number}", id="q"), AIMessage("answer", id="a")]
         checkpoint["channel_values"] = {"messages": said}
         checkpoint["channel_versions"] = {"messages": 1}
         metadata: Any = {"source": "loop", "step": 1, "user_id": f"user{number % USERS}"}
-        metadata |= {"title": f"conversation {number}", "graph_id": "chat"}
+        metadata |= {"title": f"conversation {number}", "graph_id": "chat", "assistant_id": "a"}
         config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-        await saver.aput(config, checkpoint, metadata, {"messages": 1})
+        config = await saver.aput(config, checkpoint, metadata, {"messages": 1})
+        if number % WAITING == 0:
+            question = Interrupt("may I?", id="i")
+            await saver.aput_writes(config, [("__interrupt__", [question])], "task", PATH)
 
 
 async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) -> None:
@@ -56,42 +62,46 @@ async def timed(name: str, make: Callable[[], Awaitable[list[Any]]], runs: int) 
     print(f"{name:28} {wall:8.1f} ms, {cpu:8.1f} ms of the processor, {len(found)} found")
 
 
-async def measure(threads: Threads, saver: Checkpointer, store: WholeStore, many: int) -> None:
+async def measure(saver: Checkpointer, many: int) -> None:
     """Print how long searches take."""
-    own = Threads(saver, store, {"owner": "user7"})
-    nobody = Threads(saver, store, {"owner": "nobody"})
-    await timed("newest 20", lambda: threads.search(limit=20), 21)
-    await timed("20 of one of 100 users", lambda: own.search(limit=20), 5)
-    await timed("of a user without threads", lambda: nobody.search(limit=20), 3)
-    await timed("20 by text", lambda: threads.search(text="ion 77", limit=20), 3)
-    rare = {"label": "label 1"}
-    await timed("the oldest, by metadata", lambda: threads.search(metadata=rare), 3)
-    nested = {"place": {"row": 77}}
-    await timed("50 by nested metadata", lambda: threads.search(metadata=nested, limit=50), 3)
-    by_id: Any = {"sort_by": "thread_id", "sort_order": "asc", "limit": 50}
-    await timed("50 in the order of ids", lambda: threads.search(**by_id), 3)
-    await timed("20 after half of all", lambda: threads.search(limit=20, offset=many // 2), 3)
-    named = [f"thread-{number}" for number in range(20)]
-    await timed("20 by id", lambda: threads.search(ids=named, limit=20), 5)
-    await timed("one that is interrupted", lambda: threads.search(status="interrupted"), 3)
-    wide = {"graph_id": "chat"}
-    await timed("20 by what all have", lambda: threads.search(metadata=wide, limit=20), 5)
-    for number in range(UNSTARTED):
-        await threads.create(f"unstarted-{number}")
-    await timed("newest 20 of 1,000 unstarted", lambda: threads.search(limit=20), 5)
+    threads = Threads(saver, {})
+
+    def find(limit: int = 50, offset: int = 0, **wanted: Any) -> Callable[[], Awaitable[list[Any]]]:
+        return lambda: threads.search(ThreadConditions(**wanted), limit, offset)
+
+    async def of_user(user: str) -> list[Any]:
+        return await Threads(saver, {"owner": user}).search(limit=50)
+
+    await timed("newest 50", find(), 21)
+    await timed("50 of one of 100 users", lambda: of_user("user7"), 5)
+    await timed("of a user without threads", lambda: of_user("nobody"), 5)
+    await timed("50 by title", find(text="ion 77"), 5)
+    await timed("by a title that none has", find(text="no such title"), 5)
+    await timed("the oldest, by metadata", find(metadata={"label": "label 1"}), 5)
+    await timed("50 by a number", find(metadata={"number": 77}), 5)
+    await timed("50 by nested metadata", find(metadata={"place": {"row": 77}}), 5)
+    await timed("50 by a part of a list", find(metadata={"parts": [{"row": 77}]}), 5)
+    await timed("50 in the order of ids", find(sort_by="thread_id", sort_order="asc"), 5)
+    await timed("50 in the order of status", find(sort_by="status"), 5)
+    now = datetime.now(UTC)
+    await timed("50 by time", find(active_until=now - timedelta(seconds=1)), 5)
+    await timed("50 after half of all", find(offset=many // 2), 5)
+    await timed("50 by id", find(ids=[f"thread-{number}" for number in range(50)]), 5)
+    await timed("50 that are interrupted", find(status="interrupted"), 5)
+    await timed("50 that are idle", find(status="idle"), 5)
+    await timed("50 by what all have", find(metadata={"graph_id": "chat"}), 5)
 
 
-async def main(many: int, dsn: str | None) -> None:
+async def main(many: int, dsn: str | None, key: str | None) -> None:
     """Measure."""
     with tempfile.TemporaryDirectory() as folder:
         db = dsn or str(Path(folder) / "memory.db")
-        options = {} if dsn else {"synchronous": "normal"}
-        async with open_checkpointer(db, **options) as saver, open_store(db, **options) as store:
-            threads = Threads(saver, store, {})
-            await fill(saver, threads, many)
-            await threads.count()  # forgets which threads had no turn when they were created
-            await measure(threads, saver, store, many)
+        options: dict[str, Any] = {} if dsn else {"synchronous": "normal"}
+        async with open_checkpointer(db, key=key, **options) as saver:
+            await fill(saver, many)
+            await measure(saver, many)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int((sys.argv[1:] or ["20000"])[0]), (sys.argv[2:] or [None])[0]))
+    given = dict(enumerate(sys.argv[1:]))
+    asyncio.run(main(int(given.get(0, "20000")), given.get(1) or None, given.get(2)))

@@ -41,6 +41,9 @@ class Title(NamedTuple):
     message: str | None
 
 
+NO_TITLE: Final = Title("", None)
+
+
 class ChannelLog:
     """The part of a channel's log that is at hand.
 
@@ -202,6 +205,7 @@ class Thread:
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
         title: What lists call it, and the id of the message that says so; see `Title`.
+        told: What lists tell of its metadata, and that as it is stored.
         newest: The key and the id of the last checkpoint that was put or read. If the database has
             not got it, a crash or a restore took commits back, and nothing of the rest is good.
         lock: Held while a write is planned: what is planned changes all of the above at once.
@@ -209,7 +213,7 @@ class Thread:
 
     __slots__ = (
         *("generation", "heads", "key", "lock", "logs", "named", "newest", "pending", "seq"),
-        *("size", "stamp", "title", "updated_at"),
+        *("size", "stamp", "title", "told", "updated_at"),
     )
 
     def __init__(self, key: int, generation: int) -> None:
@@ -224,6 +228,7 @@ class Thread:
         self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
         self.title: Title | None = None
+        self.told: tuple[dict[str, Any], bytes] | None = None
         self.newest: tuple[int, str] | None = None
         self.lock = threading.Lock()
 

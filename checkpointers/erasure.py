@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.additions import Additions
-from perdure.checkpointers.cache import Snapshot, Thread, Write
+from perdure.checkpointers.cache import NO_TITLE, Snapshot, Thread, Title, Write
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -41,11 +41,14 @@ from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_pause
 from perdure.checkpointers.records import (
     VIEWS,
     log_spans,
+    open_client,
     open_item,
-    open_title,
+    open_listed,
     open_writes,
     place,
     seal_checkpoint,
+    seal_client,
+    seal_listed,
     seal_writes,
     span,
     tags_of,
@@ -201,18 +204,37 @@ class _Eraser:
                 self.additions.placed.setdefault((name, stored), position)
 
     def untitle(self) -> Flow[None]:
-        """Leave no title that quotes what is erased."""
+        """Leave nothing that quotes what is erased where lists of threads read."""
         for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
-            title = open_title(self.seal, self.thread_id, stored)
-            if title is None:
+            title, told = open_listed(self.seal, self.thread_id, stored)
+            if self._quotes(title):
+                yield self.sql("set_title", None, None, thread)
+            elif told is not None and (left := self._inline(told, Where(tasks=True))) is not told:
+                left = self._encoded({}) if left is GONE else left
+                listed = seal_listed(
+                    self.seal, self.thread_id, title, (self.codec.decode(left), left)
+                )
+                yield self.sql("set_title", *listed, thread)
+        for thread, *_, stored in (yield self.sql("hold_client", self.thread_id)):
+            client = open_client(self.seal, self.thread_id, stored)
+            if client is None:
                 continue
-            told = {"title": title.text}
-            quotes = self.remover.without(told, Where(tasks=True)) is not told
-            # what a cut one quotes cannot be told
-            if title.message is None and self.remover.found:
-                quotes = quotes or len(title.text) >= TITLE_LENGTH
-            if quotes or title.message in {"", *self.remover.ids}:
-                yield self.sql("set_title", None, thread)
+            of_client = self.remover.without(client.metadata, Where(tasks=True))
+            if of_client is not client.metadata:
+                client = client._replace(metadata={} if of_client is GONE else of_client)
+                sealed = seal_client(self.seal, self.thread_id, client)
+                yield self.sql("set_client", *sealed, thread)
+
+    def _quotes(self, title: Title | None) -> bool:
+        """Whether a title has a part of what is erased."""
+        if title is None or title == NO_TITLE:
+            return False
+        told = {"title": title.text}
+        if self.remover.without(told, Where(tasks=True)) is not told:
+            return True
+        if title.message is None:  # what a cut one quotes cannot be told
+            return bool(self.remover.found) and len(title.text) >= TITLE_LENGTH
+        return title.message in {"", *self.remover.ids}
 
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""

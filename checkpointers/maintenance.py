@@ -20,8 +20,9 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references, unflat
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    ClientMetadata,
     log_spans,
-    open_title,
+    open_listed,
     open_writes,
     pack_id,
     place,
@@ -70,12 +71,20 @@ class Maintenance:
             self.write(thread_id, partial(self.delete_thread, thread_id))
         self.database.shrink()
 
-    def copy_thread(self, source: str, target: str, checkpoint_id: str | None) -> None:
-        """Copy a thread into a new one; see `Checkpointer.copy_thread`."""
+    def copy_thread(
+        self,
+        source: str,
+        target: str,
+        checkpoint_id: str | None,
+        client: ClientMetadata | None = None,
+        status: str = "idle",
+    ) -> None:
+        """Copy a thread into a new one, with what the server keeps of it."""
 
         def flow() -> Flow[list[int]]:
             records = yield from thread_records(self.reader, source, checkpoint_id)
-            if (yield self.sql("one_thread", target)):
+            records.client, records.status = client, status
+            if (yield self.sql("find_thread", target)):
                 raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
             keys = yield from self.reader.new_keys(records.keys)
             new = yield from write_thread(self.reader, records, target, keys, time.time())
@@ -170,13 +179,13 @@ class Maintenance:
     def untitled(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
         """Leave no title that quotes what may be removed: a message, or metadata too."""
         for thread, *_, stored in (yield self.sql("one_thread", thread_id)):
-            title = open_title(self.seal, thread_id, stored)
+            title, _ = open_listed(self.seal, thread_id, stored)
             if title is None or title.message is not None or of_metadata:
-                yield self.sql("set_title", None, thread)
+                yield self.sql("set_title", None, None, thread)
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
         """Remove a thread and all that belongs to it. An unknown one is no error."""
-        rows = yield self.sql("one_thread", thread_id)
+        rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()
         thread = rows[0][0]
@@ -238,7 +247,9 @@ class Maintenance:
         )
         if not dry_run:
             yield self.sql("removed", thread)
-        if items and not dry_run:
+        if not dry_run and any(each.is_head for _, each in doomed):
+            yield from self.untitled(thread_id, of_metadata=True)
+        elif items and not dry_run:
             yield from self.untitled(thread_id)
         return PruneReport(len(doomed), items, size_bytes=size + freed)
 

@@ -25,6 +25,7 @@ from perdure.checkpointers.manifest import (
     positions,
     unflat,
 )
+from perdure.checkpointers.records import open_client
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_copy import (
     ThreadRecords,
@@ -188,6 +189,8 @@ class Merge:
                 if back or not onward:
                     return None
             keys[:] = yield from reader.new_keys(records.keys)
+            for _, records.status, _, client in (yield reader.sql("hold_client", target)):
+                records.client = open_client(reader.seal, target, client)
             yield from self.target.delete_thread(target)
             yield from write_thread(reader, records, target, keys, records.updated_at)
             known = len(here.checkpoints)

@@ -11,11 +11,17 @@ CREATE TABLE threads ({tenant_column}
     stamp bigint NOT NULL DEFAULT 0,
     created_at double precision NOT NULL,
     updated_at double precision NOT NULL,
+    waiting bigint NOT NULL DEFAULT 0,
+    status text NOT NULL DEFAULT 'idle',
     title bytea,
+    found bytea,
+    client bytea,
+    client_found bytea,
     PRIMARY KEY ({tenant}thread),
     UNIQUE ({tenant}thread_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX threads_activity ON threads ({tenant}updated_at);
+CREATE INDEX threads_waiting ON threads ({tenant}updated_at) WHERE waiting = 1;
 CREATE TABLE namespaces ({tenant_column}
     namespace bigint,
     thread bigint NOT NULL,
@@ -64,12 +70,14 @@ ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_
 ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
 -- advance: see sqlite.sql; a division tells whether nobody changed the thread, as an error undoes the whole request
-WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2 WHERE thread = ?3 AND stamp = ?4
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2,
+    waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6)::int ELSE waiting END WHERE thread = ?3 AND stamp = ?4
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6) RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
 -- advance_now: the same, and when it was written to
-WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?7) WHERE thread = ?3 AND stamp = ?4
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?8),
+    waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6)::int ELSE waiting END WHERE thread = ?3 AND stamp = ?4
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6) RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
@@ -130,13 +138,21 @@ SELECT s.thread, w.uid, w.task, w.path, w.body FROM (
 ) s JOIN checkpoints c ON c.id = s.head JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid ORDER BY w.path, w.task;
 
 -- begun_by_day: how many threads were begun on each day since 1970
-SELECT CAST(floor(created_at / 86400) AS bigint), count(*) FROM threads GROUP BY 1 ORDER BY 1;
+SELECT CAST(floor(created_at / 86400) AS bigint), count(*) FROM threads t
+WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread) GROUP BY 1 ORDER BY 1;
+
+-- hold_client: see sqlite.sql; others wait until the transaction ends
+SELECT thread, status, seq, client FROM threads WHERE thread_id = ? FOR UPDATE;
 
 -- list_threads: a page, newest activity first
-SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads
+SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
-ORDER BY threads.updated_at DESC, threads.thread DESC LIMIT ?4;
+AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread))
+ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
+
+-- is_found: see sqlite.sql
+t.found IS NULL OR position(?::bytea in t.found) > 0 OR position(?::bytea in t.client_found) > 0;
 
 -- tagged_threads: those of them whose head has a metadata value
 SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
-from langgraph.checkpoint.serde.types import ERROR
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Title, Write
@@ -194,6 +194,7 @@ class TaskWrites:
     Attributes:
         encoded: The writes as they are stored.
         kept: What is kept of the thread, to whose items they may refer.
+        asks: Whether the task waits for an answer.
     """
 
     at: Address
@@ -202,6 +203,7 @@ class TaskWrites:
     writes: Sequence[tuple[str, Any]]
     encoded: list[Write] = field(default_factory=list)
     kept: Thread | None = None
+    asks: bool = False
 
     def encode(self, codec: Codec, thread: Thread | None) -> None:
         """Encode the writes; they may refer to what is in the logs of the thread.
@@ -214,6 +216,8 @@ class TaskWrites:
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
                 value = repr(value)  # as langgraph's savers store what a task raised
+            elif channel == INTERRUPT:
+                self.asks = True
             ref = here(codec, thread, channel, value, f"the write to {channel!r}")
             out[index] = [index, channel, ref]
         self.encoded, self.kept = list(out.values()), thread

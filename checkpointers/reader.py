@@ -47,9 +47,12 @@ from perdure.checkpointers.records import (
     labels_in,
     open_checkpoint,
     open_item,
+    open_listed,
     open_writes,
     pack_id,
+    seal_listed,
     span,
+    told_of,
     unpack_id,
 )
 from perdure.checkpointers.reports import ThreadStatus
@@ -315,6 +318,18 @@ class CheckpointReader:
         """A checkpoint's metadata, new at each call."""
         metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
         return metadata
+
+    def retell(self, thread_id: str, head: Row | None) -> Flow[None]:
+        """Have lists tell of a thread what its head `(id, uid, parent, began, put_at, body)` has.
+
+        None: it has none.
+        """
+        for thread, *_, listed in (yield self.sql("one_thread", thread_id)):
+            title, _ = open_listed(self.seal, thread_id, listed)
+            metadata = self.metadata(self.open_row(thread_id, "", head)) if head else {}
+            told = told_of(metadata)
+            stored = told, self.codec.encode(told, lambda: "metadata", exact=True)
+            yield self.sql("set_title", *seal_listed(self.seal, thread_id, title, stored), thread)
 
     def active_at(self, snapshot: Snapshot, put_at: float) -> float:
         """The moment of a checkpoint's `ts`; at the latest when it was put."""

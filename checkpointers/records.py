@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.manifest import ALIASES, flat
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
-from perdure.storage.encryption import Place, Seal
+from perdure.storage.encryption import Clear, LangGraphCipher, Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
 VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
@@ -23,6 +25,14 @@ LABELS: Final = "perdure_labels"
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values, or the same at each
 UNTAGGED: Final = frozenset({"step", "parents", "source", "ls_integration"})
+UNTOLD: Final = frozenset(
+    ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
+)
+"""Metadata that lists of threads do not tell: langgraph's, perdure's, and that of a run."""
+INNER: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
+"""And that whose name begins so."""
+_TAG_LEVELS: Final = 16  # of what a list finds by its metadata
+_MOST_TAGS: Final = 1_000  # of a thread in a list
 
 
 @lru_cache(maxsize=1024)
@@ -198,16 +208,108 @@ def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -
     return position, seal.open(body, item_place(thread_id, channel, position))
 
 
-def seal_title(seal: Seal, thread_id: str, title: Title) -> bytes:
-    """A title as it stands in the row of its thread."""
-    return seal.seal(pack([*title]), ("title", thread_id))
+# -- what lists tell of a thread, which stands in its row
 
 
-def open_title(seal: Seal, thread_id: str, stored: bytes | None) -> Title | None:
-    """The title in the row of a thread; None: it has none, or that is damaged, and is made anew."""
-    with suppress(CorruptRecord, TypeError):
-        return None if stored is None else Title(*_opened(seal, stored, ("title", thread_id)))
-    return None
+def seal_listed(
+    seal: Seal, thread_id: str, title: Title | None, told: tuple[Any, bytes] | None
+) -> tuple[bytes, bytes | None]:
+    """What a thread is called and what is told of its head's metadata; what finds it by these.
+
+    None: that is read from its head.
+    """
+    parts = [*(title or (None, None)), told and told[1]]
+    found = None
+    if title is not None and told is not None:
+        found = found_by(seal, thread_id, title.text, told[0])
+    return seal.seal(pack(parts), ("title", thread_id)), found
+
+
+def open_listed(
+    seal: Seal, thread_id: str, stored: bytes | None
+) -> tuple[Title | None, bytes | None]:
+    """The title, and what is told as it is stored; None: see `seal_listed`, or it is damaged."""
+    with suppress(CorruptRecord, TypeError, ValueError):
+        if stored is not None:
+            text, message, told = _opened(seal, stored, ("title", thread_id))
+            return None if text is None else Title(text, message), told
+    return None, None
+
+
+def told_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What lists tell of a checkpoint's metadata: not what langgraph and perdure keep there."""
+    return {
+        name: value
+        for name, value in metadata.items()
+        if name not in UNTOLD and not (type(name) is str and name.startswith(INNER))
+    }
+
+
+def found_by(seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]) -> bytes | None:
+    """What a thread is found by, so that few rows are opened; None: by opening its row.
+
+    These are the tags of all texts and numbers in the metadata and, without a key, the id and the
+    title with their case folded. Rows that are found are compared with what was asked for.
+    """
+    if isinstance(seal, LangGraphCipher):
+        return None
+    numbers = [*islice(tags_within(seal, metadata), _MOST_TAGS + 1)]
+    if len(numbers) > _MOST_TAGS:
+        return None
+    tags = b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
+    return tags + (words(f"{thread_id}\0{title}") if isinstance(seal, Clear) else b"")
+
+
+def words(text: str) -> bytes:
+    """A text as `found_by` has it."""
+    return text.casefold().encode(errors="surrogatepass")
+
+
+def tags_within(seal: Seal, value: Any, *path: str) -> Iterator[int]:
+    """The tags of all texts and numbers in a value, to a depth; those of lists are not in order."""
+    if len(path) > _TAG_LEVELS:
+        return
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from tags_within(seal, inner, *path, str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from tags_within(seal, inner, *path, "")
+    elif (number := tag(seal, "\0".join(path), value)) is not None:
+        yield number
+
+
+class ClientMetadata(NamedTuple):
+    """What the server keeps of a thread for langgraph's clients.
+
+    Attributes:
+        metadata: What clients gave it.
+        source_user: The user of the thread it is a copy of.
+        reserved: Whether it only has its id: another program may begin a thread of this id.
+    """
+
+    metadata: dict[str, Any]
+    source_user: str | None = None
+    reserved: bool = False
+
+
+def seal_client(seal: Seal, thread_id: str, client: ClientMetadata) -> tuple[bytes, bytes | None]:
+    """It as it stands in the row of its thread, and what finds the thread by it."""
+    found = found_by_client(seal, thread_id, client)
+    return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), found
+
+
+def found_by_client(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
+    """See `found_by`."""
+    title = str(client.metadata.get("title") or "")
+    return found_by(seal, thread_id, title, client.metadata)
+
+
+def open_client(seal: Seal, thread_id: str, stored: bytes | None) -> ClientMetadata | None:
+    """What `seal_client` was given; None: the server knows nothing of the thread."""
+    if stored is None:
+        return None
+    return ClientMetadata(*json.loads(seal.open(stored, ("client", thread_id))))
 
 
 def _opened(seal: Seal, body: bytes, place: Place) -> Any:

@@ -1,7 +1,7 @@
 -- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
 -- so a thread's rows lie together, and a range of them is a range of keys.
 
--- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out
+-- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer
 CREATE TABLE keys (name TEXT PRIMARY KEY, last INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE threads (
     thread INTEGER PRIMARY KEY,
@@ -11,9 +11,15 @@ CREATE TABLE threads (
     stamp INTEGER NOT NULL DEFAULT 0,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL,
-    title BLOB
+    waiting INTEGER NOT NULL DEFAULT 0,
+    status TEXT NOT NULL DEFAULT 'idle',
+    title BLOB,
+    found BLOB,
+    client BLOB,
+    client_found BLOB
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
+CREATE INDEX threads_waiting ON threads (updated_at) WHERE waiting = 1;
 CREATE TABLE namespaces (
     namespace INTEGER PRIMARY KEY,
     thread INTEGER NOT NULL,
@@ -80,13 +86,15 @@ SET last = CASE WHEN excluded.last > keys.last + ?1 THEN excluded.last ELSE keys
 -- new_thread: unless somebody has made it; nobody has written at its checkpoints
 INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?) RETURNING 0;
 
--- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before; whether tasks wrote at it
-UPDATE threads SET seq = ?1, stamp = ?2 WHERE thread = ?3 AND stamp = ?4
+-- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before; whether tasks wrote at it, who may ask
+UPDATE threads SET seq = ?1, stamp = ?2, waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) ELSE waiting END
+WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
 -- advance_now: the same, and when it was written to; apart, so that its index is not written each time
-UPDATE threads SET seq = ?1, stamp = ?2, updated_at = max(updated_at, ?7) WHERE thread = ?3 AND stamp = ?4
+UPDATE threads SET seq = ?1, stamp = ?2, waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) ELSE waiting END,
+updated_at = max(updated_at, ?8) WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
@@ -95,10 +103,25 @@ UPDATE threads SET seq = ?1, stamp = ?2, updated_at = max(updated_at, ?6) WHERE 
 AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RETURNING 0;
 
 -- changed: tell every process that the head is another
-UPDATE threads SET stamp = stamp + 1 WHERE thread = ?;
+UPDATE threads SET stamp = stamp + 1, waiting = 1 WHERE thread = ?;
 
--- set_title: what lists call a thread
-UPDATE threads SET title = ? WHERE thread = ?;
+-- waits: a task asked something
+UPDATE threads SET waiting = 1 WHERE thread = ? AND waiting = 0;
+
+-- set_title: what lists tell of a thread, and what finds it by that
+UPDATE threads SET title = ?, found = ? WHERE thread = ?;
+
+-- client_of: what the server keeps of a thread
+SELECT thread, status, seq, client FROM threads WHERE thread_id = ?;
+
+-- hold_client: the same, as it is read to be changed
+SELECT thread, status, seq, client FROM threads WHERE thread_id = ?;
+
+-- set_client: that, and what finds the thread by it
+UPDATE threads SET client = ?, client_found = ? WHERE thread = ?;
+
+-- set_status: how the last run of the server ended
+UPDATE threads SET status = ? WHERE thread = ?;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ?1 WHERE thread = ?2 AND updated_at < ?1;
@@ -271,7 +294,7 @@ SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint = g.checkp
 ) g LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.checkpoint >> 32 LEFT JOIN threads t ON t.thread = n.thread;
 
 -- removed: tell every process that rows of the thread are gone
-UPDATE threads SET generation = generation + 1, stamp = stamp + 1 WHERE thread = ?;
+UPDATE threads SET generation = generation + 1, stamp = stamp + 1, waiting = 1 WHERE thread = ?;
 
 -- drop_namespace_checkpoints: a whole namespace
 DELETE FROM checkpoints WHERE id >= ? AND id < ?;
@@ -288,10 +311,20 @@ DELETE FROM logs WHERE thread = ?;
 -- drop_thread: the thread itself
 DELETE FROM threads WHERE thread = ?;
 
--- list_threads: a page, newest activity first
+-- list_threads: a page of threads that began, newest activity first
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread))
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
+
+-- listed: all threads as a server lists them; conditions, an order and a page follow
+SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.waiting, t.seq, t.status, t.client FROM threads t WHERE 1 = 1;
+
+-- count_listed: how many; conditions follow
+SELECT count(*) FROM threads t WHERE 1 = 1;
+
+-- is_found: the condition that bytes, given twice, are among those that find a thread, or that only its head tells
+t.found IS NULL OR instr(t.found, ?) > 0 OR instr(t.client_found, ?) > 0;
 
 -- tagged_threads: those of them whose head has a metadata value
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
@@ -315,7 +348,8 @@ AND EXISTS (
 ) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
-SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t WHERE thread_id = ?;
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t WHERE thread_id = ?
+AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread));
 
 -- root_heads: the heads of some threads
 SELECT n.thread, c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
@@ -354,13 +388,14 @@ SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title FROM
 ) s ON s.thread = t.thread ORDER BY s.bytes DESC, t.thread DESC LIMIT ?;
 
 -- begun_by_day: how many threads were begun on each day since 1970
-SELECT CAST(created_at / 86400 AS bigint), count(*) FROM threads GROUP BY 1 ORDER BY 1;
+SELECT CAST(created_at / 86400 AS bigint), count(*) FROM threads t
+WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread) GROUP BY 1 ORDER BY 1;
 
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread > ? ORDER BY t.thread LIMIT ?;
 
 -- totals: over the whole database, and the bytes of checkpoints, items and writes
-SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),
+SELECT (SELECT count(*) FROM threads t WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread)), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
     + (SELECT coalesce(sum(length(body)), 0) FROM writes);
 

@@ -24,16 +24,19 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
+    ClientMetadata,
     content_hash,
     item_place,
     leading_to,
     log_spans,
-    open_title,
+    open_client,
+    open_listed,
     open_writes,
     pack_id,
     place,
     seal_checkpoint,
-    seal_title,
+    seal_client,
+    seal_listed,
     seal_writes,
     span,
     tags_of,
@@ -68,6 +71,9 @@ class ThreadRecords:
     created_at: float
     updated_at: float
     title: Title | None
+    told: bytes | None  # of its metadata, as lists tell it
+    status: str
+    client: ClientMetadata | None
     logs: list[Row]
     namespaces: list[NamespaceRecords]
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
@@ -108,17 +114,19 @@ def thread_records(
             raise missing(at)
         last = found.snapshot.key & _LOW
     thread, _, created_at, updated_at, _, stored = rows[0]
-    ((_, seq, _),) = yield reader.sql("find_thread", thread_id)
-    title = open_title(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # it may be of a later checkpoint
-        title = None
+    ((_, status, seq, kept),) = yield reader.sql("client_of", thread_id)
+    title, told = open_listed(reader.seal, thread_id, stored)
+    if checkpoint_id is not None:  # they may be of a later checkpoint
+        title = told = None
+    client = open_client(reader.seal, thread_id, kept)
     logs = yield reader.sql("thread_logs", thread)
     namespaces = []
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
         read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
         if read.checkpoints or (read.writes and last == _LOW):
             namespaces.append(read)
-    return ThreadRecords(thread_id, seq, created_at, updated_at, title, logs, namespaces)
+    about = title, told, status, client
+    return ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
 
 
 def _namespace(
@@ -208,8 +216,13 @@ def write_thread(
     new = keys.pop()
     stamp = random.getrandbits(62)
     yield reader.sql("new_thread", new, target, records.seq, stamp, records.created_at, now)
-    if records.title is not None:
-        yield reader.sql("set_title", seal_title(reader.seal, target, records.title), new)
+    if records.title is not None or records.told is not None:
+        told = None if records.told is None else (reader.codec.decode(records.told), records.told)
+        yield reader.sql("set_title", *seal_listed(reader.seal, target, records.title, told), new)
+    if records.client is not None:
+        yield reader.sql("set_client", *seal_client(reader.seal, target, records.client), new)
+        yield reader.sql("set_status", records.status, new)
+    yield reader.sql("waits", new)
     writer = _ThreadWriter(reader, records, target, new, keys)
     yield from writer.write_logs()
     for namespace in records.namespaces:

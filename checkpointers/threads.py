@@ -23,7 +23,7 @@ from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.put import TITLE_AMONG, title_of
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
-from perdure.checkpointers.records import leading_to, open_title, place, span
+from perdure.checkpointers.records import leading_to, open_listed, place, span
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     HistoryItem,
@@ -148,7 +148,7 @@ class ThreadReader:
         narrow = ("open_threads",) if waiting else narrow
         while True:
             rows = yield from self._rows(limit, after, prefix, active_since, *narrow)
-            for head in (yield from self._thread_heads(rows)):
+            for head in (yield from self.heads_of(rows)):
                 fits = not waiting or head.status.state == "waiting"
                 if fits and (not where or matches(head.metadata, where)):
                     out.append(head)
@@ -158,10 +158,10 @@ class ThreadReader:
 
     def head(self, thread_id: str) -> Flow[ThreadHead]:
         """The head of one thread; see `Checkpointer.head`."""
-        (head,) = yield from self._thread_heads([(yield from self._row(thread_id))])
+        (head,) = yield from self.heads_of([(yield from self._row(thread_id))])
         return head
 
-    def _thread_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
+    def heads_of(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
         """The heads of the threads of rows, in two requests for all of them."""
         asked = json.dumps([row[0] for row in rows])
         heads, writes = yield [self.sql("root_heads", asked), self.sql("root_writes", asked)]
@@ -176,7 +176,7 @@ class ThreadReader:
                 head = self.reader.open_row(thread_id, "", tuple(checkpoints[thread]))
                 uid, metadata = head.uid, self.reader.metadata(head)
                 status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
-            called = open_title(self.reader.seal, thread_id, title)
+            called, _ = open_listed(self.reader.seal, thread_id, title)
             if called is None and head is not None:
                 called = yield from self._title(thread_id, head, metadata)
             times = _time(thread_id, updated_at), _time(thread_id, created_at)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions, Commit
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, Title, Write, keep
+from perdure.checkpointers.cache import NO_TITLE, Head, Snapshot, Thread, Title, Write, keep
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.manifest import (
     DICT,
@@ -30,16 +30,18 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    INNER,
     LABELS,
+    UNTOLD,
     content_hash,
     labels_in,
     log_spans,
-    open_title,
+    open_listed,
     open_writes,
     pack_id,
     place,
     seal_checkpoint,
-    seal_title,
+    seal_listed,
     seal_writes,
     tags_of,
     written_said,
@@ -210,7 +212,7 @@ class CheckpointWriter:
                 statements.append(self.sql("pin", moved.pinned, head.namespace))
         else:
             statements += self._replacing(put.at, thread, snapshot, before, now)
-        statements += self._titled(thread_id, thread, put.title, nodes)
+        statements += self._listed(put, thread, nodes, metadata, moved, snapshot)
         statements += additions.statements()
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
@@ -263,10 +265,10 @@ class CheckpointWriter:
             return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
         state, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
         if head.namespace and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
-            return self.sql("advance", seq, stamp, *state, head.namespace, uid)
+            return self.sql("advance", seq, stamp, *state, head.namespace, uid, len(ns))
         thread.updated_at = now
         if head.namespace:
-            return self.sql("advance_now", seq, stamp, *state, head.namespace, uid, now)
+            return self.sql("advance_now", seq, stamp, *state, head.namespace, uid, len(ns), now)
         return self.sql("advance_into", seq, stamp, *state, ns, now)
 
     def _labelled(
@@ -299,19 +301,48 @@ class CheckpointWriter:
         begins = step is not None and before is not None and step != before + 1
         return seq if begins else parent.began
 
-    def _titled(
-        self, thread_id: str, thread: Thread, title: Title | None, nodes: dict[str, Node | None]
+    def _listed(
+        self,
+        put: CheckpointPut,
+        thread: Thread,
+        nodes: dict[str, Node | None],
+        metadata: dict[str, Any],
+        head: Head,
+        snapshot: Snapshot,
     ) -> list[Statement]:
-        """Have a thread called so, unless it has a title from elsewhere."""
-        present = thread.title
-        if title is None or title == present:
+        """Have lists call a thread so, and tell this metadata of it, if the put is its root's head.
+
+        If it is a branch, the head may wait for an answer still.
+        """
+        if put.at.checkpoint_ns:
             return []
-        if title.message is not None and nodes.get("messages") is None:
-            return []  # the messages are the parent's, who may have lost this one
-        if present is not None and title.message not in (None, present.message):
-            return []
-        thread.title = title
-        return [self.sql("set_title", seal_title(self.seal, thread_id, title), thread.key)]
+        title, told = thread.title, thread.told
+        leads = head.snapshot is not None and head.snapshot.key == snapshot.key
+        if title is None or put.title not in (None, title):
+            title = _title(put, thread, nodes)
+        if leads:
+            tells: dict[str, Any] = {}  # no function of its own: each put comes by
+            for name, value in metadata.items():
+                if name not in UNTOLD and not (type(name) is str and name.startswith(INNER)):
+                    tells[name] = value
+            try:
+                is_new = told is None or tells != told[0]
+            except Exception:  # of a value that does not compare, such as an array
+                is_new = True
+            told = self._told(tells, told) if is_new else told
+        changes = [] if leads else [self.sql("waits", thread.key)]
+        if title != thread.title or told is not thread.told:
+            thread.title, thread.told = title, told
+            sealed = seal_listed(self.seal, put.at.thread_id, title, told)
+            changes.append(self.sql("set_title", *sealed, thread.key))
+        return changes
+
+    def _told(self, tells: dict[str, Any], before: tuple[Any, bytes] | None) -> tuple[Any, bytes]:
+        """What lists tell of a thread, and its stored form; what was told before, if it is that."""
+        stored = self.codec.encode(tells, lambda: "metadata", exact=True)
+        if before is not None and stored == before[1]:
+            return before
+        return self.codec.decode(stored), stored
 
     def _replacing(
         self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
@@ -409,11 +440,13 @@ class CheckpointWriter:
         if not rows:
             return Thread(0, 0), Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
-        title, existing = rest
+        listed, existing = rest
         kept = self._kept(thread_id, key, generation) if holds else None
         thread = Thread(key, generation)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
-        thread.title = open_title(self.seal, thread_id, title)
+        thread.title, told = open_listed(self.seal, thread_id, listed)
+        if told is not None:
+            thread.told = self.codec.decode(told), told
         if kept is not None:
             thread.pending, thread.size = kept.pending.copy(), kept.size
             thread.heads = _heads_of(kept, stamp)
@@ -444,6 +477,8 @@ class CheckpointWriter:
         if rows:
             yield self.sql("pin", rows[0][3] & _LOW, rows[0][2])
             yield self.sql("changed", rows[0][0])
+            if not at.checkpoint_ns:
+                yield from self.reader.retell(at.thread_id, rows[0][3:])
         return bool(rows)
 
     # -- pending writes
@@ -460,6 +495,8 @@ class CheckpointWriter:
         state = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", head.namespace, *row, body, *state)
         statements = [added, *self._touched(thread)]
+        if request.asks:
+            statements.append(self.sql("waits", thread.key))
         _keep_pending(thread, request, request.encoded, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
@@ -503,10 +540,23 @@ class CheckpointWriter:
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
         body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
-        yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread)]
+        waits = [self.sql("waits", key)] if request.asks else []
+        yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread), *waits]
         _keep_pending(thread, request, writes, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
+
+
+def _title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
+    """What lists call a thread after a put: as before, if it has a title from elsewhere."""
+    present, title = thread.title, put.title
+    if title is None:
+        return NO_TITLE if present is None and thread.seq == 1 else present
+    if title.message is not None and nodes.get("messages") is None:
+        return present  # the messages are the parent's, who may have lost this one
+    if present is None or present == NO_TITLE or title.message in (None, present.message):
+        return title
+    return present
 
 
 def _heads_of(thread: Thread, stamp: int) -> dict[str, Head]:

@@ -14,12 +14,12 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.thread_list import ThreadList
 from perdure.server import create_app
 from perdure.server.access import ACTIONS
 from perdure.server.auth_file import AuthFile
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
-from perdure.server.threads import RECORDS
 from perdure.settings import Settings
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
@@ -194,10 +194,8 @@ def of_ann(place: Place) -> Any:
     return (
         [each.checkpoint_id for each in place.saver.checkpoints(THREAD)],
         [each.value.content for each in place.saver.history(THREAD)],
-        [
-            item and item.dict()
-            for item in (place.store.get(*each) for each in (MEMORY, (RECORDS, KEPT)))
-        ],
+        (item := place.store.get(*MEMORY)) and item.dict(),
+        ThreadList(place.saver).get(KEPT),
     )
 
 

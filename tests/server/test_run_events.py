@@ -21,6 +21,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
+from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, run_log
 from perdure.server import keys as keys_module
 from perdure.server.access import Identity, Local
@@ -29,9 +30,7 @@ from perdure.server.keys import Keys
 from perdure.server.limits import Limits
 from perdure.server.run_log import Log
 from perdure.server.runs import FEEDS, Runs
-from perdure.server.threads import RECORDS, UNSTARTED
 from perdure.settings import Settings
-from perdure.stores import open_store
 from tests.server.running import running
 from tests.server.talking import Gate, ask, fail, says, talk
 from tests.server.test_keys import ANN, BOB, entry
@@ -416,19 +415,13 @@ def test_whoever_deletes_a_thread_does_not_hear_the_next_one(
         if by == "the server":
             ok(bob.delete("/threads/daily"))
         else:
-            delete_record(settings, "daily")
+            with open_checkpointer(settings.db) as saver:
+                saver.delete_thread("daily")
         ok(ann.post("/threads", json={"thread_id": "daily"}))
         ok(ann.post("/threads/daily/commands", json=start()))
         heard = events.read()  # to its end
 
     assert SECRET.encode() not in heard
-
-
-def delete_record(settings: Settings, thread_id: str) -> None:
-    """As retention does in another process."""
-    with open_store(settings.db) as store:
-        store.delete(RECORDS, thread_id)
-        store.delete(UNSTARTED, thread_id)
 
 
 @pytest.mark.parametrize("path", ["/threads/t/stream/events", "/threads/t/runs/stream"])

@@ -16,8 +16,9 @@ import pytest
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
 from perdure.server.access import Filter, Forbidden, containing
-from perdure.server.threads import RECORDS, UNSTARTED, Threads
+from perdure.server.threads import ThreadConditions, Threads
 from perdure.settings import Settings
+from perdure.storage.flow import rows_of
 from tests.server.graphs import ask, say
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
@@ -26,7 +27,7 @@ Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
 @asynccontextmanager
 async def opened(settings: Settings, filter: Filter) -> AsyncIterator[tuple[Threads, SQLiteStore]]:
     async with SQLiteCheckpointer(settings.db) as saver, SQLiteStore(settings.db) as store:
-        yield Threads(saver, store, filter), store
+        yield Threads(saver, filter), store
 
 
 def run(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
@@ -35,6 +36,14 @@ def run(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
             return await use(*parts)
 
     return asyncio.run(used())
+
+
+async def search(threads: Threads, limit: int = 10, **wanted: Any) -> list[dict[str, Any]]:
+    return await threads.search(ThreadConditions(**wanted), limit)
+
+
+async def count(threads: Threads, **wanted: Any) -> int:
+    return await threads.count(ThreadConditions(**wanted))
 
 
 def ids(found: list[dict[str, Any]]) -> list[str]:
@@ -50,15 +59,15 @@ def test_a_search_by_text_and_time(settings: Settings) -> None:
         await asyncio.sleep(0.4)
         await threads.create("three", {"title": "gardens"})
 
-        assert ids(await threads.search(text="GARDEN")) == ["three", "one"]
-        assert ids(await threads.search(text="tw")) == ["two"]
-        assert ids(await threads.search(active_since=between)) == ["three"]
-        assert ids(await threads.search(active_until=between)) == ["two", "one"]
-        assert await threads.count(text="garden") == 2
+        assert ids(await search(threads, text="GARDEN")) == ["three", "one"]
+        assert ids(await search(threads, text="tw")) == ["two"]
+        assert ids(await search(threads, active_since=between)) == ["three"]
+        assert ids(await search(threads, active_until=between)) == ["two", "one"]
+        assert await count(threads, text="garden") == 2
         await threads.update("one", {"topic": "beds"})
         for wanted in ({}, {"topic": "beds"}):
-            assert "one" not in ids(await threads.search(metadata=wanted, active_since=between))
-            assert "one" in ids(await threads.search(metadata=wanted, active_until=between))
+            assert "one" not in ids(await search(threads, metadata=wanted, active_since=between))
+            assert "one" in ids(await search(threads, metadata=wanted, active_until=between))
 
     run(settings, use)
 
@@ -84,7 +93,7 @@ def test_a_search_compares_off_the_event_loop(settings: Settings) -> None:
         await threads.create("t", {"owner": "ann"})
         owner.by.clear()
 
-        assert ids(await threads.search()) == ["t"]
+        assert ids(await search(threads)) == ["t"]
         assert owner.by
         assert threading.get_ident() not in owner.by
 
@@ -143,16 +152,12 @@ def test_a_status_is_written_when_it_changes(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
         for _ in range(3):
             await threads.set_status("t", "busy")
-        item = await store.aget(RECORDS, "t")
 
-        assert item is not None
-        assert (item.version, item.value["status"]) == (1, "busy")
-        assert ids(await threads.search(status="busy")) == ["t"]
-        for _ in range(60):
-            await threads.set_status("t", "idle")
-            await threads.set_status("t", "busy")
-        assert len(await store.ahistory(RECORDS, "t")) < 40
-        await threads.set_status("an id that\0 has no record", "busy")
+        assert ids(await search(threads, status="busy")) == ["t"]
+        await threads.set_status("t", "error")
+        assert await search(threads, status="busy") == []
+        assert ids(await search(threads, status="error")) == ["t"]
+        await threads.set_status("an id that\0 has no thread", "busy")
 
     run(settings, use)
 
@@ -162,8 +167,7 @@ def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
         await threads.create("t", {"secret": 1})
         await threads.delete("t")
 
-        assert await store.ahistory(RECORDS, "t") == []
-        assert await store.asearch(RECORDS[:1]) == []
+        assert await threads._saver.database.aread(lambda: rows_of("SELECT * FROM threads")) == []
 
     run(settings, use)
 
@@ -175,9 +179,9 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
     forgotten: list[str] = []
 
     async def use() -> None:
-        async with SQLiteCheckpointer(settings.db) as saver, SQLiteStore(settings.db) as store:
+        async with SQLiteCheckpointer(settings.db) as saver:
             late, first = [
-                Threads(saver, store, {}, lambda _: active, forgotten.append) for _ in range(2)
+                Threads(saver, {}, lambda: active and ["t"], forgotten.append) for _ in range(2)
             ]
             find = late._find
 
@@ -202,7 +206,7 @@ def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> No
         await threads.update("t", {"old": 1})
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        assert await threads.search() == []
+        assert await search(threads) == []
         with pytest.raises(UnknownThread):
             await threads.get("t")
         assert (await threads.create("t", {"new": 1}))["metadata"] == {"new": 1}
@@ -220,10 +224,8 @@ def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
         await threads.create("u")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        assert ids(await threads.search()) == ["t", "u"]
-        assert [item.key for item in await store.asearch(UNSTARTED)] == ["u"]
-        await store.aput(UNSTARTED, "nothing", {}, False)
-        assert ids(await threads.search()) == ["t", "u"]
+        assert ids(await search(threads)) == ["t", "u"]
+        assert [info.thread_id for info in await threads._saver.athreads()] == ["t"]
 
     run(settings, begin)
     say(settings, "t", "hi")
@@ -233,24 +235,25 @@ def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
 def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.server.threads._PAGE", 2)
+    """All pages of a search are of one moment."""
+    monkeypatch.setattr("perdure.checkpointers.thread_list._PAGE", 2)
     for number in range(6):
         say(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        deleted, read = False, threads._recorded
+        opened, deleted = threads._list._opened, False
 
-        async def recorded(rows: Any) -> Any:
+        def deleting(rows: Any) -> Any:
             nonlocal deleted
-            found = await read(rows)
-            if "t4" in ids(found) and not deleted:
+            if not deleted:
                 deleted = True
-                await threads.delete("t4")
-            return found
+                with SQLiteCheckpointer.open(settings.db) as other:
+                    other.delete_thread("t3")
+            return (yield from opened(rows))
 
-        monkeypatch.setattr(threads, "_recorded", recorded)
-        assert ids(await threads.search()) == ["t5", "t4", "t3", "t2", "t1", "t0"]
-        assert ids(await threads.search()) == ["t5", "t3", "t2", "t1", "t0"]
+        monkeypatch.setattr(threads._list, "_opened", deleting)
+        assert ids(await search(threads, text="t")) == ["t5", "t4", "t3", "t2", "t1", "t0"]
+        assert ids(await search(threads, text="t")) == ["t5", "t4", "t2", "t1", "t0"]
 
     run(settings, use)
 
@@ -259,11 +262,10 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
     say(settings, "of-ann", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        await store.aput(RECORDS, "x", {"metadata": {"owner": "eve"}}, False)
-        await store.aput(UNSTARTED, "x", {}, False)
+        await Threads(threads._saver, {}).create("x", {"owner": "eve"})
 
-        assert ids(await threads.search(ids=["of-ann", "x"])) == ["of-ann"]
-        assert ids(await threads.search(limit=1)) == ["of-ann"]
+        assert ids(await search(threads, ids=["of-ann", "x"])) == ["of-ann"]
+        assert ids(await search(threads, limit=1)) == ["of-ann"]
         with pytest.raises(UnknownThread):
             await threads.get("x")
         with pytest.raises(VersionConflict):
@@ -276,11 +278,7 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
     run(settings, use, {"owner": "ann"})
 
 
-@pytest.mark.parametrize("few", [0, 300])
-def test_an_index_finds_what_a_walk_finds(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
-) -> None:
-    monkeypatch.setattr("perdure.server.threads._FEW", few)
+def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
     ask(settings, "chat", label="a")
     say(settings, "both", "hi", label="a")
 
@@ -289,16 +287,16 @@ def test_an_index_finds_what_a_walk_finds(
         await threads.create("theirs", {"owner": "eve", "label": "b"})
         await threads.update("both", {"label": "b"})
         await threads.set_status("new", "error")
-        order = [each for each in ids(await threads.search()) if each in ("both", "theirs")]
+        order = [each for each in ids(await search(threads)) if each in ("both", "theirs")]
 
-        assert set(ids(await threads.search(metadata={"label": "a"}))) == {"new", "chat"}
-        assert ids(await threads.search(metadata={"label": "b"})) == order
-        assert set(ids(await threads.search(metadata={"owner": "ann"}))) == {"both", "chat"}
-        assert ids(await threads.search(metadata={"owner": "eve", "label": "b"})) == ["theirs"]
-        assert ids(await threads.search(metadata={"x.y": "z", "$eq": "no operator"})) == ["new"]
-        assert ids(await threads.search(status="interrupted")) == ["chat"]
-        assert ids(await threads.search(status="error")) == ["new"]
-        assert await threads.search(metadata={"label": "c"}) == []
+        assert set(ids(await search(threads, metadata={"label": "a"}))) == {"new", "chat"}
+        assert ids(await search(threads, metadata={"label": "b"})) == order
+        assert set(ids(await search(threads, metadata={"owner": "ann"}))) == {"both", "chat"}
+        assert ids(await search(threads, metadata={"owner": "eve", "label": "b"})) == ["theirs"]
+        assert ids(await search(threads, metadata={"x.y": "z", "$eq": "no operator"})) == ["new"]
+        assert ids(await search(threads, status="interrupted")) == ["chat"]
+        assert ids(await search(threads, status="error")) == ["new"]
+        assert await search(threads, metadata={"label": "c"}) == []
 
     run(settings, use)
 
@@ -307,14 +305,12 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        running = Threads(
-            threads._saver, store, {}, lambda thread_id: ["a run"] if thread_id == "t" else []
-        )
+        running = Threads(threads._saver, {}, lambda: ["t"])
 
         assert (await running.get("t"))["status"] == "busy"
-        assert ids(await running.search(status="busy")) == ["t"]
+        assert ids(await search(running, status="busy")) == ["t"]
         assert (await running.copy("t", {}))["status"] == "idle"
-        assert [each["status"] for each in await threads.search()] == ["idle", "idle"]
+        assert [each["status"] for each in await search(threads)] == ["idle", "idle"]
 
     run(settings, use)
 
@@ -339,9 +335,9 @@ def test_a_thread_is_not_deleted_in_a_turn(
             await threads.delete("t")
         over.set()
         await other
-        assert ids(await threads.search()) == ["t"]
+        assert ids(await search(threads)) == ["t"]
         await threads.delete("t")
-        assert await threads.search() == []
+        assert await search(threads) == []
 
     run(settings, use)
 
@@ -363,7 +359,7 @@ def test_a_search_by_owner_has_nobodys_too(settings: Settings) -> None:
         await threads.create("nobody's")
         for number in range(3):
             await threads.create(f"bob's {number}", {"owner": "bob"})
-        assert ids(await threads.search(text="s", owner="ann", limit=2)) == ["nobody's", "ann's"]
+        assert ids(await search(threads, text="s", owner="ann", limit=2)) == ["nobody's", "ann's"]
 
     run(settings, use)
 

@@ -19,8 +19,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
+    ClientMetadata,
     checkpoint_place,
     content_hash,
+    found_by,
+    found_by_client,
     item_place,
     pack_id,
     tags_of,
@@ -184,19 +187,20 @@ _TAGS: Final = Table("tags", "tag, checkpoint", "")
 
 @dataclass
 class ThreadTables(Tables):
-    """Threads with their logs, checkpoints and pending writes; tags are made anew."""
+    """Threads with their logs, checkpoints and pending writes; what finds them is made anew."""
 
     reader: CheckpointReader
     noun = "thread"
     tables = (
         Table(
             "threads",
-            "thread, thread_id, seq, generation, created_at, updated_at, title",
+            "thread, thread_id, seq, generation, created_at, updated_at, waiting, status, found, "
+            "client_found, client, title",
             "r.thread_id",
             key="thread",
             names="thread_id",
-            large="title",
-            sealed=lambda row: [("title", row[0])],
+            large="client, title",
+            sealed=lambda row: [("client", row[0]), ("title", row[0])],
         ),
         Table(
             "namespaces",
@@ -253,8 +257,24 @@ class ThreadTables(Tables):
         reader = saver._reader
         return cls(saver.database, reader.sql, reader.seal.open, reader.seal.seal, reader)
 
+    def opened(self, table: Table, row: Row) -> Row:
+        """See `Tables.opened`."""
+        columns = super().opened(table, row)
+        if table.name == "threads":  # what finds one depends on the key
+            return (*columns[:-4], None, None, *columns[-2:])
+        return columns
+
     def sealed(self, table: Table, row: Row) -> Row:
         """See `Tables.sealed`."""
+        if table.name == "threads":
+            found = None if row[3] else b""  # none that began tells nothing
+            text, _, told = (None,) * 3 if row[-1] is None else unpack(row[-1])
+            if text is not None and told is not None:
+                told = self.reader.codec.decode(told)
+                found = found_by(self.reader.seal, row[0], text, told)
+            client = None if row[-2] is None else ClientMetadata(*json.loads(row[-2]))
+            by_client = client and found_by_client(self.reader.seal, row[0], client)
+            row = (*row[:-4], found, by_client, *row[-2:])
         if table.name == "items":
             h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
             row = (*row[:3], h, row[-1])

@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
+from perdure.checkpointers.thread_list import RunStatus, SortBy
 from perdure.errors import UnknownThread, VersionConflict
 from perdure.server import api_states
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import reply
-from perdure.server.threads import SortBy, Status, Thread, checked_metadata
+from perdure.server.threads import Thread, ThreadConditions, checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
@@ -51,7 +52,7 @@ class ThreadFilters(BaseModel):
     metadata: Metadata | None = None
     values: Empty = None
     ids: Ids | None = None
-    status: Status | None = None
+    status: RunStatus | None = None
 
 
 class ThreadSearch(ThreadFilters):
@@ -59,7 +60,7 @@ class ThreadSearch(ThreadFilters):
 
     limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
     offset: int = Field(0, ge=0)
-    sort_by: SortBy | None = None
+    sort_by: SortBy | Literal["state_updated_at"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
     select: list[str] | None = None
     extract: Nothing = None
@@ -93,7 +94,8 @@ async def create(call: Caller, body: NewThread) -> Response:
 async def search(call: Caller, body: ThreadSearch) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
     wanted = await _permitted(call, body)
-    found = await call.threads.search(**wanted)
+    page = wanted.pop("limit"), wanted.pop("offset")
+    found = await call.threads.search(ThreadConditions(**wanted), *page)
     fields = {*(body.select or ())}
     if not fields or "values" in fields:
         found = [await _whole(call, thread) for thread in found]
@@ -109,7 +111,7 @@ async def search(call: Caller, body: ThreadSearch) -> Response:
 async def count(call: Caller, body: ThreadFilters) -> int:
     """How many threads match."""
     wanted = await _permitted(call, body)
-    return await call.threads.count(**wanted)
+    return await call.threads.count(ThreadConditions(**wanted))
 
 
 @routes.post("/threads/prune")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Any, Final, Protocol
@@ -30,8 +30,8 @@ _PAGE: Final = 1_000  # read at once, where such are left out
 class RunsUnderWay(Protocol):
     """The runs of this process, as far as threads need to know them."""
 
-    def active(self, tenant: str | None, thread_id: str) -> Sequence[object]:
-        """Those of a thread that have not ended."""
+    def busy(self, tenant: str | None) -> Collection[str]:
+        """The threads with runs that have not ended."""
 
     def forget(self, tenant: str | None, thread_id: str) -> None:
         """Forget what is known of a thread that is no more."""
@@ -107,9 +107,9 @@ class Call:
         """The threads that may be reached."""
         runs, tenant, database = self._runs, self.identity.tenant, self._permitted()
         if runs is None:
-            return Threads(*database, self._filter)
-        about = partial(runs.active, tenant), partial(runs.forget, tenant)
-        return Threads(*database, self._filter, *about)
+            return Threads(database.saver, self._filter)
+        about = partial(runs.busy, tenant), partial(runs.forget, tenant)
+        return Threads(database.saver, self._filter, *about)
 
     async def listed(
         self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any

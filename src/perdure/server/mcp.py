@@ -28,6 +28,7 @@ from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.messages import as_text, cut
 from perdure.server.reply import status_of
+from perdure.server.threads import ThreadConditions
 from perdure.settings import SEARCH_LIMIT, Settings
 from perdure.stores import Provenance
 
@@ -112,7 +113,8 @@ async def search_threads(
 ) -> str:
     """Find earlier conversations of the user by title; recall names those of what it finds."""
     await call.permit({"metadata": {}, "limit": limit})
-    found = await call.threads.search(text=text, owner=call.identity.user, limit=limit)
+    wanted = ThreadConditions(text=text, owner=call.identity.user)
+    found = await call.threads.search(wanted, limit)
     threads = [
         {
             "thread_id": each["thread_id"],

@@ -20,6 +20,7 @@ from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.messages import as_text, changes, cut, shown
 from perdure.server.pages import Number, Pages, Values, moment, page, query
+from perdure.server.threads import ThreadConditions
 
 routes = Pages()
 PAGE: Final = 50  # threads
@@ -44,14 +45,13 @@ async def threads(
     """Threads, the latest activity first, of days from `since` to `until`."""
     wanted = [each for each in meta if each.strip()]
     asked = await call.permit({"metadata": dict(map(_pair, wanted))})
-    found = await call.threads.search(
+    conditions = ThreadConditions(
         metadata=asked["metadata"],
         text=q,
         active_since=moment(since),
         active_until=moment(until, days=1),
-        limit=PAGE + 1,
-        offset=start,
     )
+    found = await call.threads.search(conditions, PAGE + 1, start)
     rows = await asyncio.gather(*(about(call, thread) for thread in found[:PAGE]))
     given = {"q": q, "meta": wanted, "since": since, "until": until}
     return page(

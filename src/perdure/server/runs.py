@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
 
+from perdure.checkpointers.thread_list import RunStatus
 from perdure.memory import record_views
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
@@ -23,7 +24,6 @@ from perdure.server.limits import Limits, TooMany
 from perdure.server.run_log import Feed, Log
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
-from perdure.server.threads import Status
 
 KEPT: Final = 1_000
 """How many runs that have ended are known."""
@@ -153,6 +153,10 @@ class Runs:
         """Those of a thread that have not ended, oldest first."""
         return [run for run in self.of(tenant, thread_id) if not run.ended]
 
+    def busy(self, tenant: str | None) -> set[str]:
+        """The threads of runs that have not ended."""
+        return {r.thread_id for r in self._under_way if r.tenant == tenant and not r.ended}
+
     def of(self, tenant: str | None, thread_id: str) -> list[Run]:
         """Those of a thread that are known, oldest first."""
         return [*self._runs.get((tenant, thread_id), {}).values()]
@@ -269,7 +273,7 @@ class Runs:
             await saver.adelete_for_runs([run.run_id])  # its thread stands as before
         elif not run.temporary:
             stands = "idle" if run.status == "success" else run.status
-            await call.threads.set_status(run.thread_id, cast(Status, stands))
+            await call.threads.set_status(run.thread_id, cast(RunStatus, stands))
 
     def _forget(self, ended: Run) -> None:
         self._done.append(ended)

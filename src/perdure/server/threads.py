@@ -1,76 +1,53 @@
-"""Threads as the server knows them: those of the checkpointer, and records beside them.
+"""Threads as the server knows them: those of the checkpointer, with what clients gave them.
 
-A record is an item of the store. It has what langgraph's clients give a thread and no checkpoint
-keeps: metadata, and that a thread without a turn exists. A run of the server also writes there
-how it ended; whether the thread waits for an answer its newest checkpoint tells, whoever wrote it.
-The record of a new thread only reserves its id: if another program writes the first checkpoint, the
-record counts for nothing.
+What langgraph's clients give a thread stands in its row, where no checkpoint keeps it: metadata,
+and that a thread without a turn exists. How a run of the server ended does too; whether the thread
+waits for an answer its newest checkpoint tells, whoever wrote it. A new thread only reserves its
+id: if another program writes the first checkpoint, what the client gave counts for nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain
 from typing import Any, Final, Literal
 from uuid import uuid4
 
-from langgraph.store.base import GetOp
-
-from perdure.checkpointers import Retention, ThreadHead, ThreadStatus
+from perdure.checkpointers import Retention, ThreadStatus
+from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import ClientMetadata
+from perdure.checkpointers.thread_list import (
+    ListedThread,
+    RunStatus,
+    SortBy,
+    ThreadList,
+    ThreadQuery,
+)
 from perdure.errors import (
     AlreadyLocked,
     ConfigurationError,
-    InvalidNamespace,
+    InvalidConfig,
     StorageUnavailable,
     UnknownThread,
     VersionConflict,
 )
-from perdure.memory.records import RESERVED
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT
-from perdure.stores import VersionRetention
-from perdure.stores.base import PutItem, StoredItem
-from perdure.stores.whole_store import WholeStore
+from perdure.stores.values import encode
 
-_OF_SERVER: Final = (RESERVED, "server")  # what the server keeps for itself
-RECORDS: Final = (*_OF_SERVER, "threads")
-"""The namespace of records."""
-UNSTARTED: Final = (*_OF_SERVER, "unstarted")
-"""The namespace that has a key for each thread that was created and had no turn since."""
-Status = Literal["idle", "busy", "interrupted", "error"]
-SortBy = Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"]
 Thread = dict[str, Any]
 """A thread as langgraph's clients know it, without its values."""
-Named = dict[str, ThreadHead | None]  # threads by their ids, with heads that are known
-Row = tuple[datetime, str, ThreadHead | None]  # when a thread was last active, and its id
-_NEW: Final[Mapping[str, Any]] = {"metadata": {}, "status": "idle", "reserved": False}
 METADATA_BYTES: Final = 64_000
 """How much JSON the metadata of a thread may be that a client gives it."""
 METADATA_LEVELS: Final = 8
 """How many levels it may have: `{"a": 1}` has one."""
-_OWN: Final = (
-    "source",
-    "step",
-    "parents",
-    "writes",
-    "thread_id",
-    "run_id",
-    "imported",
-    "titled",
-    "times",
-)
-_OTHERS: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
-_PAGE: Final = 1000  # threads read at once by a search that goes on
+_ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
-_FEW: Final = 300  # threads that an index may find, else all are walked through in their order
-_SOON: Final = timedelta(seconds=0.2)  # times of heads are exact to a tenth: a later head is first
-_TRIES: Final = 8  # of a change of a record that others change as well
-_VERSIONS: Final = 100  # of a record; then the closed ones of all records are dropped
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
@@ -101,28 +78,53 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadConditions:
+    """What threads of a search meet, and their order; None: whatever it is.
+
+    Attributes:
+        metadata: What it must contain; dicts may have more than is given.
+        ids: Only these.
+        status: Only of this status.
+        text: Only with this in the title or the id, whatever the case.
+        owner: Only theirs, and nobody's.
+        active_since: Only those active at this moment or later.
+        active_until: Only those not active after it.
+        sort_by: Another order than by activity.
+        sort_order: `"asc"` or `"desc"`, the default.
+    """
+
+    metadata: Mapping[str, Any] | None = None
+    ids: Sequence[str] | None = None
+    status: RunStatus | None = None
+    text: str = ""
+    owner: str | None = None
+    active_since: datetime | None = None
+    active_until: datetime | None = None
+    sort_by: SortBy | Literal["state_updated_at"] | None = None
+    sort_order: Literal["asc", "desc"] | None = None
+
+
 class Threads:
     """The threads whose metadata meets a filter; any other is unknown.
 
     Args:
         saver: Where they are.
-        store: Where their records are.
         filter: What their metadata must meet.
-        runs: Tells the runs of a thread that are under way; with one it is shown as busy. That is
-            not written down: a server that was killed leaves no thread busy.
+        busy: Tells the threads with a run under way, which are shown as busy. That is not written
+            down: a server that was killed leaves no thread busy.
         forget: Called with the id of a thread that is no more, before another has it.
     """
 
     def __init__(
         self,
         saver: Checkpointer,
-        store: WholeStore,
         filter: Filter,
-        runs: Callable[[str], Sequence[object]] = lambda _: (),
+        busy: Callable[[], Collection[str]] = tuple,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._saver, self._store, self._filter, self._runs = saver, store, filter, runs
-        self._forget = forget
+        self._saver, self._list = saver, ThreadList(saver)
+        self._filter, self._busy, self._forget = filter, busy, forget
 
     # -- one thread
 
@@ -132,10 +134,10 @@ class Threads:
         Raises:
             UnknownThread: There is none, or it may not be reached.
         """
-        found = await self._find(thread_id)
-        if found is None or not meets(found["metadata"], self._filter):
+        thread = await self._find(thread_id)
+        if thread is None or not meets(thread["metadata"], self._filter):
             raise UnknownThread(f"there is no thread {thread_id!r}")
-        return found
+        return thread
 
     async def create(
         self,
@@ -143,9 +145,9 @@ class Threads:
         metadata: Mapping[str, Any] | None = None,
         *,
         if_exists: Literal["raise", "do_nothing"] = "raise",
-        of: str | None = None,
+        source_user: str | None = None,
     ) -> Thread:
-        """Create a thread; None: under a new id. `of`: the user of the thread it is a copy of.
+        """Create a thread; None: under a new id. `source_user`: whose thread it is a copy of.
 
         Raises:
             VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead,
@@ -153,26 +155,15 @@ class Threads:
             Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
-        given = dict(metadata or {})
-        left = await self._store.aget(RECORDS, thread_id)  # by a thread that is no more
-        if await self._find(thread_id) is None and not self._runs(thread_id):
-            self._check(given)
-            self._forget(thread_id)  # another program may have deleted one
-            record = {**_NEW, "metadata": given, "of": of, "reserved": True}
-            version = left.version if left else 0
-            puts = [
-                PutItem(RECORDS, thread_id, record, False, if_version=version),
-                PutItem(UNSTARTED, thread_id, {}, False),
-            ]
-            with suppress(VersionConflict):  # another request was first
-                await self._store.abatch(puts)
+        client = ClientMetadata(_storable(metadata or {}), source_user, reserved=True)
+        with suppress(VersionConflict):
+            await self._check_new(thread_id, client.metadata)
+            if await self._list.acreate(thread_id, client):  # else another request was first
                 return await self.get(thread_id)
         if if_exists == "do_nothing":
             with suppress(UnknownThread):
                 return await self.get(thread_id)
-        raise VersionConflict(
-            f"there is a thread {thread_id!r} already; choose another id, or if_exists='do_nothing'"
-        )
+        raise _exists(thread_id)
 
     async def update(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
         """Add metadata to a thread; what has the same name is replaced.
@@ -182,15 +173,20 @@ class Threads:
             Forbidden: It could not be reached any more.
             ConfigurationError: See `checked_metadata`.
         """
-        found = await self.get(thread_id)
-        self._check({**found["metadata"], **metadata})
-        await self._record(thread_id, metadata=metadata)
+        thread = await self.get(thread_id)
+        self._check({**thread["metadata"], **metadata})
+
+        def changed(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
+            client, ended = _kept(thread)
+            given = checked_metadata({**client.metadata, **metadata})
+            return client._replace(metadata=_storable(given)), ended
+
+        await self._list.achange(thread_id, changed)
         return await self.get(thread_id)
 
-    async def set_status(self, thread_id: str, status: Status) -> None:
+    async def set_status(self, thread_id: str, status: RunStatus) -> None:
         """Write how a run of a thread ended, if that changed."""
-        with suppress(InvalidNamespace):  # an id that the store cannot hold has no record
-            await self._record(thread_id, status=status)
+        await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status))
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
@@ -202,10 +198,6 @@ class Threads:
         async with self.turn(thread_id, timeout_s=_WAIT_S):
             await self.get(thread_id)
             await self._saver.adelete_thread(thread_id)
-            with suppress(InvalidNamespace):
-                removals = [PutItem(at, thread_id, None) for at in (RECORDS, UNSTARTED)]
-                await self._store.abatch(removals)
-                await self._forget_versions()
             self._forget(thread_id)
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
@@ -234,13 +226,18 @@ class Threads:
         source = await self._find(thread_id)
         if source is None:
             raise UnknownThread(f"there is no thread {thread_id!r}")
-        known = source["metadata"]
-        made = await self.create(target, {**known, **metadata}, of=known.get("user_id"))
-        target = made["thread_id"]
-        with suppress(UnknownThread):  # it has no turn
-            await self._saver.acopy_thread(thread_id, target, checkpoint_id=checkpoint_id)
-            stands = "idle" if source["status"] == "busy" or checkpoint_id else source["status"]
-            await self._record(target, status=stands, reserved=False)
+        target = str(uuid4()) if target is None else target
+        user = source["metadata"].get("user_id")
+        client = ClientMetadata(_storable({**source["metadata"], **metadata}), user)
+        await self._check_new(target, client.metadata)
+        goes_on = source["status"] == "busy" or checkpoint_id is not None
+        stands: RunStatus = "idle" if goes_on else source["status"]
+        try:
+            await self._list.acopy(thread_id, target, checkpoint_id, client, stands)
+        except UnknownThread:  # it has no turn
+            return await self.create(target, client.metadata, source_user=user)
+        except InvalidConfig as exc:
+            raise _exists(target) from exc
         return await self.get(target)
 
     @asynccontextmanager
@@ -271,236 +268,150 @@ class Threads:
         if not meets(metadata, self._filter):
             raise Forbidden(f"a thread with the metadata {dict(metadata)!r:.200} is not yours")
 
+    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> None:
+        """Check that there is no such thread, and that whoever makes it may reach it."""
+        if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _ID_BYTES:
+            raise InvalidConfig(
+                f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
+                f"most {_ID_BYTES}, and no NUL"
+            )
+        if await self._find(thread_id) is not None or thread_id in self._busy():
+            raise _exists(thread_id)
+        self._check(metadata)
+        self._forget(thread_id)  # another program may have deleted one
+
     async def _find(self, thread_id: str) -> Thread | None:
-        return next(iter(await self._named({thread_id: None})), None)
-
-    async def _forget_versions(self) -> None:
-        await self._store.aretain(VersionRetention(last=0), prefix=_OF_SERVER)
-
-    async def _record(self, thread_id: str, **change: Any) -> None:
-        """Change the metadata or the status in a record, or begin one."""
-        for _ in range(_TRIES):
-            found = await self._store.aget(RECORDS, thread_id, refresh_ttl=False)
-            stored: Thread = {**_NEW, **(found.value if found else {})}
-            value = stored
-            if stored["reserved"] and "reserved" not in change:
-                with suppress(UnknownThread):
-                    head = await self._saver.ahead(thread_id)
-                    value = {**(stored if _counts(stored, head) else _NEW), "reserved": False}
-            new = {**value, **change}
-            if "metadata" in change:
-                new["metadata"] = checked_metadata({**value["metadata"], **change["metadata"]})
-            if new == stored:
-                return
-            version = found.version if found else 0
-            with suppress(VersionConflict):
-                await self._store.aput(RECORDS, thread_id, new, False, if_version=version)
-                if version % _VERSIONS == _VERSIONS - 1:
-                    await self._forget_versions()
-                return
-        raise VersionConflict(f"the thread {thread_id!r} is changed by others; try again")
+        thread = await self._list.aget(thread_id)
+        return None if thread is None else _shown(thread, self._busy())
 
     # -- many threads
 
     async def search(
-        self,
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        ids: Sequence[str] | None = None,
-        status: str | None = None,
-        text: str = "",
-        owner: str | None = None,
-        active_since: datetime | None = None,
-        active_until: datetime | None = None,
-        limit: int = SEARCH_LIMIT,
-        offset: int = 0,
-        sort_by: SortBy | None = None,
-        sort_order: Literal["asc", "desc"] | None = None,
+        self, wanted: ThreadConditions | None = None, limit: int = SEARCH_LIMIT, offset: int = 0
     ) -> list[Thread]:
-        """A page of threads, the latest activity first.
+        """A page of the threads that meet conditions.
 
-        A page of the newest reads no more than it needs, and so does a status or a text in the
-        metadata that few threads have. Other filters read on until the page is full; in another
-        order all threads are read: some 100 ms for each thousand, off the event loop.
-
-        Args:
-            metadata: What the metadata must contain; dicts may have more than is given.
-            ids: Only these.
-            status: Only of this status.
-            text: Only with this in the title or the id, whatever the case.
-            owner: Only theirs, and nobody's.
-            active_since: Only those active at this moment or later.
-            active_until: Only those not active after it.
-            limit: At most so many.
-            offset: How many of the first to leave out.
-            sort_by: Another order than by activity.
-            sort_order: `"asc"` or `"desc"`, the default.
+        Without conditions only the threads of the page are read. An order, a time, a status, texts
+        and numbers in the metadata and, unless the database is encrypted, a text are told by one
+        SELECT over the rows of threads. Other conditions open the rows of all threads, some 30 ms
+        for each thousand, off the event loop.
         """
-        key = "updated_at" if sort_by in (None, "state_updated_at") else sort_by
-        asked = dict(metadata or {})
-        has_asked = containing(asked)
-        walks = key == "updated_at" and sort_order != "asc"  # in the order of the answer
-        named: Named | None = dict.fromkeys(ids or ())
-        if ids is None:
-            named = await self._indexed({**asked, **self._filter}, status)
-        found: list[Thread] = []
+        wanted = wanted or ThreadConditions()
+        query, busy = self._query(wanted), {*self._busy()}
+        has_wanted = containing(dict(wanted.metadata or {}))
 
-        def is_match(thread: Thread) -> bool:
-            own, at = thread["metadata"], thread["updated_at"]
-            return (
-                text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
-                and status in (None, thread["status"])
-                and (owner is None or own.get("owner", owner) == owner)
-                and (active_since is None or at >= active_since)
-                and (active_until is None or at <= active_until)
-                and has_asked(own)
-                and meets(own, self._filter)
+        def match(listed: ListedThread) -> Thread | None:
+            thread = _shown(listed, busy)
+            metadata, at = thread["metadata"], thread["updated_at"]
+            matches = (
+                has_wanted(metadata)
+                and meets(metadata, self._filter)
+                and wanted.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
+                and wanted.status in (None, thread["status"])
+                and (wanted.owner is None or metadata.get("owner", wanted.owner) == wanted.owner)
+                and (wanted.active_since is None or at >= wanted.active_since)
+                and (wanted.active_until is None or at <= wanted.active_until)
             )
+            return thread if matches else None
 
-        async def matching(threads: list[Thread]) -> list[Thread]:
-            return await asyncio.to_thread(lambda: [*filter(is_match, threads)])  # some are large
+        return await self._list.asearch(query, match, limit, offset)
 
-        if named is not None:
-            found += await matching(await self._named(named))
-        else:
-            async for page in self._pages(active_since, offset + limit):
-                found += await matching(page)
-                if walks and len(found) >= offset + limit:
-                    break
-        if not walks:
-            found.sort(key=lambda thread: thread[key], reverse=sort_order != "asc")
-        return found[offset : offset + limit]
+    async def count(self, wanted: ThreadConditions | None = None) -> int:
+        """How many threads a search with these conditions finds."""
+        query = self._query(wanted or ThreadConditions())
+        if query.is_exact:
+            return await self._list.acount(query)
+        return len(await self.search(wanted, _ALL))
 
-    async def count(self, **wanted: Any) -> int:
-        """How many threads a search with these filters finds."""
-        return len(await self.search(**wanted, limit=_ALL))
-
-    async def _indexed(self, wanted: Mapping[str, Any], status: str | None) -> Named | None:
-        """The threads that may meet one condition; None: no index knows, or they are many."""
-        asked: list[tuple[Any, list[dict[str, Any]]]] = []  # of records; of heads
-        if status in ("interrupted", "error"):
-            waiting = [{"waiting": True}] if status == "interrupted" else []
-            asked.append(({"status": status}, waiting))
-        for name, value in wanted.items():
-            if isinstance(value, str) and name.isidentifier():
-                names = (name, "user_id") if name == "owner" else (name,)
-                tagged = [{"filter": {label: value}} for label in names]
-                asked.append(({"metadata": {name: value}}, tagged))
-        for filter, conditions in asked:
-            items = await self._store.asearch(RECORDS, filter=filter, limit=_FEW, refresh_ttl=False)
-            found: Named = dict.fromkeys(item.key for item in items)
-            for condition in conditions if len(found) < _FEW else ():
-                heads = await self._saver.aheads(limit=_FEW, **condition)
-                found |= {head.thread_id: head for head in heads}
-            if len(found) < _FEW:
-                return found
-        return None
-
-    async def _named(self, named: Named) -> list[Thread]:
-        """Those of some threads that there are, in the order of `_pages`."""
-        rows: list[Row] = []
-        for thread_id, head in named.items():
-            if head is None:
-                with suppress(UnknownThread):
-                    head = await self._saver.ahead(thread_id)
-            if head is not None:
-                rows.append((head.updated_at, thread_id, head))
-            else:  # a record alone is left of a thread that another program deleted
-                waiting = await self._get(UNSTARTED, [thread_id])
-                rows += [(item.created_at - _SOON, key, None) for key, item in waiting.items()]
-        return await self._recorded(sorted(rows, key=lambda row: row[0], reverse=True))
-
-    async def _pages(self, since: datetime | None, size: int) -> AsyncIterator[list[Thread]]:
-        """All threads, the latest activity first; those without a turn are where they began."""
-        unstarted = await self._store.asearch(UNSTARTED, limit=_ALL, refresh_ttl=False)
-        waiting: list[Row] = [(item.created_at - _SOON, item.key, None) for item in unstarted]
-        seen: set[str] = set()
-        heads: list[ThreadHead] = []
-        more, size = True, max(1, min(size, _PAGE))
-        while more:
-            heads = await self._heads(heads, limit=size, active_since=since)
-            more = len(heads) == size
-            new = [head for head in heads if head.thread_id not in seen]
-            rows: list[Row] = [(head.updated_at, head.thread_id, head) for head in new]
-            seen.update(row[1] for row in rows)
-            began = []
-            while waiting and (not more or waiting[-1][0] > heads[-1].updated_at):
-                row = waiting.pop()
-                if row[1] in seen:
-                    began.append(PutItem(UNSTARTED, row[1], None))
-                else:
-                    rows.append(row)
-            if began:
-                await self._store.abatch(began)
-                await self._forget_versions()
-            rows.sort(key=lambda row: row[0], reverse=True)
-            for start in range(0, len(rows), size):
-                yield await self._recorded(rows[start : start + size])
-            size = _PAGE
-
-    async def _heads(self, before: list[ThreadHead], **page: Any) -> list[ThreadHead]:
-        """The page after another; of that one, threads may have been deleted meanwhile."""
-        for head in reversed(before):
-            with suppress(UnknownThread):
-                return await self._saver.aheads(after=head.thread_id, **page)
-        return await self._saver.aheads(**page)
-
-    async def _recorded(self, rows: Sequence[Row]) -> list[Thread]:
-        """Threads with their records, and those of `rows` that have one of the two."""
-        records = await self._get(RECORDS, [row[1] for row in rows])
-        found = [
-            _thread(thread_id, head, records.get(thread_id))
-            for _, thread_id, head in rows
-            if head is not None or thread_id in records
-        ]
-        return [
-            {**each, "status": "busy"} if self._runs(each["thread_id"]) else each for each in found
-        ]
-
-    async def _get(self, at: tuple[str, ...], ids: Sequence[str]) -> dict[str, StoredItem]:
-        """The items that there are under some ids, of which the store may not hold all."""
-        keys = [key for key in ids if key and "\0" not in key and len(key.encode()) <= 4096]
-        found: list[Any] = await self._store.abatch([GetOp(at, key, False) for key in keys])
-        return {key: item for key, item in zip(keys, found, strict=True) if item is not None}
+    def _query(self, wanted: ThreadConditions) -> ThreadQuery:
+        """What SQL is asked for: at least the threads that meet the conditions."""
+        asked = [*(wanted.metadata or {}).items(), *map(_equal, self._filter.items())]
+        key = wanted.sort_by or "updated_at"
+        return ThreadQuery(
+            tuple(asked),
+            wanted.text,
+            wanted.ids,
+            wanted.status,
+            wanted.active_since,
+            wanted.active_until,
+            self._busy(),
+            "updated_at" if key == "state_updated_at" else key,
+            wanted.sort_order != "asc",
+            not (asked or wanted.text or wanted.status or wanted.owner),
+        )
 
 
-def _counts(record: Mapping[str, Any], head: ThreadHead | None) -> bool:
-    """Whether a record is of the thread with this head: no other program began the thread."""
-    if head is None or head.checkpoint_id is None or not record.get("reserved"):
+def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata that JSON can say.
+
+    Raises:
+        InvalidValue: It cannot.
+    """
+    encode(metadata)
+    return dict(metadata)
+
+
+def _exists(thread_id: str) -> VersionConflict:
+    return VersionConflict(
+        f"there is a thread {thread_id!r} already; choose another id, or if_exists='do_nothing'"
+    )
+
+
+def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
+    """A condition of a filter as metadata that has what meets it."""
+    match condition:
+        case name, {"$eq": value, **others} if not others:
+            return name, value
+        case name, {"$contains": parts, **others} if not others:
+            return name, parts if isinstance(parts, list | tuple) else [parts]
+    return condition
+
+
+def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
+    """What the server keeps of a thread from now on; if another program began it, nothing more."""
+    client = thread.client or ClientMetadata({})
+    if not client.reserved or thread.told is None:
+        return client, thread.ended
+    if _counts(thread):
+        return client._replace(reserved=False), thread.ended
+    return ClientMetadata({}), "idle"
+
+
+def _counts(thread: ListedThread) -> bool:
+    """Whether what a client gave a thread is of this one: no other program began it."""
+    if thread.told is None or thread.client is None or not thread.client.reserved:
         return True
     # both are in the metadata of what this server writes; other programs may name the first
-    return head.metadata.keys() >= {"assistant_id", "user_id"}
+    return thread.told.keys() >= {"assistant_id", "user_id"}
 
 
-def _thread(thread_id: str, head: ThreadHead | None, record: StoredItem | None) -> Thread:
-    known = record.value if record and _counts(record.value, head) else {}
-    told: Mapping[str, Any] = head.metadata if head else {}
-    status = head.status if head else ThreadStatus()
-    kept = {n: v for n, v in told.items() if n not in _OWN and not n.startswith(_OTHERS)}
-    given, user = known.get("metadata", {}), told.get("user_id")
-    owner = head.owner if head else None
-    if owner is None or (user is not None and user == known.get("of")):
+def _shown(thread: ListedThread, busy: Collection[str]) -> Thread:
+    """A thread as clients know it."""
+    counts, told = _counts(thread), thread.told or {}
+    client = thread.client if counts and thread.client else ClientMetadata({})
+    given, user = client.metadata, told.get("user_id")
+    owner = told.get("owner", user)
+    if owner is None or (user is not None and user == client.source_user):
         owner = given.get("owner", owner)
-    # the newest checkpoint tells whose it is: whoever made the record may be another
-    own = {name: each for name, each in (("owner", owner), ("user_id", user)) if each is not None}
-    moments = [each for each in (head, record) if each is not None]
-    title = given.get("title") or (head.title if head else "")
+    # the newest checkpoint tells whose it is: whoever made the thread may be another
+    own = {name: text for name, text in (("owner", owner), ("user_id", user)) if text is not None}
+    stands = _stands(thread.status, thread.ended if counts else "idle")
     return {
-        "thread_id": thread_id,
-        "created_at": min(each.created_at for each in moments),
-        "updated_at": moments[0].updated_at,  # of the newest checkpoint, as threads are ordered
-        "metadata": {**kept, **given, **own},
-        "title": str(title),  # which clients of langgraph's server do not know
-        "status": _stands(status, known.get("status", "idle")),
+        "thread_id": thread.thread_id,
+        "created_at": thread.created_at,
+        "updated_at": thread.updated_at,
+        "metadata": {**told, **given, **own},
+        "title": str(given.get("title") or thread.title),  # which langgraph's clients do not know
+        "status": "busy" if thread.thread_id in busy else stands,
         "interrupts": {
             task.id: [interrupt_of(one) for one in task.interrupts]
-            for task in status.tasks
+            for task in thread.status.tasks
             if task.interrupts and not task.done
         },
     }
 
 
-def _stands(status: ThreadStatus, ended: Status) -> Status:
+def _stands(status: ThreadStatus, ended: RunStatus) -> RunStatus:
     """How a thread stands whose last run here ended so; other programs may have run it since."""
     if status.state == "waiting":
         return "interrupted"

@@ -1,0 +1,315 @@
+"""Lists of threads as a server shows them: one SELECT over their rows, with what clients gave them.
+
+A row has what its head tells (`Checkpointer.heads` reads that from the heads), what a client gave
+the thread, and how its last run on the server ended. SQL orders rows and leaves out what cannot
+match; rows that are left are opened and compared. Only of threads that may wait for an answer,
+and of those of which something was removed, is the head read.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final, Literal, TypeVar
+
+from perdure.checkpointers.cache import Thread
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import (
+    ClientMetadata,
+    open_client,
+    open_listed,
+    seal_client,
+    tags_within,
+    told_of,
+    words,
+)
+from perdure.checkpointers.reports import ThreadHead, ThreadStatus
+from perdure.checkpointers.status import IDLE
+from perdure.storage.database import awaited
+from perdure.storage.encryption import Clear, LangGraphCipher
+from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
+
+T = TypeVar("T")
+SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
+RunStatus = Literal["idle", "busy", "interrupted", "error"]
+_PAGE: Final = 2_000  # rows read at once, of those that are compared
+_TAGS: Final = 20  # texts and numbers that SQL is asked for; the rest is compared
+_STANDS: Final = (
+    "CASE WHEN t.waiting = 1 THEN 'interrupted' WHEN t.status = 'interrupted' THEN 'idle' "
+    "ELSE t.status END"
+)
+_BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and perhaps others
+    "interrupted": "t.waiting = 1",
+    "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted'))",
+    "error": "t.status = 'error'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedThread:
+    """A thread as lists have it.
+
+    Attributes:
+        told: Of its head's metadata what is the user's; None: it has no head.
+        title: See `ThreadHead`.
+        status: Where it stands, if it may wait for an answer; else idle.
+        ended: How its last run on the server ended.
+        client: What a client gave it; None: nothing.
+    """
+
+    thread_id: str
+    created_at: datetime
+    updated_at: datetime
+    told: Mapping[str, Any] | None
+    title: str
+    status: ThreadStatus
+    ended: RunStatus
+    client: ClientMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadQuery:
+    """Which threads a list has, and in which order.
+
+    Attributes:
+        metadata: What the metadata of the head or of the client has, as far as SQL can tell.
+        text: What the title or the id has, whatever the case.
+        ids: Only these. None: all.
+        status: How they stand: one of `RunStatus`.
+        active_since, active_until: When they were active.
+        busy: Those with a run under way, whatever their rows say.
+        sort_by, descending: The order; in each, the latest activity first.
+        is_exact: Whether no row is to be compared: what comes before a page is not opened.
+    """
+
+    metadata: tuple[tuple[str, Any], ...] = ()
+    text: str = ""
+    ids: Sequence[str] | None = None
+    status: RunStatus | None = None
+    active_since: datetime | None = None
+    active_until: datetime | None = None
+    busy: Collection[str] = ()
+    sort_by: SortBy = "updated_at"
+    descending: bool = True
+    is_exact: bool = False
+
+
+class ThreadList:
+    """The threads of a checkpointer, and what the server keeps of them."""
+
+    def __init__(self, saver: Checkpointer) -> None:
+        self._saver, self._reader = saver, saver._reader
+        self._sql, self._seal, self._database = saver._sql, saver._seal, saver.database
+
+    # -- reading
+
+    def search(
+        self,
+        query: ThreadQuery,
+        match: Callable[[ListedThread], T | None],
+        limit: int,
+        offset: int = 0,
+    ) -> list[T]:
+        """What `match` makes of a page of threads; None: the thread does not match."""
+        return self._database.read(lambda: self._search(query, match, limit, offset))
+
+    asearch = awaited(search)
+
+    def get(self, thread_id: str) -> ListedThread | None:
+        """One thread; None: there is none."""
+        return self._database.read(lambda: self._one(thread_id))
+
+    aget = awaited(get)
+
+    def count(self, query: ThreadQuery) -> int:
+        """How many threads an exact query finds."""
+        where = self._where(query)
+        sql, params = _joined(self._sql["count_listed"], where)
+        ((many,),) = self._database.read(lambda: rows_of(sql, *params))
+        return int(many)
+
+    acount = awaited(count)
+
+    def _search(
+        self,
+        query: ThreadQuery,
+        match: Callable[[ListedThread], T | None],
+        limit: int,
+        offset: int,
+    ) -> Flow[list[T]]:
+        sql, params = _joined(self._sql["listed"], self._where(query))
+        sql += f" ORDER BY {_order(query)} LIMIT ? OFFSET ?"
+        skipped = offset if query.is_exact else 0
+        out: list[T] = []
+        start, size = skipped, min(limit + offset - skipped, _PAGE)
+        while True:
+            rows = yield Statement(sql, (*params, size, start))
+            for thread in (yield from self._opened(rows)):
+                if (shown := match(thread)) is not None:
+                    out.append(shown)
+            if len(out) >= limit + offset - skipped or len(rows) < size:
+                return out[offset - skipped :][:limit]
+            start, size = start + size, min(4 * size, _PAGE)
+
+    def _one(self, thread_id: str) -> Flow[ListedThread | None]:
+        rows = yield Statement(f"{self._sql['listed']} AND t.thread_id = ?", (thread_id,))
+        return next(iter((yield from self._opened(rows))), None)
+
+    def _where(self, query: ThreadQuery) -> list[tuple[str, list[Any]]]:
+        """Conditions that the threads of a query meet, each with its parameters."""
+        where: list[tuple[str, list[Any]]] = []
+        if query.ids is not None:
+            where.append(_among("t.thread_id", query.ids))
+        if query.status == "busy":
+            sql, ids = _among("t.thread_id", [*query.busy])
+            where.append((f"(t.status = 'busy' OR {sql})", ids))
+        elif query.status is not None:
+            where.append((_BY_STATUS[query.status], []))
+        if query.active_since is not None:
+            where.append(("t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]))
+        if query.active_until is not None:
+            where.append(("t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]))
+        if query.text and isinstance(self._seal, Clear):
+            where.append(self._found([words(query.text)]))
+        if not isinstance(self._seal, LangGraphCipher):  # whose tags another process does not know
+            where += map(self._found, islice(self._tags(query.metadata), _TAGS))
+        return where
+
+    def _found(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
+        """That one of some bytes is among those that find a thread, or that its head tells."""
+        sql = " OR ".join([self._sql["is_found"]] * len(alternatives))
+        return f"({sql})", [part for each in alternatives for part in (each, each)]
+
+    def _tags(self, metadata: Iterable[tuple[str, Any]]) -> Iterator[list[bytes]]:
+        """The tags of texts and numbers, of each all that it may be found by."""
+        for name, value in metadata:
+            names = (name, "user_id") if name == "owner" else (name,)
+            numbers = [tags_within(self._seal, value, each) for each in names]
+            for same in zip(*numbers, strict=True):
+                yield [number.to_bytes(8, "big", signed=True) for number in same]
+
+    def _opened(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
+        """The threads of rows, with the heads of those whose rows do not tell enough."""
+        listed = {row[0]: open_listed(self._seal, row[1], row[5]) for row in rows}
+        unknown = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
+        heads: dict[str, ThreadHead] = {}
+        if unknown:
+            read = yield from self._saver._threads.heads_of(unknown)
+            heads = {head.thread_id: head for head in read}
+        return [self._thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
+
+    def _thread(
+        self, row: Row, title: Any, told: bytes | None, head: ThreadHead | None
+    ) -> ListedThread:
+        metadata = None if told is None else self._reader.codec.decode(told)
+        if head is not None:
+            metadata = None if head.checkpoint_id is None else told_of(head.metadata)
+        text = head.title if head is not None else title.text if title is not None else ""
+        created_at, updated_at = (datetime.fromtimestamp(at, UTC) for at in row[2:4])
+        status = head.status if head is not None else IDLE
+        client = open_client(self._seal, row[1], row[9])
+        times = created_at, updated_at
+        return ListedThread(row[1], *times, metadata, text, status, row[8], client)
+
+    # -- writing
+
+    def create(self, thread_id: str, client: ClientMetadata) -> bool:
+        """Make a thread without a checkpoint; returns whether there was none."""
+        cache, now = self._reader.cache, time.time()
+        thread, left = Thread(0, 0), list[int]()
+        thread.stamp, thread.updated_at = random.getrandbits(62), now
+
+        def flow() -> Flow[bool]:
+            if (yield self._sql("find_thread", thread_id)):
+                return False
+            left[:] = yield from self._reader.new_keys(1)
+            thread.key = left.pop()
+            made = self._sql("new_thread", thread.key, thread_id, 0, thread.stamp, now, now)
+            sealed = seal_client(self._seal, thread_id, client)
+            try:
+                yield Guarded([made])
+            except Stale:
+                return False
+            yield [
+                self._sql("set_title", None, b"", thread.key),  # its head tells nothing
+                self._sql("set_client", *sealed, thread.key),
+            ]
+            return True
+
+        def committed(made: bool) -> None:
+            if made:
+                cache.keys.renew(left)
+                cache.replace(thread_id, thread)
+
+        return self._database.write(flow, committed, exclusive=(thread_id,))
+
+    acreate = awaited(create)
+
+    def change(
+        self,
+        thread_id: str,
+        make: Callable[[ListedThread], tuple[ClientMetadata | None, RunStatus]],
+    ) -> None:
+        """Change what the server keeps of a thread, as it is then; of an unknown one nothing."""
+        thread = self.get(thread_id)
+        if thread is None or make(thread) == (thread.client, thread.ended):
+            return
+
+        def flow() -> Flow[None]:
+            for key, _, seq, _ in (yield self._sql("hold_client", thread_id)):
+                listed = yield from self._one(thread_id)
+                if listed is not None:
+                    client, ended = make(listed)
+                    if client is not None and client != listed.client:
+                        yield self._sql(
+                            "set_client", *seal_client(self._seal, thread_id, client), key
+                        )
+                    if ended != listed.ended:
+                        yield self._sql("set_status", ended, key)
+                    if ended == "interrupted":
+                        yield self._sql("waits", key)
+                    if not seq:
+                        yield self._sql("touch", time.time(), key)
+
+        self._database.write(flow, exclusive=(thread_id,), watch=self._saver._watch)
+
+    achange = awaited(change)
+
+    def copy(
+        self,
+        source: str,
+        target: str,
+        checkpoint_id: str | None,
+        client: ClientMetadata,
+        ended: RunStatus,
+    ) -> None:
+        """Copy a thread; see `Checkpointer.copy_thread`."""
+        self._saver._maintenance.copy_thread(source, target, checkpoint_id, client, ended)
+
+    acopy = awaited(copy)
+
+
+def _among(column: str, values: Sequence[str]) -> tuple[str, list[Any]]:
+    if not values:
+        return "1 = 0", []
+    return f"{column} IN ({', '.join('?' for _ in values)})", [*values]
+
+
+def _joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+    params: list[Any] = []
+    for condition, values in where:
+        sql += f" AND {condition}"
+        params += values
+    return sql, params
+
+
+def _order(query: ThreadQuery) -> str:
+    column = _STANDS if query.sort_by == "status" else f"t.{query.sort_by}"
+    way = "DESC" if query.descending else "ASC"
+    if query.sort_by == "updated_at":
+        return f"{column} {way}, t.thread {way}"
+    return f"{column} {way}, t.updated_at DESC, t.thread DESC"
