@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
@@ -117,15 +117,15 @@ class _SQLiteFile:
         while rows := self._file.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
             for ns, uid, parent, name, blob, metadata in rows:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-                tasks: dict[str, Task] = {}
-                found = self._file.read(partial(rows_of, writes, thread_id, ns, uid))
-                for task, path, channel, kind, value in found:
-                    of_task = tasks.setdefault(task, Task(task, path, []))
-                    of_task.writes.append((channel, self._load(where, kind, value)))
+                stored = self._file.read(partial(rows_of, writes, thread_id, ns, uid))
+                tasks = _by_task(
+                    (task, path, channel, self._load(where, kind, value))
+                    for task, path, channel, kind, value in stored
+                )
                 checkpoint = {**self._load(where, name, blob), "id": uid}
-                known = json.loads(metadata) if metadata is not None else {}
+                about = json.loads(metadata) if metadata is not None else {}
                 upon = Address(thread_id, ns, parent or None)
-                yield SourceCheckpoint(where, upon, checkpoint, known, [*tasks.values()])
+                yield SourceCheckpoint(where, upon, checkpoint, about, tasks)
             last = rows[-1][1], rows[-1][0]
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
@@ -186,15 +186,22 @@ class _PostgresTables:
             paths: dict[str, str] = dict(
                 self._tables.rows(self._paths, thread_id, ns, uid) if writes else ()
             )
-            tasks: dict[str, Task] = {}
-            for task, channel, value in writes:
-                of_task = tasks.setdefault(task, Task(task, paths.get(task, ""), []))
-                of_task.writes.append((channel, value))
-            for of_task in tasks.values():
+            tasks = _by_task(
+                (task, paths.get(task, ""), channel, value) for task, channel, value in writes
+            )
+            for of_task in tasks:
                 of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
             parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             upon = Address(thread_id, ns, parent)
-            yield SourceCheckpoint(where, upon, found.checkpoint, found.metadata, [*tasks.values()])
+            yield SourceCheckpoint(where, upon, found.checkpoint, found.metadata, tasks)
+
+
+def _by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
+    """Writes, each with its task and path, as tasks in their order."""
+    tasks: dict[str, Task] = {}
+    for task, path, channel, value in writes:
+        tasks.setdefault(task, Task(task, path, [])).writes.append((channel, value))
+    return [*tasks.values()]
 
 
 def _marked(sql: str) -> str:

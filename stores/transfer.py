@@ -272,7 +272,8 @@ def _restore(
         if known_already:
             present = one.version == newest and last is not None and last[6:8] == (None, None)
             if present and one.until is not None:  # what may expire lives as long as it does here
-                yield from _end(writer, one, one.until, changes)
+                there = yield from writer.locate(one.put)
+                yield _ended(writer, there, one.until, changes)
             report += TransferReport(skipped=1)
             continue
         yield from _add(writer, one, now, changes)
@@ -284,13 +285,11 @@ def _restore(
 
 def _add(writer: ItemWriter, one: ItemVersion, now: int, changes: Changes) -> Flow[None]:
     there = yield from writer.locate(one.put)
-    ns, row, version, created, valid_from, _, size, closed, _, made = there
-    statements: list[Statement] = []
+    ns, row, version, created, valid_from, _, _, closed, _, made = there
     since = now if one.since is None else one.since
     if row is not None:
         since = max(since, valid_from + 1)
-        statements += writer.close([(since, row)])
-        changes.grow(ns, -1, -size)
+        yield _ended(writer, there, since, changes)
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
     put = one.put if one.until is None else replace(one.put, missing=None)
@@ -299,18 +298,16 @@ def _add(writer: ItemWriter, one: ItemVersion, now: int, changes: Changes) -> Fl
         expires = max(since, now) + one.put.ttl
     times = Times(first, since, expires, made)
     [(added,)] = yield writer.new_ids(1)
-    yield [*statements, *(yield from writer.add([New(put, ns, number, times)], [added], changes))]
+    yield (yield from writer.add([New(put, ns, number, times)], [added], changes))
     if one.until is not None:
-        ns, _, _, _, _, _, size, *_ = yield from writer.locate(put)
-        yield writer.close([(max(one.until, since + 1), added)])
-        changes.grow(ns, -1, -size)
+        yield _ended(writer, (yield from writer.locate(put)), one.until, changes)
 
 
-def _end(writer: ItemWriter, one: ItemVersion, until: int, changes: Changes) -> Flow[None]:
-    """Close the present version, as it was closed there."""
-    ns, row, _, _, valid_from, _, size, *_ = yield from writer.locate(one.put)
-    yield writer.close([(max(until, valid_from + 1), row)])
+def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list[Statement]:
+    """The statements that close the present version of a key; see `ItemWriter.locate`."""
+    ns, row, _, _, valid_from, _, size, *_ = there
     changes.grow(ns, -1, -size)
+    return writer.close([(max(until, valid_from + 1), row)])
 
 
 def _check_same(writer: ItemWriter, here: Row | None, one: ItemVersion) -> None:
@@ -405,7 +402,13 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
 def of_langgraph(path: str | os.PathLike[str]) -> Lines:
     """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
     if isinstance(path, str) and is_dsn(path):
-        yield from _of_langgraph_table(path)
+        from perdure.storage.foreign_postgres import ForeignPostgres
+
+        with closing(ForeignPostgres(path)) as tables:
+            if tables.lacks("store"):
+                raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
+            sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
+            yield from _of_pages(tables.path, partial(tables.rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
@@ -422,22 +425,15 @@ def of_langgraph(path: str | os.PathLike[str]) -> Lines:
                 )
             raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
         sql = _THEIRS.format(_lives(columns))
-        yield from _of_pages(file.path, lambda last: _page(file, rows_of, sql, *last, PAGE))
+        try:
+            yield from _of_pages(file.path, lambda *last: file.read(partial(rows_of, sql, *last)))
+        except StorageError as exc:
+            raise ImportFailed(f"an item cannot be read: {exc}") from exc
 
 
-def _of_langgraph_table(dsn: str) -> Lines:
-    from perdure.storage.foreign_postgres import ForeignPostgres
-
-    with closing(ForeignPostgres(dsn)) as tables:
-        if tables.lacks("store"):
-            raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-        sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
-        yield from _of_pages(tables.path, lambda last: tables.rows(sql, *last, PAGE))
-
-
-def _of_pages(path: str, page: Callable[[Row], list[Row]]) -> Lines:
+def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
     last: Row = ("", "")
-    while rows := page(last):
+    while rows := page(*last, PAGE):
         last = rows[-1][:2]
         yield from (_of_row(path, row) for row in rows)
 
@@ -446,13 +442,6 @@ def _lives(columns: set[str]) -> str:
     """What to read of an item's life: tables of older versions have no such columns."""
     timed = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if timed else "NULL, NULL"
-
-
-def _page(file: SQLiteDatabase, make: Callable[..., Flow[list[Row]]], *asked: Any) -> list[Row]:
-    try:
-        return file.read(partial(make, *asked))
-    except StorageError as exc:
-        raise ImportFailed(f"an item cannot be read: {exc}") from exc
 
 
 _COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"

@@ -81,6 +81,12 @@ class ConversationsReport:
         whose = f" ({_of_each(self.users)})" if self._names_others else ""
         return f"{counted(self.conversations, 'conversation')}{whose}: {told or 'no messages'}"
 
+    def took(self, threads: ImportReport) -> None:
+        """Count what was taken over from a database."""
+        self.conversations += threads.threads
+        self.checkpoints += threads.checkpoints
+        self.unchanged += threads.unchanged
+
     @property
     def _names_others(self) -> bool:
         return bool(self.users.keys() - {self.user})
@@ -182,9 +188,7 @@ class Importing:
                         lacking = None
                 if lacking is not None:
                     raise lacking
-        self._report.conversations += done.threads
-        self._report.checkpoints += done.checkpoints
-        self._report.unchanged += done.unchanged
+        self._report.took(done)
         with progress_bar("making memories", "thread") as show:
             for number, thread_id in enumerate(threads, 1):
                 self._remember(thread_id)
@@ -193,13 +197,10 @@ class Importing:
     def _merge(self, db: str, names: dict[str, str]) -> None:
         with opened(db, reads=True) as source, at_work(f"importing {db}"):
             try:
-                done = self._file.saver.import_from(source.saver, names=names)
+                self._report.took(self._file.saver.import_from(source.saver, names=names))
             finally:  # also if a thread was refused
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
-        self._report.items += items.items
-        self._report.conversations += done.threads
-        self._report.checkpoints += done.checkpoints
-        self._report.unchanged += done.unchanged
+                self._report.items += items.items
 
     def _remember(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again.
