@@ -25,8 +25,8 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.cli.conversation import Lines, exported
 from perdure.cli.import_thread import ThreadImport
-from perdure.cli.jsonl import Lines, exported
 from tests.backends import BACKENDS
 
 PAIRS = [("file", "sealed"), ("sealed", "postgres"), ("postgres-sealed", "file")]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli import progress
+from perdure.cli import output
 from perdure.cli.store import namespace, shown
 from perdure.errors import EmbedderMismatch, StorageError, WrongKey
 from perdure.stores import Provenance, SQLiteStore
@@ -330,7 +330,7 @@ def test_a_search_that_takes_long_shows_that_it_is_at_work(
 ) -> None:
     """On a terminal, once it has taken a while; what is quick says nothing."""
     quick = terminal("store", "search", "/", "aisle")
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
     find = SQLiteStore.search
 
     def late(*args: Any, **options: Any) -> Any:

@@ -7,7 +7,6 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     chat,
     copy,
     database,
-    export,
     history,
     import_,
     memories,

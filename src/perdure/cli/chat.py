@@ -14,8 +14,7 @@ import typer
 from perdure.cli.app import DB, OpenedDatabase, User, app, completed_thread, opened
 from perdure.cli.history import COLORS, stands
 from perdure.cli.memories import extract_due
-from perdure.cli.output import counted, line, note, note_line, speak
-from perdure.cli.progress import at_work
+from perdure.cli.output import at_work, counted, line, note, note_line, speak
 from perdure.errors import (
     ConfigurationError,
     ModelFailed,

@@ -1,19 +1,43 @@
-"""Conversations that are imported, as trees of messages, and what their readers share."""
+"""Conversations that are imported, as trees of messages; as JSON Lines, read and written.
+
+A tree has what all readers of exports share. Lines have messages in OpenAI's form.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+    convert_to_openai_messages,
+    messages_from_dict,
+)
 
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.thread_copy import SaidTree, said_on
+from perdure.checkpointers.titles import ABOUT, WHOSE, about
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER, time_of
 
+_ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
+_INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+_EXACT: Final = "langchain"  # fields of a message that OpenAI's form does not have
+_SPACE: Final = re.compile(r"[\s,]*")
+
+_Path = dict[str, None]  # the ids of the messages that led to the next one
 _LONGEST_ID: Final = 500  # bytes; no export has longer ones, and a key of a memory has room for it
 
 CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
@@ -213,3 +237,216 @@ def fenced(code: str, language: str = "") -> str:
     while mark in code:
         mark += "`"
     return f"{mark}{language}\n{code.strip(chr(10))}\n{mark}"
+
+
+# -- JSON Lines, read
+
+
+def values(text: str) -> Iterator[tuple[int, Any]]:
+    """The values of a JSON array, or those that stand one after the other, each with its number.
+
+    The number is the place in the array, or the line. What cannot be read comes as an `Odd`.
+    """
+    decoder = json.JSONDecoder()
+    at = _after_space(text, 0)
+    array = text.startswith("[", at)
+    at += array
+    number, counted_to = 0 if array else 1, 0
+    value: Any = None
+    while (at := _after_space(text, at)) < len(text):
+        if array and text[at] == "]":
+            return
+        number += 1 if array else text.count("\n", counted_to, at)
+        counted_to = at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as exc:
+            why = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
+            value = Odd("not JSON: the rest" if array and why == "not JSON" else why)
+            value.__cause__ = exc
+            at = len(text) if array else (text.find("\n", at) + 1 or len(text))
+        yield number, value
+    if array and not isinstance(value, Odd):
+        yield number + 1, Odd("the file ends within its array")
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+class Lines:
+    """Conversations of a file that has an object for each message, or for several of them.
+
+    Objects of one thread go on from one another; where they differ, they are branches.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name  # what a thread is called that has no id
+        self._talks: dict[str, tuple[Conversation, _Path]] = {}
+
+    def talks(self) -> list[Conversation]:
+        """The conversations of all objects."""
+        return [talk for talk, _ in self._talks.values()]
+
+    def add_conversation(self, number: str, found: Mapping[str, Any]) -> None:
+        """Add the messages of an object, from the first one of the thread on."""
+        if not isinstance(found["messages"], list):
+            raise Odd("'messages' is no list")
+        name = found.get("thread_id") or found.get("id") or f"{self._name}-{number}"
+        talk, path = self._thread(name, found)
+        path.clear()
+        keys = [_add(talk, path, given) for given in found["messages"]]
+        leaf = talk.leaf
+        for branch in find(found, list, "branches"):
+            after, messages = find(branch, int, "after"), find(branch, list, "messages")
+            if not 0 <= after <= len(keys):
+                talk.problem("a branch follows no message")
+                continue
+            begin = talk.way(keys[after - 1]) if after else []
+            path = dict.fromkeys(begin)
+            keys += [_add(talk, path, given, variant=True) for given in messages]
+        talk.leaf = leaf
+
+    def add_message(self, found: Mapping[str, Any]) -> None:
+        """Add an object that is a message, after the last one."""
+        whose = {name: found[name] for name in WHOSE if name in found}
+        message = {k: v for k, v in found.items() if k != "thread_id" and k not in whose}
+        _add(*self._thread(found.get("thread_id") or self._name, whose), message)
+
+    def _thread(self, name: object, found: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+        numbers = {key: str(found[key]) for key in WHOSE if type(found.get(key)) is int}
+        names = {key: key for key in (*ABOUT, *WHOSE)}
+        made = described(str(name), {**found, **numbers}, names)
+        talk, path = self._talks.setdefault(made.id, (made, {}))
+        talk.about |= made.about
+        return talk, path
+
+
+def _add(talk: Conversation, path: _Path, given: Any, *, variant: bool = False) -> str | None:
+    """Add a message, which follows those before it, or note why it is left out; where it is."""
+    above = next(reversed(path), None)
+    last = talk.nodes[above].message if above else None
+    try:
+        message = _message(given, last, talk.id, len(path))
+    except Odd as exc:
+        talk.problem(str(exc), short(given["id"]) if find(given, dict).get("id") else None)
+        return above
+    path[talk.add(message, above, seconds(given.get("at")), variant=variant)] = None
+    talk.leaf = next(reversed(path))
+    return talk.leaf
+
+
+def _message(found: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
+    given = _checked(found)
+    key = whole(str(found.get("id") or made_up_id(*place, found["role"], found.get("content"))))
+    given |= {"id": key, "content": found.get("content") or ""}
+    if seconds(given.get("at")) is not None:
+        del given["at"]
+    if (at := seconds(given.get(CREATED))) is not None:
+        given.pop(CREATED)
+        given["response_metadata"] = {**find(given, dict, "response_metadata"), CREATED: at}
+    if isinstance(given.get("function_call"), dict) and not given.get("tool_calls"):
+        call = given.pop("function_call")
+        given["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
+    if given["role"] == "function":  # the answer to a single call, right after it
+        if not (isinstance(last, AIMessage) and last.tool_calls):
+            raise Odd("the answer of a function that was not called")
+        given |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
+    fields = given.pop(_EXACT, None)
+    try:
+        (message,) = convert_to_messages([given])
+        if fields is not None:
+            kind = fields.get("type", message.type)
+            plain = message.model_dump() if kind == message.type else {}
+            data = {**plain, **fields, "id": key}
+            (message,) = messages_from_dict([{"type": kind, "data": data}])
+    except json.JSONDecodeError as exc:
+        raise Odd("the arguments of a call are not JSON") from exc
+    except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
+        part = "tool_calls" if given.get("tool_calls") else given["role"]
+        raise Odd(f"malformed message ({part})") from exc
+    return message
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise Odd("the message is no object")
+    role, content = found.get("role"), found.get("content")
+    if role not in _ROLES:
+        raise Odd(f"unknown role {short(str(role), 40)!r}")
+    if content is None and not (role == "assistant" and any(n in found for n in _INSTEAD)):
+        raise Odd("no content")
+    parts = all(isinstance(part, str | dict) for part in find(content, list))
+    if not (parts and isinstance(content, str | list | None)):
+        raise Odd("content is neither text nor a list of parts")
+    return dict(found)
+
+
+# -- written
+
+
+def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
+    """A thread as an object: what was said on the way to its head, and on each branch beside."""
+    newest = saver.head(thread_id).metadata
+    said = saver.database.read(partial(said_on, saver._reader, thread_id))
+    whose = {name: newest[name] for name in WHOSE if newest.get(name)}
+    line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
+    if said is not None:
+        main, *others = _parts(said)
+        line["messages"] = main["messages"]
+        branches = [part for part in others if part["messages"]]
+        line |= {"branches": branches} if branches else {}
+    return line
+
+
+def _parts(said: SaidTree) -> Iterator[dict[str, Any]]:
+    """What each way adds to those before it, and after how many of all the messages."""
+    messages = {at: message for at, value in said.values.items() if (message := _of(value))}
+    numbers: dict[tuple[int, int], int] = {}  # of a message, by that before it and its position
+    for way in said.ways:
+        above, after, added = 0, 0, list[dict[str, Any]]()
+        for at in _latest(way, messages):
+            if (above, at) not in numbers:
+                after = after if added else above
+                added.append(_written(messages[at], said.times.get(at)))
+            above = numbers.setdefault((above, at), len(numbers) + 1)
+        yield {"after": after, "messages": added}
+
+
+def _latest(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
+    """Where the last whole version of each message is, in the order in which they were said."""
+    last: dict[object, int] = {}
+    for at in way:
+        if message := messages.get(at):
+            shortened = SHORTENED in message.additional_kwargs
+            last[message.id or at] = last.get(message.id, at) if shortened else at
+    return list(last.values())
+
+
+def _of(value: Any) -> BaseMessage | None:
+    """The message that a value is, or stands for; None: it is none."""
+    try:
+        return convert_to_messages([value])[0]
+    except Exception:  # of whatever kind, see `_message`
+        return None
+
+
+def _written(message: BaseMessage, at: Any) -> dict[str, Any]:
+    """A message in OpenAI's form, with the fields by which its own differs."""
+    try:
+        form = convert_to_openai_messages([message])[0]
+        read = _message(form, None)
+    except (Odd, ValueError):  # it has no such form
+        form = {"role": "assistant", "content": str(message.text)}
+        read = _message(form, None)
+    written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
+    if (said := created(message)) is not None:
+        written[CREATED] = said
+        read.response_metadata = {CREATED: said}
+    elif (moment := seconds(at)) is not None:
+        written["at"] = datetime.fromtimestamp(moment, UTC).isoformat()
+    fields, plain = message.model_dump(), read.model_dump() if read.type == message.type else {}
+    differing = {name: fields[name] for name in fields if fields[name] != plain.get(name)}
+    differing.pop("id", None)
+    return {**written, _EXACT: differing} if differing else written

@@ -9,8 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from perdure.cli.app import AsJson, app, opened
-from perdure.cli.output import as_json, counted, say
-from perdure.cli.progress import progress_bar, resumable
+from perdure.cli.output import as_json, counted, progress_bar, resumable, say
 from perdure.errors import ConfigurationError
 
 _KEY: Final = "A file with its key, in hexadecimal."

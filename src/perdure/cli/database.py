@@ -22,8 +22,7 @@ from perdure.cli.app import (
     opened,
     thread_id,
 )
-from perdure.cli.output import counted, note, say, show, size
-from perdure.cli.progress import at_work
+from perdure.cli.output import at_work, counted, note, say, show, size
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`perdure import`: conversations from exports and other files."""
+"""`perdure import` and `export`: conversations from exports and other files, and as JSONL."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, User, app, opened
-from perdure.cli.output import as_json, say, size
-from perdure.cli.progress import at_work, resumable
+from perdure.cli.app import DB, AsJson, Threads, User, app, opened, thread_id
+from perdure.cli.output import as_json, at_work, progress_bar, resumable, say, size
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
-    from perdure.cli.conversation import Conversation
+    from perdure.cli.conversation import Conversation, Lines
     from perdure.cli.import_thread import ConversationsReport
-    from perdure.cli.jsonl import Lines
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
@@ -103,6 +101,30 @@ def import_(
         report.print_notes()
 
 
+@app.command()
+def export(
+    thread: Threads = None,
+    every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
+    db: DB = None,
+) -> None:
+    """Write threads as JSONL, a line each, with their branches.
+
+    'perdure import' reads it.
+    """
+    from perdure.cli.conversation import exported
+
+    if bool(thread) == every:
+        raise ConfigurationError("name threads, or give --all")
+    with opened(db, reads=True) as file:
+        ids = [thread_id(file, each) for each in thread or ()]
+        # all there are now: paging would miss those that are written to meanwhile
+        ids = ids or [each.thread_id for each in file.saver.threads(limit=sys.maxsize)]
+        with progress_bar("exporting", "thread") as show:
+            for number, each in enumerate(ids, 1):
+                as_json(exported(file.saver, each), indent=None)
+                show(number / len(ids), number)
+
+
 def _names(renamed: list[str]) -> dict[str, str]:
     names = dict[str, str]()
     for option in renamed:
@@ -136,8 +158,7 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
 
 def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
-    from perdure.cli.conversation import Odd, Problem
-    from perdure.cli.jsonl import Lines, values
+    from perdure.cli.conversation import Lines, Odd, Problem, values
 
     called = "stdin" if path == Path("-") else str(path)
     found: list[Conversation] = []

@@ -28,8 +28,7 @@ from perdure.checkpointers.thread_copy import TIMES
 from perdure.checkpointers.titles import TITLED
 from perdure.cli.app import OpenedDatabase, opened
 from perdure.cli.conversation import Conversation, Problem, created
-from perdure.cli.output import counted, note
-from perdure.cli.progress import at_work, progress_bar
+from perdure.cli.output import at_work, counted, note, progress_bar
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,

@@ -33,8 +33,18 @@ from perdure.cli.app import (
     the_one,
     thread_id,
 )
-from perdure.cli.output import ago, as_json, counted, day, moment, note, note_line, say, show
-from perdure.cli.progress import at_work
+from perdure.cli.output import (
+    ago,
+    as_json,
+    at_work,
+    counted,
+    day,
+    moment,
+    note,
+    note_line,
+    say,
+    show,
+)
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 

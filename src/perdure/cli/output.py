@@ -1,4 +1,4 @@
-"""How results are shown: text and tables for people, JSON for programs.
+"""How results are shown, text and tables for people, JSON for programs; how far a command is.
 
 No stored text reaches a terminal as a control: all output passes `safe` or `as_json`.
 """
@@ -11,11 +11,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
+from threading import Timer
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
+_PATIENCE_S: Final = 0.5  # what is done by then needs no word of progress
 _ROOM: Final = 16  # columns of a terminal that ids leave to each other cell
 _PIPE: Final = 1 << 31  # columns of what is no terminal: nothing is cut, no line is broken
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
@@ -333,3 +335,69 @@ def moment(at: datetime | None, *, exact: bool = False) -> str:
         return ""
     at = at.astimezone(UTC)
     return at.isoformat().replace("+00:00", "Z") if exact else f"{at:%Y-%m-%d %H:%MZ}"
+
+
+# -- what a long command shows on stderr
+
+
+@contextmanager
+def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int], None]]:
+    """A bar on a terminal.
+
+    Args:
+        doing: What is being done.
+        noun: What is counted.
+
+    Yields:
+        What moves it to a share of the whole (None: not known), and says a count.
+    """
+    if not console(stderr=True).is_terminal:
+        yield lambda share, count: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[reached]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(safe(doing), total=None, reached="")
+
+        def show(share: float | None, count: int) -> None:
+            percent = "" if share is None else f"{share:>4.0%}, "
+            reached, total = f"{percent}{count:,} {noun}s", None if share is None else 1.0
+            progress.update(task, total=total, completed=share, reached=reached)
+
+        yield show
+
+
+@contextmanager
+def at_work(doing: str) -> Iterator[None]:
+    """Show on a terminal what is being done, if it is not done at once."""
+    if not console(stderr=True).is_terminal:
+        yield
+        return
+    from rich.text import Text
+
+    status = console(stderr=True).status(Text(safe(doing)))  # of a str it would read markup
+    late = Timer(_PATIENCE_S, status.start)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()  # it may be starting just now
+        status.stop()
+
+
+@contextmanager
+def resumable(kept: Callable[[], str]) -> Iterator[None]:
+    """Say, when Ctrl-C ends a command, what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"cut off: {kept()}; run it again to go on")
+        raise

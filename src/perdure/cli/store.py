@@ -24,8 +24,18 @@ from perdure.cli.app import (
     item_place,
     opened,
 )
-from perdure.cli.output import ago, as_json, console, counted, moment, note, say, show
-from perdure.cli.progress import at_work, progress_bar
+from perdure.cli.output import (
+    ago,
+    as_json,
+    at_work,
+    console,
+    counted,
+    moment,
+    note,
+    progress_bar,
+    say,
+    show,
+)
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 

@@ -29,8 +29,7 @@ from perdure.cli.app import (
     short_id,
     thread_id,
 )
-from perdure.cli.output import ago, as_json, counted, line, note, say, say_clean, show
-from perdure.cli.progress import at_work
+from perdure.cli.output import ago, as_json, at_work, counted, line, note, say, say_clean, show
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.settings import THREADS_LIMIT
 
