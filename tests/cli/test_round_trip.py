@@ -100,11 +100,13 @@ def ways(saver: SQLiteCheckpointer) -> list[list[BaseMessage]]:
     inner = {info.parent_id for info in infos}
     ends = [info for info in infos if info.is_branch and info.checkpoint_id not in inner]
     ends += [info for info in infos if info.is_head]
-    out: list[list[BaseMessage]] = []
+    found = []
     for info in reversed(ends):
         said = saver.history("t", checkpoint_id=info.checkpoint_id)
-        way = [*{item.value.id: item.value for item in said}.values()]
-        if not out or all(way != other[: len(way)] for other in out):
+        found.append([*{item.value.id: item.value for item in said}.values()])
+    out = found[:1]
+    for way in found[1:]:
+        if all(way == other or way != other[: len(way)] for other in found) and way not in out:
             out.append(way)
     return out
 

@@ -401,12 +401,24 @@ def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _parts(said: SaidTree) -> Iterator[dict[str, Any]]:
-    """What each way adds to those before it, and after how many of all the messages."""
+    """What each way adds to those before it, and after how many of all the messages.
+
+    A branch that others go on from adds nothing of its own.
+    """
     messages = {at: message for at, value in said.values.items() if (message := _of(value))}
+    ways = [_latest(way, messages) for way in said.ways]
+    inner, ends = set[int](), list[int]()
     numbers: dict[tuple[int, int], int] = {}  # of a message, by that before it and its position
-    for way in said.ways:
+    for way in ways:
+        above = 0
+        for at in way:
+            inner.add(above)
+            above = numbers.setdefault((above, at), len(numbers) + 1)
+        ends.append(above)
+    numbers.clear()
+    for way, end in zip(ways, ends, strict=True):
         above, after, added = 0, 0, list[dict[str, Any]]()
-        for at in _latest(way, messages):
+        for at in way if way is ways[0] or end not in inner else ():
             if (above, at) not in numbers:
                 after = after if added else above
                 added.append(_written(messages[at], said.times.get(at)))
