@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perdure.stores.expansion import FILE
-from perdure.stores.text import STOP_WORDS, query_tokens
+from perdure.stores.text import FILE, STOP_WORDS, query_tokens
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"
 MOST, LEAST = 16, 0.5

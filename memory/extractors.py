@@ -33,7 +33,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.thread_messages import TURNS, ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
-from perdure.stores.chunking import chunks
+from perdure.stores.text import chunks
 
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL: Final = "until"

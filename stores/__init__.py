@@ -21,10 +21,10 @@ from perdure.stores.base import (
     WhyNot,
 )
 from perdure.stores.embedders import Embedder, embedder_from
-from perdure.stores.models import Model
 from perdure.stores.ranking import Weights
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.store import ScopedStore
+from perdure.stores.vectors import Model
 from perdure.stores.whole_store import WholeStore
 
 if TYPE_CHECKING:

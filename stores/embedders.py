@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +28,8 @@ from langgraph.store.base import ensure_embeddings
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.storage.flow import arun, run
 from perdure.storage.threads import ThreadPool, TimedOut, awaited_for, waited_for
-from perdure.stores.vectors import Floats, vectors_of
+from perdure.stores.text import chunks
+from perdure.stores.vectors import Floats, Model, divided, vectors_of
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
@@ -353,3 +355,43 @@ def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
     threading.Thread(target=serve, name="perdure-embed-loop", daemon=True).start()
     atexit.register(loop.call_soon_threadsafe, loop.stop)
     return loop
+
+
+# -- the embedder of a store
+
+
+@dataclass(slots=True)
+class StoreEmbedder:
+    """The embedder of a store, if it has one."""
+
+    embedder: CheckedEmbedder | None = None
+    model: Model | None = None  # what the embedder is recorded as
+    in_process: bool = False  # there is nothing to await
+    # so quick that no vectors are stored with an item: the search makes them when it reads it
+    quick: Callable[[Sequence[str]], Floats] | None = None
+    any_kind: bool = False  # vectors are stored as the file has them already
+
+    @property
+    def stores(self) -> bool:
+        """Whether vectors are stored with an item."""
+        return self.model is not None and self.quick is None
+
+    def adopt(self, found: Model) -> None:
+        """Go on in the way in which vectors are stored in the file."""
+        if self.any_kind and self.model is not None and self.model.name == found.name:
+            self.model = replace(self.model, kind=found.kind)
+
+    def pieces(self, texts: Sequence[str]) -> list[str]:
+        """The chunks of texts that are embedded, each by itself."""
+        return [piece for text in texts for piece in chunks(text)]
+
+    def derives(self, file: Model) -> bool:
+        """Whether the vectors of a file's model are made by the search."""
+        return self.quick is not None and self.model == file
+
+    def derive(self, rows: Sequence[Sequence[str]], file: Model | None) -> list[bytes | None]:
+        """The vectors of rows, given the texts of each; None where nothing is to be embedded."""
+        if self.quick is None or file is None or not self.derives(file):
+            return [None] * len(rows)
+        groups = [self.pieces(texts) for texts in rows]
+        return divided(self.quick([piece for group in groups for piece in group]), groups, file)

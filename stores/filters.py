@@ -35,7 +35,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.options import meant
+from perdure.stores.values import meant
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
-from perdure.stores.expansion import Vocabulary
-from perdure.stores.models import Model
 from perdure.stores.namespaces import labels
 from perdure.stores.ranking import Arrangement, arrange
-from perdure.stores.vectors import Floats, Matrix, second_look
+from perdure.stores.text import Vocabulary
+from perdure.stores.vectors import Floats, Matrix, Model, second_look
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]

@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
-from perdure.stores.expansion import nearest
 from perdure.stores.index import (
     FOREVER,
     NOWHERE,
@@ -41,12 +40,11 @@ from perdure.stores.index import (
     places,
     sealed,
 )
-from perdure.stores.models import Model
 from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import Records
-from perdure.stores.text import is_misspellable
-from perdure.stores.vectors import Floats
+from perdure.stores.text import is_misspellable, nearest
+from perdure.stores.vectors import Floats, Model
 
 _READ: Final = 1 << 12  # rows read at a time
 _MOST_MISSPELT: Final = 16  # words of a query: 1 ms each

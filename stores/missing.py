@@ -11,11 +11,11 @@ from functools import partial
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
-from perdure.stores.models import Model, divided
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
 from perdure.stores.values import texts
+from perdure.stores.vectors import Model, divided
 
 BATCH = 256  # items embedded at a time
 _BY_THE_WAY = 3  # failed attempts after which an item is no longer tried together with a put

@@ -132,7 +132,7 @@ class StaticEmbedder:
     vocabulary (another script, or only commonest punctuation, whose rows are zero) is a zero
     vector: it is like nothing. It does not depend on the texts beside it. The order of words
     does not count and no text is cut, so a long one says little: embed it by chunks
-    (`perdure.stores.chunking`).
+    (`perdure.stores.text`).
 
     The table is read at the first use, once a process, 15 ms. Threads may share an object.
     """

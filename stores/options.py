@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Required
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from perdure.errors import ConfigurationError, CorruptRecord
+from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.text import ANALYZER
-from perdure.stores.values import WHOLE
+from perdure.stores.values import WHOLE, meant, recorded
 from perdure.stores.vectors import Kind
 
 TextIndex = Literal["sealed", "keyed"]
-_ALIKE: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
 _WORDS: Final = "words"  # the setting that says how words are kept
 _KEPT: Final = ("clear", "sealed", "keyed")
 
@@ -116,49 +114,7 @@ def options_of(**given: Any) -> Options:
     raise ConfigurationError(f"{name} is {shown}; expected {expected}")
 
 
-def check_number(
-    name: str,
-    value: Any,
-    expected: str,
-    *,
-    least: float = 0,
-    most: float = math.inf,
-    whole: bool = False,
-) -> None:
-    """Refuse what is no number from `least` on and below `most`."""
-    kinds = int if whole else int | float
-    is_number = isinstance(value, kinds) and not isinstance(value, bool)
-    if not is_number or not least <= value < most:
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
-
-
-def meant(name: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name.
-
-    >>> meant("actr", ("actor", "at")), meant("$y", ("$eq", "$ne"))
-    ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
-    """
-    names = tuple(known)
-    listed = f"here are {', '.join(names)}"
-    close = get_close_matches(str(name), names, 1, _ALIKE)
-    return f"did you mean {close[0]!r}? T{listed}" if close else f"t{listed}"
-
-
 # -- what a file records
-
-
-def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """A setting of a file, an object in JSON, unless it was damaged."""
-    try:
-        found = json.loads(stored)
-    except (TypeError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not is_sound(found):
-        raise CorruptRecord(
-            f"the store's setting {name!r} is {stored!r:.80}; expected what perdure wrote there: "
-            "the file is damaged; restore it from a backup"
-        )
-    return found
 
 
 def agreed_fields(

@@ -29,17 +29,16 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.base import PROVENANCE, FoundItem, PutItem, StoredItem
-from perdure.stores.embedders import embedder_from
+from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
 from perdure.stores.indexes import Indexes
-from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number
+from perdure.stores.options import IndexOptions, Options, agreed_fields
 from perdure.stores.puts import Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Wanted, micros
-from perdure.stores.values import fault
-from perdure.stores.vectors import Floats, Kind
+from perdure.stores.values import check_number, fault
+from perdure.stores.vectors import Floats, Kind, Model
 from perdure.stores.writer import ItemWriter
 
 T = TypeVar("T")
@@ -198,12 +197,12 @@ def _parsed(form: bytes, fields: tuple[str, ...] | None) -> Filter:
     return parse(orjson.loads(form), fields)
 
 
-def _embeddings(index: IndexOptions | None, kind: Kind | None) -> Embeddings:
+def _embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
     if index is None:
-        return Embeddings()
+        return StoreEmbedder()
     embed = index["embed"]
     embedder = embedder_from(embed, index.get("dims"), index.get("name"))
-    return Embeddings(
+    return StoreEmbedder(
         embedder,
         Model(embedder.name, embedder.dims or 0, kind or "int8"),
         in_process=getattr(embed, "in_process", False) is True,
@@ -242,7 +241,7 @@ class _Puts(NamedTuple):
 class Runner:
     """Runs a store's operations, and makes their effects."""
 
-    def __init__(self, database: Database, writer: ItemWriter, embeddings: Embeddings) -> None:
+    def __init__(self, database: Database, writer: ItemWriter, embeddings: StoreEmbedder) -> None:
         self.database, self.writer, self.embeddings = database, writer, embeddings
         self.reads: Reads = Together(database.in_thread, _outcomes).ask
         self._puts = Together(call, self._put_together)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
 from perdure.stores.base import Provenance
-from perdure.stores.models import Embeddings, Model
+from perdure.stores.embedders import StoreEmbedder
 from perdure.stores.namespaces import check_key, check_namespace
-from perdure.stores.options import check_number
 from perdure.stores.reading import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
-from perdure.stores.values import decode, encode, texts
+from perdure.stores.values import check_number, decode, encode, texts
+from perdure.stores.vectors import Model
 
 Index = Literal[False] | list[str] | None
 _FEW = 16  # values that are checked in the event loop
@@ -74,7 +74,7 @@ class Preparer:
 
     fields: list[str]  # paths whose text is searched, unless a put names others
     max_bytes: int
-    embeddings: Embeddings
+    embeddings: StoreEmbedder
     masked: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
     root: bytes = b""  # the path that namespaces are under
     limits: tuple[Limit, ...] = ()  # what must hold after a put

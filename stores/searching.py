@@ -18,15 +18,14 @@ from perdure.effects import Effect, run
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import FoundItem, Mode, Span, WhyNot
-from perdure.stores.expansion import synonyms
 from perdure.stores.index import Ints
 from perdure.stores.indexes import Overtaken, Pool, Sought
 from perdure.stores.namespaces import span
-from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Wanted, micros
-from perdure.stores.text import STOP_WORDS, query_tokens, tokens
+from perdure.stores.text import STOP_WORDS, query_tokens, synonyms, tokens
+from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")

@@ -43,12 +43,12 @@ from perdure.stores.base import (
 from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import check_condition, check_key
-from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import micros
 from perdure.stores.searching import Searcher, page_of, query_of
+from perdure.stores.values import check_number
 
 
 class Store(BaseStore):

@@ -1,21 +1,33 @@
-"""The analyzer: the tokens of texts and queries.
+"""The tokens of texts and queries, words that stand for a query's, and pieces of long texts.
 
 A token is a stem ("running" and "runs" are "run"), a number, a word of another script, or, where a
 script sets no spaces between words, a pair of neighbouring characters. Stop words stay in documents
 and are dropped from queries, so a query of stop words alone still finds them.
+
+Synonyms are a table inside the package, made from the static embedder's by `benchmarks/kinship.py`:
+for each English stem its nearest, with the cosine. Pieces overlap, so that an embedder gets all of
+a text.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator
-from functools import lru_cache
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from importlib.resources import files
+from itertools import chain, count
 from operator import add
+from typing import Final
 
+import numpy as np
 import Stemmer  # type: ignore[import-not-found]  # a C module without types
+from numpy.typing import NDArray
+
+from perdure.errors import ConfigurationError
 
 ANALYZER = "en-1"  # stored beside the tokens; another name there means they must be made again
 
@@ -179,3 +191,190 @@ def _token(word: str) -> str:
         _local.stemmer = Stemmer.Stemmer("english", 0)
     stem: str = _local.stemmer.stemWord(word)
     return stem
+
+
+# -- words near a word
+
+FILE: Final = "kin-en.npz"
+_LONG: Final = 6  # letters; from here two slips are forgiven, and one in the first letter
+_LEAST: Final = 0.7  # 1 less slips per letter of the longer word
+
+
+def synonyms(token: str) -> list[tuple[str, float]]:
+    """The stems nearest in meaning to a token, nearest first, with similarity 0 to 1.
+
+    >>> [stem for stem, _ in synonyms("buy")[:2]]
+    ['purchas', 'bought']
+    >>> synonyms("聊天")
+    []
+    """
+    stems, numbers, starts, kin, near = _table()
+    number = numbers.get(token)
+    if number is None:
+        return []
+    run = slice(int(starts[number]), int(starts[number + 1]))
+    pairs = zip(kin[run].tolist(), near[run].tolist(), strict=True)
+    return [(stems[other], share / 255) for other, share in pairs]
+
+
+@cache
+def _table() -> tuple[
+    list[str], dict[str, int], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]
+]:
+    """Stems, their numbers, and for each a run of others with their nearness in 255ths: 10 ms."""
+    raw = (files("perdure.stores") / "weights" / FILE).read_bytes()
+    with np.load(io.BytesIO(raw)) as arrays:
+        stems = arrays["stems"].tobytes().decode("ascii").split("\n")
+        numbers = {stem: number for number, stem in enumerate(stems)}
+        return stems, numbers, arrays["starts"], arrays["kin"], arrays["near"]
+
+
+class Vocabulary(dict[str, int]):
+    """Words with their numbers; a word that is looked up and not there gets the next number."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        super().__init__(zip(words, count()))
+        self._by_letters: dict[str, list[str]] = defaultdict(list)  # first one, last two
+        self._sorted = 0  # how many words are in there
+        self._sorting = threading.Lock()
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+    def near(self, word: str) -> list[str]:
+        """All words that `nearest` may answer: they begin or end like a word."""
+        with self._sorting:
+            for other in list(self)[self._sorted :] if self._sorted < len(self) else ():
+                self._by_letters[other[:1]].append(other)
+                self._by_letters[f"-{other[-2:]}"].append(other)
+                self._sorted += 1
+            return self._by_letters[word[:1]] + self._by_letters[f"-{word[-2:]}"]
+
+
+def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
+    """The words that one may have been meant to be, nearest first, ties by the alphabet.
+
+    One slip is forgiven, from six letters on two; the first letter must be right, or from six
+    letters on the last two.
+
+    >>> nearest("mountian", ["paint", "mountain", "fountain"])
+    ['mountain']
+    """
+    size, first, last = len(word), word[:1], word[-2:]
+    most = 2 if size >= _LONG else 1
+    others = [
+        other
+        for other in dict.fromkeys(vocabulary)
+        if (other[:1] == first or other[-2:] == last) and -most <= len(other) - size <= most
+    ]
+    found = []
+    for other, wrong in zip(others, slips(word, others).tolist(), strict=True):
+        shorter, longer = sorted((len(other), size))
+        right = 0 < wrong <= (2 if shorter >= _LONG else 1) and 1 - wrong / longer >= _LEAST
+        if right and (longer >= _LONG or other[:1] == first):
+            found.append((wrong / longer, other))
+    return [other for _, other in sorted(found)[:limit]]
+
+
+def slips(word: str, others: list[str]) -> NDArray[np.int64]:
+    """For each of some words: letters inserted, dropped, changed or swapped with the next.
+
+    Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
+    dictionary searching", section 2.2; computed for all words at once.
+
+    >>> slips("receive", ["recieve", "receiver"]).tolist()
+    [1, 1]
+    """
+    sizes = np.array([len(other) for other in others], np.int64)
+    width = int(sizes.max(initial=0))
+    text = "".join(other.ljust(width, "\0") for other in others)
+    letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    letters = np.ascontiguousarray(letters.reshape(len(others), width).T)  # `[width, words]`
+    last = np.repeat(np.arange(width + 1, dtype=np.int8)[:, None], len(others), axis=1)
+    before, equal_before = last, np.zeros(letters.shape, bool)
+    for i, letter in enumerate(word, 1):
+        equal = letters == ord(letter)
+        row = np.full_like(last, i)
+        row[1:] = np.minimum(last[1:] + 1, last[:-1] + ~equal)
+        if i > 1:
+            swapped = equal[:-1] & equal_before[1:]
+            row[2:] = np.where(swapped, np.minimum(row[2:], before[:-2] + 1), row[2:])
+        for j in range(1, width + 1):
+            np.minimum(row[j], row[j - 1] + 1, out=row[j])
+        before, last, equal_before = last, row, equal
+    return last[sizes, np.arange(len(others))].astype(np.int64)
+
+
+# -- pieces
+
+LIMIT_WORDS = 200
+OVERLAP_WORDS = 20
+
+# A unit is what counts as one word. Scripts without spaces count by characters, as do Hangul and
+# kana, and a run without a space (an address, Thai) by 32.
+_UNSEGMENTED = "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_UNSEGMENTED += "\U00020000-\U0003ffff"
+_LONGEST_UNIT = 32
+_UNIT = re.compile(rf"[{_UNSEGMENTED}]|[^\s{_UNSEGMENTED}]{{1,{_LONGEST_UNIT}}}")
+# between two units: the end of a sentence, or of a line
+# (the wide marks are \u3002 \uff01 \uff1f, what may close after them \u300d \u300f \uff09)
+_SENTENCE_END = re.compile(
+    "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
+    "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
+)
+
+_SENTENCE, _SPACE, _INSIDE = 2, 1, 0
+
+
+def chunks(
+    text: str, limit_words: int = LIMIT_WORDS, overlap_words: int = OVERLAP_WORDS
+) -> list[str]:
+    """Pieces of a text, in order; every character but white space is in one of them.
+
+    They end where a sentence does, else at a space, else (no space near) anywhere, and begin in the
+    end of the one before, so that what stands across a border is in one piece too.
+
+    Args:
+        text: A text that fits into one chunk comes back as it is; one without words as none.
+        limit_words: The most words of a chunk. A Chinese, Japanese or Korean character counts as a
+            word, and so do 32 characters without a space.
+        overlap_words: How many words two neighbours share, about; at most a quarter of the limit.
+    """
+    if limit_words < 1 or overlap_words < 0:
+        raise ConfigurationError(
+            f"chunks of {limit_words!r} words with {overlap_words!r} shared: expected at least 1 "
+            "and at least 0"
+        )
+    if len(text) <= limit_words:  # no need to count
+        return [text] if text.strip() else []
+    words = text.split() if text.isascii() else ()
+    if words and len(words) <= limit_words and max(map(len, words)) <= _LONGEST_UNIT:
+        return [text]
+    units = [found.span() for found in _UNIT.finditer(text)]
+    if len(units) <= limit_words:
+        return [text] if units else []
+    return _cut(text, units, limit_words, min(overlap_words, limit_words // 4))
+
+
+def _cut(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
+    def grade(at: int) -> int:
+        """The quality of a cut before a unit."""
+        end, begin = units[at - 1][1], units[at][0]
+        if _SENTENCE_END.search(text, max(end - 3, 0), begin):
+            return _SENTENCE
+        return _SPACE if begin > end else _INSIDE
+
+    pieces = []
+    start = 0
+    while True:
+        left = len(units) - start
+        if left <= limit:
+            pieces.append(text[units[start][0] : units[-1][1]])
+            return pieces
+        count = -(-(left - overlap) // (limit - overlap))
+        size = -(-(left + (count - 1) * overlap) // count)  # alike, so that no last one is tiny
+        last = start + size
+        end = max(range(last - size // 4, last + 1), key=lambda at: (grade(at), at))
+        pieces.append(text[units[start][0] : units[end - 1][1]])
+        start = max(range(end - overlap, end), key=lambda at: (grade(at), -at), default=end)

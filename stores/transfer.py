@@ -29,13 +29,12 @@ from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
-from perdure.stores.options import meant
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
 from perdure.stores.reading import ended, micros, moment, provenance_of
-from perdure.stores.values import check_size, decode
+from perdure.stores.values import check_size, decode, meant
+from perdure.stores.vectors import Model
 from perdure.stores.writer import Changes, ItemWriter, New, Times
 
 PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time

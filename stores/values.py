@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
 
 import orjson
 from langgraph.store.base import get_text_at_path, tokenize_path
 
-from perdure.errors import InvalidValue
+from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
 MAX_DEPTH = 64
 _MAX_BITS = 13_000  # of an integer: Python reads no more than 4,300 digits back
 MAX_BYTES = 16 << 20  # of a value's JSON; an option of `open` sets another
+_ALIKE: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
 WHOLE = "$"  # langgraph's path for the whole value
 
 _EXACT = frozenset((str, bool, int, type(None)))
@@ -161,3 +163,48 @@ def _gather(value: Any, out: list[str]) -> None:
             _gather(part, out)
     elif kind is int or kind is float:
         out.append(str(value))
+
+
+# -- options, and what a file records of them
+
+
+def check_number(
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    whole: bool = False,
+) -> None:
+    """Refuse what is no number from `least` on and below `most`."""
+    kinds = int if whole else int | float
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    if not is_number or not least <= value < most:
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name.
+
+    >>> meant("actr", ("actor", "at")), meant("$y", ("$eq", "$ne"))
+    ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
+    """
+    names = tuple(known)
+    listed = f"here are {', '.join(names)}"
+    close = get_close_matches(str(name), names, 1, _ALIKE)
+    return f"did you mean {close[0]!r}? T{listed}" if close else f"t{listed}"
+
+
+def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """A setting of a file, an object in JSON, unless it was damaged."""
+    try:
+        found = json.loads(stored)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not is_sound(found):
+        raise CorruptRecord(
+            f"the store's setting {name!r} is {stored!r:.80}; expected what perdure wrote there: "
+            "the file is damaged; restore it from a backup"
+        )
+    return found

@@ -1,4 +1,6 @@
-"""Vectors: a model's answers checked, how they are stored, and their scores.
+"""Vectors: their model, its answers checked, how they are stored, and their scores.
+
+Only vectors of one model can be compared.
 
 Scores are exact, and above a number of vectors preselected by sketches.
 
@@ -8,13 +10,16 @@ dimension, compared by Hamming distance; those that look best are scored again e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.errors import EmbeddingFailed
+from perdure.errors import EmbedderMismatch, EmbeddingFailed
+from perdure.stores.values import recorded
 
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
@@ -24,6 +29,65 @@ _SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
 _SECOND_LOOK: Final = 0.01  # share of the rows
 _AT_LEAST: Final = 4_000  # rows
 _WORD: Final = 64  # bits
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An embedding model, and how its vectors are stored.
+
+    Attributes:
+        name: Which model.
+        dims: Length of a vector.
+        kind: How its numbers are stored.
+        number: Stands for all this in each row; 0: not in the store yet.
+    """
+
+    name: str
+    dims: int
+    kind: Kind
+    number: int = field(default=0, compare=False)
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """A model from its setting."""
+        return cls(**recorded("model", text, _is_model))
+
+    def text(self) -> str:
+        """The model as a setting."""
+        return json.dumps(asdict(self))
+
+    def of(self, dims: int) -> Self:
+        """The same, once it is known how long its vectors are."""
+        return replace(self, dims=dims)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a vector."""
+        return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
+
+    def mismatch(self, given: Model) -> EmbedderMismatch:
+        """The error for vectors of another model than the store's, or stored in another way."""
+        if (self.name, self.dims) == (given.name, given.dims):
+            return EmbedderMismatch(
+                f"the store's vectors are stored as {self.kind}, and it was opened with "
+                f"vectors={given.kind!r}: open it with vectors={self.kind!r}, or call reembed() to "
+                "make all vectors anew"
+            )
+        return EmbedderMismatch(
+            f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
+            f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): search "
+            "by text, open the store with that embedder, or make all vectors anew (reembed)"
+        )
+
+
+def _is_model(found: dict[str, Any]) -> bool:
+    """Whether a setting says all of a model, and nothing else."""
+    return (
+        found.keys() == {"name", "dims", "kind", "number"}
+        and isinstance(found["name"], str)
+        and found["kind"] in get_args(Kind)
+        and all(type(found[name]) is int and found[name] > 0 for name in ("dims", "number"))
+    )
 
 
 def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Floats:
@@ -82,6 +146,18 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
         whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
         return np.hstack([scale.view(np.int8), whole]).tobytes()
     return vectors.astype(kind).tobytes()
+
+
+def divided(vectors: Floats, groups: Sequence[Sequence[str]], model: Model) -> list[bytes | None]:
+    """The vectors of each group of pieces as they are stored; None for an empty group."""
+    body = stored(vectors, model.kind) if len(vectors) else b""
+    width, begin = model.width, 0
+    out: list[bytes | None] = []
+    for group in groups:
+        end = begin + len(group) * width
+        out.append(body[begin:end] if group else None)
+        begin = end
+    return out
 
 
 def second_look(rows: int) -> float:

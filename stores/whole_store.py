@@ -30,9 +30,7 @@ from perdure.stores.base import (
     VersionRetention,
 )
 from perdure.stores.filter_sql import index_expression, index_path
-from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
-from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
 from perdure.stores.store import Store
@@ -44,6 +42,8 @@ from perdure.stores.transfer import (
     of_store,
     of_text,
 )
+from perdure.stores.values import check_number
+from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")

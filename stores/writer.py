@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
 from perdure.storage.flow import Flow, Last, NamedSQL, Row, Statement
-from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
 from perdure.stores.reading import Records, provenance_place, value_place
+from perdure.stores.vectors import Model
 
 
 class Times(NamedTuple):

@@ -39,7 +39,7 @@ from perdure.memory.thread_messages import (
     read_history,
     time_of,
 )
-from perdure.stores.chunking import chunks
+from perdure.stores.text import chunks
 from tests.memory.threads import graph_of, on, say
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)

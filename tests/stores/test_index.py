@@ -22,9 +22,8 @@ from langgraph.store.base import PutOp
 from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, indexes
 from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.models import Model
 from perdure.stores.puts import Preparer
-from perdure.stores.vectors import stored
+from perdure.stores.vectors import Model, stored
 from tests.backends import KEY
 from tests.rounds import rounds
 from tests.store_backends import Clock, Words, keys, of_words, open_store

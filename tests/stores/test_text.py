@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.stores.expansion import nearest, slips, synonyms
 from perdure.stores.text import (
     STOP_WORDS,
     asks,
     is_misspellable,
+    nearest,
     query_tokens,
+    slips,
+    synonyms,
     tokens,
 )
 

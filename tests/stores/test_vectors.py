@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Mode
 from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.models import Model
-from perdure.stores.vectors import Matrix, second_look, stored
+from perdure.stores.vectors import Matrix, Model, second_look, stored
 from tests.backends import KEY
 from tests.store_backends import keys
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError
-from perdure.stores.chunking import chunks
+from perdure.stores.text import chunks
 
 WORDS = st.lists(st.text("abcdé'-", min_size=1, max_size=12), min_size=1, max_size=400)
 ENDS = st.sampled_from([" ", " ", " ", ". ", "? ", "\n", ".\n\n", "  "])
