@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
@@ -37,21 +37,12 @@ class ErasesMessages(Protocol):
         """Take messages out of a thread for good; None: the whole thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """The criteria of `forget`."""
 
     wanted: Wanted
     key: str | None
     words: frozenset[str]
-
-    def meets(self, value: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        by_value, by_provenance = self.wanted.filter, self.wanted.provenance
-        if by_value is not None and not by_value.matches(value):
-            return False
-        if by_provenance is not None and not by_provenance.matches(provenance):
-            return False
-        return not self.words or self.words <= set(tokens("\n".join(texts(value, [WHOLE]))))
 
 
 @dataclass(slots=True)
@@ -163,16 +154,19 @@ def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
         rows = yield parts.sql("every_version", *span(prefix))
     else:
         rows = yield parts.sql("history", prefix, choice.key)
-    values = {row[0]: records.value(row) for row in rows}
-    fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
-    chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
+    checked = (parts.reader.checked(row, choice.wanted) for row in rows)
+    chosen = {
+        (row[1], row[2])
+        for row, item in filter(None, checked)
+        if choice.words <= set(tokens("\n".join(texts(item.value, [WHOLE]))))
+    }
     doomed = _Doomed([row for row in rows if (row[1], row[2]) in chosen])
     for row in doomed.rows:
         text = records.text_of(row)
         doomed.hashes.add(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
-        said = fields[row[0]]
-        if "thread_id" in said and "message_ids" in said:
-            doomed.messages[said["thread_id"]].update(said["message_ids"])
+        source = records.provenance(row[9], *row[1:4])
+        if "thread_id" in source and "message_ids" in source:
+            doomed.messages[source["thread_id"]].update(source["message_ids"])
     return doomed
 
 

@@ -173,11 +173,6 @@ class Index:
             self._recent_vectors.append(vectors)
             self._recent_owners += [row] * (len(vectors) // self.model.width)
 
-    def keep(self, present: Ints) -> None:
-        """Let go of the items that are not among some."""
-        self.rows["alive"] &= np.isin(self.rows["id"], present)
-        self._changed()
-
     def drop(self, gone: Ints) -> None:
         """Let go of some items."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], gone)
@@ -463,14 +458,6 @@ def places(order: Ints, count: int) -> NDArray[np.int32]:
 # -- the form in the file
 
 
-def sealed(
-    seal: Seal, path: bytes, index: Index, covered: Covered, made: Sequence[Any]
-) -> bytes | None:
-    """The compact form of a namespace's index, encrypted if the file is; None: it is too large."""
-    body = packed(index, covered, made)
-    return seal.seal(body, _place(path)) if len(body) <= _LARGEST else None
-
-
 def opened(
     seal: Seal,
     path: bytes,
@@ -481,7 +468,7 @@ def opened(
 ) -> tuple[Index, Covered] | None:
     """The index of a compact form; None: it is damaged, or was made in another way."""
     try:
-        return unpacked(seal.open(body, _place(path)), model, approximate_above, made)
+        return _unpacked(seal.open(body, _place(path)), model, approximate_above, made)
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         of = labels(path)
         _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
@@ -493,8 +480,13 @@ def _place(path: bytes) -> Place:
     return ("index", path.decode())
 
 
-def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
-    """The compact form of an index, which is compacted first."""
+def sealed(
+    seal: Seal, path: bytes, index: Index, covered: Covered, made: Sequence[Any]
+) -> bytes | None:
+    """The compact form of an index, which is compacted first; None: it is too large.
+
+    It is encrypted if the file is.
+    """
     index.compact()
     vectors = index.vectors
     arrays: list[NDArray[Any]] = [index.rows, *index.postings]
@@ -517,12 +509,12 @@ def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
     text += b" " * (-len(text) % _ALIGNED)
     parts = [len(text).to_bytes(_LENGTH, "little"), text]
     for array in arrays:
-        body = array.tobytes()
-        parts += [body, b"\0" * (-len(body) % _ALIGNED)]
-    return b"".join([*parts, words])
+        parts += [array.tobytes(), b"\0" * (-array.nbytes % _ALIGNED)]
+    body = b"".join([*parts, words])
+    return seal.seal(body, _place(path)) if len(body) <= _LARGEST else None
 
 
-def unpacked(
+def _unpacked(
     body: bytes, model: Model | None, approximate_above: int, made: Sequence[Any]
 ) -> tuple[Index, Covered] | None:
     """The index of a compact form, without vectors if they are of another model.

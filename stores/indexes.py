@@ -409,7 +409,8 @@ class Indexes:
                 index.drop(closed)
                 return
         rows = yield self.sql("present_ids", namespace.ns)
-        index.keep(np.array([number for (number,) in rows], np.int64))
+        present = np.array([number for (number,) in rows], np.int64)
+        index.drop(np.setdiff1d(index.rows["id"], present))
 
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""

@@ -28,6 +28,7 @@ from perdure.errors import CorruptRecord, PerdureError
 from perdure.storage.database import Database
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
+from perdure.storage.threads import Promise, deliver
 from perdure.stores.base import PROVENANCE, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONPlace
@@ -35,15 +36,14 @@ from perdure.stores.filters import Filter, parse
 from perdure.stores.indexes import Indexes
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields
-from perdure.stores.puts import Limit, Preparer, Put
+from perdure.stores.puts import ItemWriter, Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Wanted, micros
 from perdure.stores.values import check_number, fault
 from perdure.stores.vectors import Floats, Kind, Model
-from perdure.stores.writer import ItemWriter
 
 T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
-_Ask = tuple[Any, asyncio.Future[Any]]  # what a coroutine asks for, and its answer
+_Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Runner:
 
     def __init__(self, database: Database, writer: ItemWriter, embeddings: StoreEmbedder) -> None:
         self.database, self.writer, self.embeddings = database, writer, embeddings
-        self.reads: Reads = Together(database.in_thread, _outcomes).ask
+        self.reads: Reads = Together(database.in_thread, _called).ask
         self._puts = Together(call, self._put_together)
 
     def run(self, operation: Operation[T]) -> T:
@@ -292,21 +292,21 @@ class Runner:
             removes=all(put.text is None for put in puts),
         )
 
-    async def _put_together(self, asks: list[_Ask]) -> list[BaseException | None]:
+    async def _put_together(self, asks: list[_Ask]) -> None:
         """Write puts that nothing but the database can refuse, in one transaction."""
         batch: list[_Puts] = [puts for puts, _ in asks]
         puts = [put for asked in batch for put in asked.puts]
         model = next((asked.model for asked in batch if asked.model is not None), None)
-        write = partial(self._written, self.database.awrite)
+        write, errors = partial(self._written, self.database.awrite), [None] * len(batch)
         try:
             await write(_Puts(puts, max(asked.now for asked in batch), model))
-        except Exception as exc:
+        except Exception:
             if len(batch) == 1:
-                return [exc]
+                raise
             # nobody fails for another
-            outcomes: list[Any] = await asyncio.gather(*map(write, batch), return_exceptions=True)
-            return outcomes
-        return [None] * len(batch)
+            errors = await asyncio.gather(*map(write, batch), return_exceptions=True)
+        for (_, promise), error in zip(asks, errors, strict=True):
+            promise.result, promise.error = None, error
 
     def embed_all(self, texts: Sequence[str]) -> Effect[Floats]:
         """The vectors of texts to be stored."""
@@ -323,11 +323,10 @@ class Together:
 
     def __init__(
         self,
-        begin: Callable[[Callable[[], Any]], Awaitable[Any]],
-        answers: Callable[[list[_Ask]], Any],
+        begin: Callable[[Callable[[], Any]], Awaitable[None]],
+        do: Callable[[list[_Ask]], Any],
     ) -> None:
-        self._begin = begin  # calls what returns an answer for each, or its error
-        self._answers = answers
+        self._begin, self._do = begin, do  # what calls the other, which keeps its promises
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
 
     def ask(self, what: Any) -> asyncio.Future[Any]:
@@ -337,43 +336,36 @@ class Together:
         if asks is None or len(asks) == _TOGETHER:
             asks = self._open[loop] = []
             loop.call_soon(self._end, loop, asks)
-        future = loop.create_future()
-        asks.append((what, future))
-        return future
+        promise: Promise[Any] = Promise(awaited=True)
+        asks.append((what, promise))
+        return promise.future  # type: ignore[return-value]
 
     def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
         if self._open.get(loop) is asks:
             del self._open[loop]
-        asks = [ask for ask in asks if not ask[1].cancelled()]
+        asks = [ask for ask in asks if ask[1].claim()]
         if not asks:
             return
-        done: asyncio.Future[Sequence[Any]]
+        done: asyncio.Future[None]
         try:
-            done = asyncio.ensure_future(self._begin(partial(self._answers, asks)))
+            done = asyncio.ensure_future(self._begin(partial(self._do, asks)))
         except PerdureError as exc:
             done = loop.create_future()
             done.set_exception(exc)
         done.add_done_callback(partial(_settle, asks))
 
 
-def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
+def _settle(asks: list[_Ask], done: asyncio.Future[None]) -> None:
     error = asyncio.CancelledError() if done.cancelled() else done.exception()
-    outcomes = done.result() if error is None else [error] * len(asks)
-    for (_, future), outcome in zip(asks, outcomes, strict=True):
-        if future.done():
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+    for _, promise in asks:
+        promise.error = error or promise.error
+    deliver([promise for _, promise in asks])
 
 
-def _outcomes(asks: list[_Ask]) -> list[Any]:
-    """What calls return, or the errors that they raise; a cancelled one is not made."""
-    outcomes: list[Any] = []
-    for make, future in asks:
+def _called(asks: list[_Ask]) -> None:
+    """Make calls; a cancelled one is not made."""
+    for make, promise in asks:
         try:
-            outcomes.append(None if future.cancelled() else make())
+            promise.result = make() if promise.claim() else None
         except BaseException as exc:
-            outcomes.append(exc)
-    return outcomes
+            promise.error = exc

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -14,9 +13,7 @@ from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
 from perdure.stores.filters import EACH, steps_of
-from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.options import TextIndex, options_of
-from perdure.stores.parts import Parts
+from perdure.stores.options import TextIndex
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -106,8 +103,6 @@ class PostgresStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    _clock: Callable[[], float] = staticmethod(time.time)  # tests put another here
-
     def __init__(
         self,
         dsn: str,
@@ -127,26 +122,10 @@ class PostgresStore(WholeStore):
         pool_size: int = 10,
         timeout_s: float = 30.0,
     ) -> None:
-        config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
-        options = options_of(
-            index=config,
-            ttl=ttl,
-            key=key,
-            text_index=text_index,
-            vectors=vectors,
-            approximate_above=approximate_above,
-            index_bytes=index_bytes,
-            max_value_bytes=max_value_bytes,
-            read_only=read_only,
-            timeout_s=timeout_s,
-        )
-        self.index_config: IndexConfig | None = config
-        clock = self._clock
         sql = _SQL[tenant is not None]
-        parts = Parts.of(
+        super().__init__(
             sql,
-            options,
-            lambda: int(clock() * 1_000_000),
+            JSONBPlace("i.value", ((),)),
             lambda begin: PostgresDatabase(
                 dsn,
                 Schema("stores", sql["schema"]),
@@ -158,6 +137,14 @@ class PostgresStore(WholeStore):
                 pool_size=pool_size,
                 timeout_s=timeout_s,
             ),
-            JSONBPlace("i.value", ((),)),
+            index=index,
+            ttl=ttl,
+            key=key,
+            text_index=text_index,
+            vectors=vectors,
+            approximate_above=approximate_above,
+            index_bytes=index_bytes,
+            max_value_bytes=max_value_bytes,
+            read_only=read_only,
+            timeout_s=timeout_s,
         )
-        super().__init__(parts)

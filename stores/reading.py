@@ -239,14 +239,10 @@ class ItemReader:
                 return None
         return row, self.records.item(row, value)
 
-    def rows(self, wanted: Wanted) -> Flow[list[tuple[Row, StoredItem]]]:
-        """All items that are wanted."""
-        return (yield from self.search(wanted, 1 << 62, 0))
-
     def ids(self, wanted: Wanted) -> Flow[list[int]]:
         """The ids of all present items that meet the filters."""
         if wanted.filter is None or wanted.provenance is not None or self.records.sealed:
-            return [row[0] for row, _ in (yield from self.rows(wanted))]
+            return [row[0] for row, _ in (yield from self.search(wanted, ALL, 0))]
         condition, indexed = yield from self._condition(wanted)
         rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", ALL)
         matches = wanted.filter.matches

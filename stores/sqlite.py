@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
-from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -15,9 +13,7 @@ from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.filter_sql import JSONPlace
-from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.options import TextIndex, options_of
-from perdure.stores.parts import Parts
+from perdure.stores.options import TextIndex
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -65,9 +61,7 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    # tests put others here
-    _clock: Callable[[], float] = staticmethod(time.time)
-    _connection_class = sqlite3.Connection
+    _connection_class = sqlite3.Connection  # tests put another here
 
     def __init__(
         self,
@@ -85,9 +79,19 @@ class SQLiteStore(WholeStore):
         read_only: bool = False,
         timeout_s: float = 30.0,
     ) -> None:
-        config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
-        options = options_of(
-            index=config,
+        super().__init__(
+            _SQL,
+            JSONPlace("i.value"),
+            lambda begin: SQLiteDatabase(
+                path,
+                SCHEMA,
+                begin=begin,
+                synchronous=synchronous,
+                read_only=read_only,
+                timeout_s=timeout_s,
+                factory=self._connection_class,
+            ),
+            index=index,
             ttl=ttl,
             key=key,
             text_index=text_index,
@@ -98,21 +102,3 @@ class SQLiteStore(WholeStore):
             read_only=read_only,
             timeout_s=timeout_s,
         )
-        self.index_config: IndexConfig | None = config
-        clock = self._clock
-        parts = Parts.of(
-            _SQL,
-            options,
-            lambda: int(clock() * 1_000_000),
-            lambda begin: SQLiteDatabase(
-                path,
-                SCHEMA,
-                begin=begin,
-                synchronous=synchronous,
-                read_only=read_only,
-                timeout_s=timeout_s,
-                factory=self._connection_class,
-            ),
-            JSONPlace("i.value"),
-        )
-        super().__init__(parts)

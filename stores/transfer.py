@@ -31,11 +31,10 @@ from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
-from perdure.stores.puts import Put
+from perdure.stores.puts import Changes, ItemWriter, New, Put, Times
 from perdure.stores.reading import ended, micros, moment, provenance_of
 from perdure.stores.values import check_size, decode, meant
 from perdure.stores.vectors import Model
-from perdure.stores.writer import Changes, ItemWriter, New, Times
 
 PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time
 _LOG = logging.getLogger("perdure")

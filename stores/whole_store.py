@@ -6,18 +6,19 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, get_args
 
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, IndexConfig
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.settings import LIST_LIMIT
-from perdure.storage.database import DatabaseOwner, awaited
-from perdure.storage.flow import Flow, Statement, by_month, rows_of
+from perdure.storage.database import Database, DatabaseOwner, awaited
+from perdure.storage.flow import Flow, NamedSQL, Statement, by_month, rows_of
 from perdure.stores.base import (
     Namespace,
     NamespaceSize,
@@ -29,8 +30,10 @@ from perdure.stores.base import (
     TransferReport,
     VersionRetention,
 )
-from perdure.stores.filter_sql import index_expression, index_path
+from perdure.stores.filter_sql import JSONPlace, index_expression, index_path
 from perdure.stores.namespaces import labels, span
+from perdure.stores.offline import DIMS, StaticEmbedder
+from perdure.stores.options import options_of
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
 from perdure.stores.store import Store
@@ -55,7 +58,27 @@ _ALL: Final = 1 << 62  # as `old_versions` knows it
 class WholeStore(DatabaseOwner, Store):
     """A store with its database; it is for `with` or `async with`, or to be closed by hand."""
 
-    def __init__(self, parts: Parts) -> None:
+    _clock: Callable[[], float] = staticmethod(time.time)  # tests put another here
+
+    def __init__(
+        self,
+        sql: NamedSQL,
+        values: JSONPlace,
+        database_of: Callable[[Callable[[], Flow[None]]], Database],
+        *,
+        index: Any,
+        **options: Any,
+    ) -> None:
+        config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
+        self.index_config: IndexConfig | None = config
+        clock = self._clock
+        parts = Parts.of(
+            sql,
+            options_of(index=config, **options),
+            lambda: int(clock() * 1_000_000),
+            database_of,
+            values,
+        )
         super().__init__(parts)
         self._transfer = Transfer(parts, self._missing)
         self._sweeper: Sweeper | None = None

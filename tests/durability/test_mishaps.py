@@ -184,7 +184,7 @@ def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
         database.close()
 
     assert database._shared is not None
-    with database._shared._gate:
+    with database._shared.gate:
         status = child_of(refused)
     database.close()
 

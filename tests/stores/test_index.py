@@ -125,7 +125,7 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
                 found.compact()
             elif isinstance(step, set):
                 left = {at: entry for at, entry in left.items() if at not in step}
-                found.keep(np.array(list(left), np.int64))
+                found.drop(np.setdiff1d(found.rows["id"], list(left)))
             else:
                 new = [entry._replace(id=number + n) for n, entry in enumerate(step, 1)]
                 number += len(new)
@@ -151,7 +151,7 @@ def test_a_view_stays_as_it_is() -> None:
     view = found.view(0)
     before = view.term("a"), view.candidates.rows["id"].copy()
     found.add([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
-    found.keep(np.array([5, 90]))
+    found.drop(np.setdiff1d(found.rows["id"], [5, 90]))
     found.compact()
 
     assert np.array_equal(before[0], view.term("a"))

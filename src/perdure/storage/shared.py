@@ -32,13 +32,14 @@ class Shared(ABC):
         users: How many have it open.
         refused: Why there is no more to do, if so.
         busy: Held while a transaction is made which a forked process must not inherit.
+        gate: Held while work is handed in, and while it is refused from then on.
     """
 
     def __init__(self, name: str, threads: ThreadPool) -> None:
         self.name, self.threads = name, threads
         self.users = 1
         self.refused = ""
-        self.busy = threading.Lock()
+        self.busy, self.gate = threading.Lock(), threading.Lock()
 
     def check(self) -> None:
         """Refuse work once it is closed, and in a forked process."""
@@ -47,8 +48,10 @@ class Shared(ABC):
 
     def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
-        self.check()
-        return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
+        self.check()  # before the gate: a forked process may have it closed
+        with self.gate:
+            self.check()
+            return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
     def leave(self) -> None:
         """Count one user less; the last one ends it."""

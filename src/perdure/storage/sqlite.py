@@ -56,7 +56,6 @@ class SQLiteFile(Shared):
         self.readers = Readers(connector)
         self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
         self.async_readers = AsyncReaders(connector, self.in_thread)
-        self._gate = threading.Lock()  # between handing work in and closing
         self._writer: SQLiteWriter | None = None
         check_path(path, connector.read_only)
         with mapped(path):
@@ -84,17 +83,11 @@ class SQLiteFile(Shared):
         writer = self._writer
         if writer is None or self.refused:  # before the gate: a forked process may have it closed
             writer = self.writer
-        with self._gate:
+        with self.gate:
             if self.refused:
                 self.check()
             writer.put(job)
         return job.future
-
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        self.check()
-        with self._gate:
-            return super().in_thread(work)
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -113,7 +106,7 @@ class SQLiteFile(Shared):
 
     def end(self) -> None:
         """See `Shared.end`."""
-        with self._gate:
+        with self.gate:
             if self.refused:
                 return
             self.refused = "is closed"

@@ -48,13 +48,14 @@ def settle(promises: Sequence[Promise[Any]]) -> None:
         by_loop.setdefault(promise._loop, []).append(promise)
     for loop, of_loop in by_loop.items():
         if loop is None:
-            _deliver(of_loop)
+            deliver(of_loop)
         else:
             with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-                loop.call_soon_threadsafe(_deliver, of_loop)
+                loop.call_soon_threadsafe(deliver, of_loop)
 
 
-def _deliver(promises: list[Promise[Any]]) -> None:
+def deliver(promises: Sequence[Promise[Any]]) -> None:
+    """Deliver outcomes in the event loop's own thread, or of threads."""
     for promise in promises:
         if promise.future.done():
             continue  # cancelled while the work was being done
