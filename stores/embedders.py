@@ -260,9 +260,9 @@ class CheckedEmbedder:
     def _cached(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
         with self._lock:
             known = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
-            found = {text: vector for text, vector in known.items() if vector is not None}
-            self._cache |= {(text, query): vector for text, vector in found.items()}
-        return found
+            hits = {text: vector for text, vector in known.items() if vector is not None}
+            self._cache |= {(text, query): vector for text, vector in hits.items()}
+        return hits
 
     def _keep(self, vectors: dict[str, Floats], query: bool) -> None:
         """Keep copies, so that no row holds the array it is a part of."""
@@ -376,10 +376,10 @@ class StoreEmbedder:
         """Whether vectors are stored with an item."""
         return self.model is not None and self.quick is None
 
-    def adopt(self, found: Model) -> None:
+    def adopt(self, recorded: Model) -> None:
         """Go on in the way in which vectors are stored in the file."""
-        if self.any_kind and self.model is not None and self.model.name == found.name:
-            self.model = replace(self.model, kind=found.kind)
+        if self.any_kind and self.model is not None and self.model.name == recorded.name:
+            self.model = replace(self.model, kind=recorded.kind)
 
     def pieces(self, texts: Sequence[str]) -> list[str]:
         """The chunks of texts that are embedded, each by itself."""

@@ -14,7 +14,7 @@ from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import parse
 from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.parts import Parts
-from perdure.stores.reading import Wanted, moment
+from perdure.stores.reading import Selection, moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
 
@@ -40,7 +40,7 @@ class ErasesMessages(Protocol):
 class _Choice(NamedTuple):
     """The criteria of `forget`."""
 
-    wanted: Wanted
+    selection: Selection
     key: str | None
     words: frozenset[str]
 
@@ -80,10 +80,10 @@ def forget(
             "the whole store, with the prefix"
         )
     choice = _Choice(
-        Wanted(
+        Selection(
             parts.path(() if prefix is None else prefix),
             parts.now(),
-            parse(filter) if filter else None,  # not `Parts.wanted`, which keeps what it parsed
+            parse(filter) if filter else None,  # not `Parts.selection`, which keeps what it parsed
             parse(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_key(key),
@@ -149,12 +149,12 @@ def _receipt(
 
 
 def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
-    prefix, records = choice.wanted.prefix, parts.records
+    prefix, records = choice.selection.prefix, parts.records
     if choice.key is None:
         rows = yield parts.sql("every_version", *span(prefix))
     else:
         rows = yield parts.sql("history", prefix, choice.key)
-    checked = (parts.reader.checked(row, choice.wanted) for row in rows)
+    checked = (parts.reader.checked(row, choice.selection) for row in rows)
     chosen = {
         (row[1], row[2])
         for row, item in filter(None, checked)
@@ -181,7 +181,7 @@ def _erase(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
     yield Statement(sql["shrink_namespace"], present, many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
         yield sql.many(statement, ids)
-    emptied = yield sql("drop_empty_namespaces", *span(choice.wanted.prefix))
+    emptied = yield sql("drop_empty_namespaces", *span(choice.selection.prefix))
     if ids or emptied:
         yield sql("drop_index_left")
         yield from parts.writer.hush()

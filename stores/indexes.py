@@ -332,25 +332,25 @@ class Indexes:
     ) -> Flow[IndexView]:
         """Some closed versions of a namespace. Their index has those that were ever asked for."""
         held = self._of((path, True), state, admit=admit)
-        asked = np.array(ids, np.int64)
+        closed = np.array(ids, np.int64)
         with held.lock:
             if held.number > state.number:
                 raise Overtaken
             if held.index is None or held.number != state.number or held.nbytes > self.budget:
                 held.clear()
                 held.index, held.number = Index(state.model, self.approximate_above), state.number
-            new = np.setdiff1d(asked, held.index.rows["id"])
+            new = np.setdiff1d(closed, held.index.rows["id"])
             for begin in range(0, len(new), _READ):
                 entries = yield from self._versions(new[begin : begin + _READ].tolist(), state)
                 held.index.add(entries)
             view = held.index.view(0)
         self._weigh((path, True), held, view.nbytes)
-        return view.narrowed(asked)
+        return view.narrowed(closed)
 
     def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """The search data of some versions; nothing of those that search does not find."""
-        found = yield self.sql("index_of", state.number, json.dumps(ids))
-        searched = {number: (vectors, fields) for number, vectors, fields in found}
+        rows = yield self.sql("index_of", state.number, json.dumps(ids))
+        searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
         rows = sorted(rows, key=lambda row: row[0])  # the last bit of a score depends on the order
         entries = self._entries([(*row, *searched[row[0]]) for row in rows], state.model)
@@ -417,9 +417,9 @@ class Indexes:
         for (body,) in (yield self.sql("get_index", namespace.ns)):
             made = self.preparer.made(state.model)
             form = self.records.seal, namespace.path, body
-            found = opened(*form, state.model, self.approximate_above, made)
-            if found is not None:
-                index, held.covered = found
+            kept = opened(*form, state.model, self.approximate_above, made)
+            if kept is not None:
+                index, held.covered = kept
                 return index
         return Index(state.model, self.approximate_above)
 
@@ -430,13 +430,13 @@ class Indexes:
         for begin in range(0, len(bare), _READ):
             page = json.dumps(bare[begin : begin + _READ])
             rows = yield self.sql("index_of", number, page)
-            found = {
+            vectors_of = {
                 row: self.records.vectors(vectors, row)
                 for row, vectors, _ in rows
                 if vectors is not None
             }
-            index.fill(found)
-            total += len(found)
+            index.fill(vectors_of)
+            total += len(vectors_of)
         return total
 
     def _expire(self, held: _Held, index: Index, now: int, until: int) -> Flow[None]:
@@ -542,15 +542,15 @@ def _terms(parts: Sequence[tuple[int, dict[str, Hits]]]) -> dict[str, Hits]:
     """The terms of several namespaces, each with how many rows it has, one after another."""
     if len(parts) == 1:
         return parts[0][1]
-    found = defaultdict[str, list[Hits]](list)
+    hits = defaultdict[str, list[Hits]](list)
     first = 0
     for size, terms in parts:
         for word, (rows, counts) in terms.items():
-            found[word].append((rows + first, counts))
+            hits[word].append((rows + first, counts))
         first += size
     return {
         word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
-        for word, some in found.items()
+        for word, some in hits.items()
     }
 
 

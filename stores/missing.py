@@ -88,10 +88,10 @@ class MissingEmbeddings:
         model = Model.parsed(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored
         if model is None or model.number < 2 or self._embeddings.derives(model):
-            found = yield self._sql("pending_count")
+            counted = yield self._sql("pending_count")
         else:
-            found = yield self._sql("missing_count", model.number)
-        return int(found[0][0])
+            counted = yield self._sql("missing_count", model.number)
+        return int(counted[0][0])
 
     async def embed_all(self, prefix: bytes) -> int:
         """Make those under a prefix. Returns how many items got theirs."""

@@ -118,7 +118,7 @@ def options_of(**given: Any) -> Options:
 
 
 def agreed_fields(
-    sql: NamedSQL, given: Sequence[str] | None, kept: str, *, read_only: bool
+    sql: NamedSQL, chosen: Sequence[str] | None, kept: str, *, read_only: bool
 ) -> Flow[list[str]]:
     """The paths that items of a file are searched by, unless a put names others.
 
@@ -126,26 +126,26 @@ def agreed_fields(
     the next search makes them anew.
     """
     rows = yield sql("get_setting", _WORDS)
-    found = recorded(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
-    if found is not None and found["kept"] != kept:
+    recorded_words = recorded(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
+    if recorded_words is not None and recorded_words["kept"] != kept:
         raise ConfigurationError(
-            f"this file keeps words {found['kept']!r}, not {kept!r}: open it with "
-            f"text_index={found['kept']!r}"
+            f"this file keeps words {recorded_words['kept']!r}, not {kept!r}: open it with "
+            f"text_index={recorded_words['kept']!r}"
         )
-    fields = list(given or (found["fields"] if found else (WHOLE,)))
-    wanted = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
-    if found != wanted and not read_only:
-        yield sql("set_setting", _WORDS, json.dumps(wanted))
-        if found is not None:
+    fields = list(chosen or (recorded_words["fields"] if recorded_words else (WHOLE,)))
+    words = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
+    if recorded_words != words and not read_only:
+        yield sql("set_setting", _WORDS, json.dumps(words))
+        if recorded_words is not None:
             yield sql("drop_indexes")
             yield sql("bump_setting", "erasures")
     return fields
 
 
-def _says_how_words_are_kept(found: dict[str, Any]) -> bool:
-    fields = found.get("fields")
+def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
+    fields = words.get("fields")
     return (
-        found.get("kept") in _KEPT
+        words.get("kept") in _KEPT
         and isinstance(fields, list)
         and bool(fields)
         and all(isinstance(path, str) and path for path in fields)

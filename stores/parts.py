@@ -37,7 +37,7 @@ from perdure.stores.indexes import Indexes
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields
 from perdure.stores.puts import ItemWriter, Limit, Preparer, Put
-from perdure.stores.reading import ItemReader, Records, Wanted, micros
+from perdure.stores.reading import ItemReader, Records, Selection, micros
 from perdure.stores.values import check_number, fault
 from perdure.stores.vectors import Floats, Kind, Model
 
@@ -138,16 +138,16 @@ class Parts:
         """The path of a prefix that a caller names."""
         return self.root + check_prefix(prefix)
 
-    def wanted(
+    def selection(
         self,
         prefix: Any,
         filter: Any = None,
         provenance: Any = None,
         as_of: Any = None,
         newest_first: bool = False,
-    ) -> Wanted:
+    ) -> Selection:
         """The items that a call selects."""
-        return Wanted(
+        return Selection(
             self.path(prefix),
             self.now(),
             _filter(filter, of_provenance=False),
@@ -180,15 +180,15 @@ class Parts:
             self.database.write(lambda: self.writer.touch(keys, self.now))
 
 
-def _filter(given: Any, *, of_provenance: bool) -> Filter | None:
-    if given is None or given == {}:
+def _filter(filter: Any, *, of_provenance: bool) -> Filter | None:
+    if filter is None or filter == {}:
         return None
     try:
-        form = None if fault(given) else orjson.dumps(given)
+        form = None if fault(filter) else orjson.dumps(filter)
     except TypeError:  # no Unicode text, or a wide integer
         form = None
     fields = PROVENANCE if of_provenance else None
-    return parse(given, fields) if form is None else _parsed(form, fields)
+    return parse(filter, fields) if form is None else _parsed(form, fields)
 
 
 @lru_cache(maxsize=256)
@@ -275,35 +275,43 @@ class Runner:
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
         """Puts and deletes, all or none."""
-        asked = _Puts(puts, now, model)
+        request = _Puts(puts, now, model)
         alone = not all(put.unconditional for put in puts)
         return Effect(
-            lambda: self._written(self.database.write, asked),
-            lambda: self._written(self.database.awrite, asked) if alone else self._puts.ask(asked),
+            lambda: self._written(self.database.write, request),
+            lambda: (
+                self._written(self.database.awrite, request) if alone else self._puts.ask(request)
+            ),
         )
 
-    def _written(self, write: Callable[..., Any], asked: _Puts) -> Any:
+    def _written(self, write: Callable[..., Any], request: _Puts) -> Any:
         """What a method that writes returns; no other may write to the same, or to their limits."""
-        puts = asked.puts
+        puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
         return write(
-            partial(self.writer.write, *asked),
+            partial(self.writer.write, *request),
             exclusive=[path.hex() for path in paths],
             removes=all(put.text is None for put in puts),
         )
 
     async def _put_together(self, asks: list[_Ask]) -> None:
-        """Write puts that nothing but the database can refuse, in one transaction."""
+        """Write puts that nothing but the database can refuse, in one transaction.
+
+        Each by itself, in order, if that fails, for nobody fails for another, or two have one key.
+        """
         batch: list[_Puts] = [puts for puts, _ in asks]
-        puts = [put for asked in batch for put in asked.puts]
-        model = next((asked.model for asked in batch if asked.model is not None), None)
+        puts = [put for request in batch for put in request.puts]
+        model = next((request.model for request in batch if request.model is not None), None)
         write, errors = partial(self._written, self.database.awrite), [None] * len(batch)
-        try:
-            await write(_Puts(puts, max(asked.now for asked in batch), model))
-        except Exception:
-            if len(batch) == 1:
-                raise
-            # nobody fails for another
+        together = len({(put.path, put.key) for put in puts}) == len(puts)
+        if together:
+            try:
+                await write(_Puts(puts, max(request.now for request in batch), model))
+            except Exception:
+                if len(batch) == 1:
+                    raise
+                together = False
+        if not together:
             errors = await asyncio.gather(*map(write, batch), return_exceptions=True)
         for (_, promise), error in zip(asks, errors, strict=True):
             promise.result, promise.error = None, error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -129,13 +129,13 @@ class Preparer:
 
     def analysed(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
         """The words of a value, none if it has no text, and whether it ends as a question does."""
-        found = texts(value, self.fields_of(fields))
-        if not found:
+        searched = texts(value, self.fields_of(fields))
+        if not searched:
             return [], False
-        words = tokens("\n".join(found))
+        words = tokens("\n".join(searched))
         if self.masked is not None:
             words = [self.masked(word) for word in words]
-        return words, asks(found[-1])
+        return words, asks(searched[-1])
 
     def made(self, file: Model | None) -> list[Any]:
         """How words and vectors are made in a file of a model; others cannot be compared."""
@@ -150,8 +150,8 @@ class Preparer:
         self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file: Model | None
     ) -> list[bytes | None]:
         """The vectors of values that have none stored, each with the paths it is searched by."""
-        found = [texts(value, self.fields_of(fields)) for value, fields in rows]
-        return self.embeddings.derive(found, file)
+        searched = [texts(value, self.fields_of(fields)) for value, fields in rows]
+        return self.embeddings.derive(searched, file)
 
 
 def are_brief(values: Sequence[Any]) -> bool:
@@ -240,7 +240,7 @@ class ItemWriter:
     records: Records
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Apply puts and deletes in order, all or none.
+        """Apply puts and deletes of different keys, all or none.
 
         What is there is asked in one request, and all is written in another. Postgres deletes by
         one statement, which may be run again if nobody knows whether it was committed.
@@ -250,11 +250,7 @@ class ItemWriter:
             yield Last([self.sql("delete", *map(list, zip(*keys, strict=True)), now)])
             return
         changes = Changes()
-        statements: list[Statement] = []
-        for some in _rounds(puts):
-            if statements:
-                yield statements
-            statements = yield from self._apply(some, now, changes, model)
+        statements = yield from self._apply(puts, now, changes, model)
         yield from self.finish(puts, changes, now, statements)
 
     def finish(
@@ -382,9 +378,9 @@ class ItemWriter:
         size = len(text) if text.isascii() else len(text.encode())
         return size, self.records.shut(text, value_place(put.path, put.key, version)), provenance
 
-    def _check_version(self, put: Put, found: int) -> None:
-        if put.if_version is not None and put.if_version != found:
-            at = f"at version {found}" if found else "not there"
+    def _check_version(self, put: Put, version: int) -> None:
+        if put.if_version is not None and put.if_version != version:
+            at = f"at version {version}" if version else "not there"
             raise VersionConflict(
                 f"{put.key!r} in {labels(put.path[self.records.root :])!r} is {at}, not at "
                 f"{put.if_version}: "
@@ -418,12 +414,12 @@ class ItemWriter:
         return (yield from self._enrolled(model, known, replace=replace))
 
     def _enrolled(self, model: Model, rows: list[Row], *, replace: bool = False) -> Flow[int]:
-        found = Model.parsed(rows[0][0]) if rows else None
-        if found == model:
-            return found.number
-        if found is not None and not replace:
-            raise found.mismatch(model)
-        number = 1 if found is None else found.number + 1
+        recorded = Model.parsed(rows[0][0]) if rows else None
+        if recorded == model:
+            return recorded.number
+        if recorded is not None and not replace:
+            raise recorded.mismatch(model)
+        number = 1 if recorded is None else recorded.number + 1
         new = Model(model.name, model.dims, model.kind, number)
         yield self.sql("set_setting", "model", new.text())
         return new.number
@@ -473,20 +469,6 @@ class ItemWriter:
                 ]
             )
         return len(rows)
-
-
-def _rounds(puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
-    """Puts in order, in rounds that have no key twice: what is put later must see the former."""
-    seen: set[tuple[bytes, str]] = set()
-    start = 0
-    for number, put in enumerate(puts):
-        key = (put.path, put.key)
-        if key in seen:
-            yield puts[start:number]
-            start = number
-            seen.clear()
-        seen.add(key)
-    yield puts[start:]
 
 
 def _within(limit: Limit, items: int, size: int) -> bool:

@@ -52,29 +52,29 @@ def provenance_fields(provenance: Provenance) -> dict[str, Any]:
         raise ConfigurationError(
             f"provenance is {provenance!r}; expected Provenance(thread_id=…, actor=…)"
         )
-    found = {name: getattr(provenance, name) for name in PROVENANCE}
+    fields = {name: getattr(provenance, name) for name in PROVENANCE}
     messages, position, at = provenance.message_ids, provenance.position, provenance.at
     if not isinstance(messages, tuple | list):
         raise ConfigurationError(f"provenance message_ids is {messages!r}; expected a tuple")
     if position is not None and (type(position) is not int or abs(position) > 1 << 62):
         raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
     for name in ("thread_id", "checkpoint_id", "actor", "trust", "message_ids"):
-        for text in messages if name == "message_ids" else (found[name],):
+        for text in messages if name == "message_ids" else (fields[name],):
             if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
                 raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")
-    found["message_ids"] = list(messages) or None
+    fields["message_ids"] = list(messages) or None
     if at is not None:
-        found["at"] = moment(micros(at)).isoformat()
-    return {name: value for name, value in found.items() if value is not None}
+        fields["at"] = moment(micros(at)).isoformat()
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def provenance_of(fields: Mapping[str, Any]) -> Provenance:
     """Provenance from its JSON."""
-    found = {name: fields[name] for name in PROVENANCE if name in fields}
-    if "at" in found:
-        found["at"] = datetime.fromisoformat(found["at"])
-    found["message_ids"] = tuple(found.get("message_ids", ()))
-    return Provenance(**found)
+    values: dict[str, Any] = {name: fields[name] for name in PROVENANCE if name in fields}
+    if "at" in values:
+        values["at"] = datetime.fromisoformat(values["at"])
+    values["message_ids"] = tuple(values.get("message_ids", ()))
+    return Provenance(**values)
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ def provenance_place(path: bytes, key: str, version: int) -> Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """The items that a search selects."""
 
     prefix: bytes  # a path
@@ -206,58 +206,63 @@ class ItemReader:
 
     # -- many
 
-    def search(self, wanted: Wanted, limit: int, offset: int) -> Flow[list[tuple[Row, StoredItem]]]:
+    def search(
+        self, selection: Selection, limit: int, offset: int
+    ) -> Flow[list[tuple[Row, StoredItem]]]:
         """A page of the items under a prefix: by namespace, in each in the order of creation."""
-        if wanted.as_of is None:
-            sql, params = yield from self._under(wanted)
+        if selection.as_of is None:
+            sql, params = yield from self._under(selection)
         else:
-            sql, params = self.sql["under_as_of"].format(order=wanted.order), ()
-        bound = (*span(wanted.prefix), wanted.now if wanted.as_of is None else wanted.as_of)
-        unchecked = wanted.filter is None and wanted.provenance is None
+            sql, params = self.sql["under_as_of"].format(order=selection.order), ()
+        bound = (
+            *span(selection.prefix),
+            selection.now if selection.as_of is None else selection.as_of,
+        )
+        unchecked = selection.filter is None and selection.provenance is None
         skipped = offset if unchecked else 0
         reach = offset + limit - skipped
         most = reach
         while True:
             rows = yield Statement(sql, (*bound, most, skipped, *params))
-            checked = (self.checked(row, wanted) for row in rows)
-            chosen = list(islice((found for found in checked if found is not None), reach))
+            checked = (self.checked(row, selection) for row in rows)
+            chosen = list(islice((hit for hit in checked if hit is not None), reach))
             if len(chosen) == reach or len(rows) < most:
                 return chosen[offset - skipped :]
             most *= 8
 
-    def checked(self, row: Row, wanted: Wanted) -> tuple[Row, StoredItem] | None:
+    def checked(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
         """The row's item, if it is what is wanted."""
         value = None
-        if wanted.filter is not None:
+        if selection.filter is not None:
             value = self.records.value(row)
-            if not wanted.filter.matches(value):
+            if not selection.filter.matches(value):
                 return None
-        if wanted.provenance is not None:
+        if selection.provenance is not None:
             _, path, key, version = row[:4]
             fields = self.records.provenance(row[9], path, key, version)
-            if not wanted.provenance.matches(fields):
+            if not selection.provenance.matches(fields):
                 return None
         return row, self.records.item(row, value)
 
-    def ids(self, wanted: Wanted) -> Flow[list[int]]:
+    def ids(self, selection: Selection) -> Flow[list[int]]:
         """The ids of all present items that meet the filters."""
-        if wanted.filter is None or wanted.provenance is not None or self.records.sealed:
-            return [row[0] for row, _ in (yield from self.search(wanted, ALL, 0))]
-        condition, indexed = yield from self._condition(wanted)
-        rows = yield self._matching(wanted, condition, indexed, "i.id, i.value", ALL)
-        matches = wanted.filter.matches
+        if selection.filter is None or selection.provenance is not None or self.records.sealed:
+            return [row[0] for row, _ in (yield from self.search(selection, ALL, 0))]
+        condition, indexed = yield from self._condition(selection)
+        rows = yield self._matching(selection, condition, indexed, "i.id, i.value", ALL)
+        matches = selection.filter.matches
         return [row for row, value in rows if matches(decode(stored_text(value)))]
 
-    def closed(self, wanted: Wanted) -> Flow[list[Row]]:
+    def closed(self, selection: Selection) -> Flow[list[Row]]:
         """The path and id of each version wanted that was closed after the moment looked at."""
-        found: list[Row] = yield self.sql("closed_as_of", *span(wanted.prefix), wanted.as_of)
-        if wanted.filter is None and wanted.provenance is None:
-            return found
+        closed: list[Row] = yield self.sql("closed_as_of", *span(selection.prefix), selection.as_of)
+        if selection.filter is None and selection.provenance is None:
+            return closed
         chosen = list[Row]()
-        for begin in range(0, len(found), _PAGE):
-            some = json.dumps([number for _, number in found[begin : begin + _PAGE]])
+        for begin in range(0, len(closed), _PAGE):
+            some = json.dumps([number for _, number in closed[begin : begin + _PAGE]])
             rows = yield self.sql("versions_by_ids", some)
-            chosen += [(row[1], row[0]) for row in rows if self.checked(row, wanted)]
+            chosen += [(row[1], row[0]) for row in rows if self.checked(row, selection)]
         return chosen
 
     # -- conditions and indexes
@@ -267,39 +272,39 @@ class ItemReader:
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX).replace("^", "") for (name,) in rows)
 
-    def _condition(self, wanted: Wanted) -> Flow[tuple[Condition, str]]:
+    def _condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
         """The part of a filter that SQL can decide, and the index to use."""
-        if wanted.filter is None or self.records.sealed:
+        if selection.filter is None or self.records.sealed:
             return Condition("TRUE"), ""
         indexed = (yield from self.indexes()) if self.values.takes_indexes else []
-        condition = condition_of(wanted.filter, self.values, indexed)
+        condition = condition_of(selection.filter, self.values, indexed)
         for path in condition.paths:
             by_index = f'INDEXED BY "{index_name(path)}"'
-            found = yield self._matching(wanted, condition, by_index, "1", _SELECTIVE)
-            if len(found) < _SELECTIVE:
+            rows = yield self._matching(selection, condition, by_index, "1", _SELECTIVE)
+            if len(rows) < _SELECTIVE:
                 return condition, by_index
         return condition, ""
 
     def _matching(
-        self, wanted: Wanted, condition: Condition, indexed: str, columns: str, limit: int
+        self, selection: Selection, condition: Condition, indexed: str, columns: str, limit: int
     ) -> Statement:
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.numbered(5), indexed=indexed
         )
-        return Statement(sql, (*span(wanted.prefix), wanted.now, limit, *condition.params))
+        return Statement(sql, (*span(selection.prefix), selection.now, limit, *condition.params))
 
-    def _under(self, wanted: Wanted) -> Flow[tuple[str, tuple[Any, ...]]]:
+    def _under(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
         """The statement of a search at present, and the parameters of its condition."""
-        condition, indexed = yield from self._condition(wanted)
+        condition, indexed = yield from self._condition(selection)
         sql = self.sql["under"].format(
-            condition=condition.numbered(6), indexed=indexed, order=wanted.order
+            condition=condition.numbered(6), indexed=indexed, order=selection.order
         )
         return sql, condition.params
 
-    def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
+    def explain(self, selection: Selection) -> Flow[QueryPlan]:
         """The plan of a search without a query."""
-        sql, params = yield from self._under(wanted)
-        bound = (*span(wanted.prefix), wanted.now, 10, 0, *params)
+        sql, params = yield from self._under(selection)
+        bound = (*span(selection.prefix), selection.now, 10, 0, *params)
         account = yield Statement(self.sql["explain"].format(query=sql), bound)
         steps = tuple(row[-1] for row in account)
         used = tuple(

@@ -23,7 +23,7 @@ from perdure.stores.indexes import Overtaken, Pool, Sought
 from perdure.stores.namespaces import span
 from perdure.stores.parts import Parts
 from perdure.stores.ranking import Ranked, Term, Weights, rank
-from perdure.stores.reading import Wanted, micros
+from perdure.stores.reading import Selection, micros
 from perdure.stores.text import STOP_WORDS, query_tokens, synonyms, tokens
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
@@ -112,46 +112,51 @@ class Searcher:
         self._masked = parts.preparer.masked  # makes keyed hashes of words, if the index has those
 
     def search(
-        self, wanted: Wanted, query: Query | None, limit: int, offset: int, refresh_ttl: bool | None
+        self,
+        selection: Selection,
+        query: Query | None,
+        limit: int,
+        offset: int,
+        refresh_ttl: bool | None,
     ) -> list[FoundItem]:
         """The best answers to a query, ties by age, newest first; or a page of what is wanted."""
         parts, page = self._parts, page_of(limit, offset)
         if query is None:  # all of it is read by one statement, or by an index
-            by_index = wanted.filter is not None and parts.reader.values.takes_indexes
+            by_index = selection.filter is not None and parts.reader.values.takes_indexes
             pairs = parts.database.read(
-                lambda: parts.reader.search(wanted, *page), snapshot=by_index
+                lambda: parts.reader.search(selection, *page), snapshot=by_index
             )
-            found = [FoundItem(item) for _, item in pairs]
+            items = [FoundItem(item) for _, item in pairs]
         else:
-            query = self._embedded(query, wanted)
+            query = self._embedded(query, selection)
             words, sought = self._sought(query)
             while True:
                 with suppress(Overtaken):
-                    found = parts.database.read(
-                        lambda: self._found(wanted, query, words, sought, *page)
+                    items = parts.database.read(
+                        lambda: self._found(selection, query, words, sought, *page)
                     )
                     break
-        if wanted.as_of is None:
-            parts.touch(found, refresh_ttl)
-        return found
+        if selection.as_of is None:
+            parts.touch(items, refresh_ttl)
+        return items
 
-    def why_not(self, wanted: Wanted, query: Query | None, path: bytes, key: str) -> WhyNot:
+    def why_not(self, selection: Selection, query: Query | None, path: bytes, key: str) -> WhyNot:
         """The place of an item in the answers to a query, and the reason."""
         if query is None:
             raise ConfigurationError("why_not needs a query")
         read, reader = self._parts.database.read, self._parts.reader
-        if not path.startswith(wanted.prefix):
+        if not path.startswith(selection.prefix):
             return WhyNot("it is not under the prefix")
-        row = read(lambda: reader.get(path, key, wanted.now, wanted.as_of), snapshot=False)
+        row = read(lambda: reader.get(path, key, selection.now, selection.as_of), snapshot=False)
         if row is None:
             return WhyNot("there is no such item")
-        if reader.checked(row, wanted) is None:
+        if reader.checked(row, selection) is None:
             return WhyNot("the filter leaves it out")
-        query = self._embedded(query, wanted)
+        query = self._embedded(query, selection)
         words, sought = self._sought(query)
         while True:
             with suppress(Overtaken):
-                pool = read(lambda: self._pool(wanted, sought))
+                pool = read(lambda: self._pool(selection, sought))
                 break
         ranked = self._ranked(pool, query, words)
         place = np.flatnonzero(pool.ids == row[0])
@@ -164,14 +169,20 @@ class Searcher:
         return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
 
     def _found(
-        self, wanted: Wanted, query: Query, words: _Words, sought: Sought, limit: int, offset: int
+        self,
+        selection: Selection,
+        query: Query,
+        words: _Words,
+        sought: Sought,
+        limit: int,
+        offset: int,
     ) -> Flow[list[FoundItem]]:
         """The best rows' items, all of one snapshot."""
-        pool = yield from self._pool(wanted, sought)
+        pool = yield from self._pool(selection, sought)
         ranked = self._ranked(pool, query, words)
         if ranked is None:
             return []
-        if pool.cosines is not None and wanted.as_of is None:
+        if pool.cosines is not None and selection.as_of is None:
             self._tell_lacking(pool.cosines)
         least = -math.inf if query.min_score is None else query.min_score
         by_meaning = "vector" in ranked.parts
@@ -185,8 +196,8 @@ class Searcher:
         out: list[FoundItem] = []
         while some := list(islice(places, _TOGETHER)):
             ids = pool.ids[some].tolist()
-            if wanted.as_of is None:
-                rows = yield self._parts.sql("by_ids", json.dumps(ids), wanted.now)
+            if selection.as_of is None:
+                rows = yield self._parts.sql("by_ids", json.dumps(ids), selection.now)
             else:
                 rows = yield self._parts.sql("versions_by_ids", json.dumps(ids))
             items = {row[0]: self._parts.reader.records.item(row) for row in rows}
@@ -197,17 +208,17 @@ class Searcher:
 
     # -- the rows and their scores
 
-    def _pool(self, wanted: Wanted, sought: Sought) -> Flow[Pool]:
-        as_of, closed = wanted.as_of, list[Row]()
-        present = wanted
+    def _pool(self, selection: Selection, sought: Sought) -> Flow[Pool]:
+        as_of, closed = selection.as_of, list[Row]()
+        present = selection
         if as_of is not None:
-            closed = yield from self._parts.reader.closed(wanted)
-            present = replace(wanted, now=as_of, as_of=None)
+            closed = yield from self._parts.reader.closed(selection)
+            present = replace(selection, now=as_of, as_of=None)
         ids = None
-        if wanted.filter is not None or wanted.provenance is not None:
+        if selection.filter is not None or selection.provenance is not None:
             ids = yield from self._parts.reader.ids(present)
             ids += [number for _, number in closed]
-        pool = self._indexes.pool(wanted.prefix, wanted.now, sought, ids, as_of, closed)
+        pool = self._indexes.pool(selection.prefix, selection.now, sought, ids, as_of, closed)
         return (yield from pool)
 
     def _sought(self, query: Query) -> tuple[_Words, Sought]:
@@ -281,20 +292,20 @@ class Searcher:
 
     # -- the vector of a query
 
-    async def awaited(self, query: Query | None, wanted: Wanted) -> Query | None:
+    async def awaited(self, query: Query | None, selection: Selection) -> Query | None:
         """The query with its vector, if a model elsewhere makes it: no reading thread waits."""
         if query is None or self._embeddings.model is None or self._embeddings.in_process:
             return query
-        vector = await self._parts.runner.arun(self._vector(query, wanted))
+        vector = await self._parts.runner.arun(self._vector(query, selection))
         return replace(query, vector=vector, is_embedded=True)
 
-    def _embedded(self, query: Query, wanted: Wanted) -> Query:
+    def _embedded(self, query: Query, selection: Selection) -> Query:
         if query.is_embedded:
             return query
         self._parts.database.connect()  # which vectors there are is for the file to say
-        return replace(query, vector=run(self._vector(query, wanted)), is_embedded=True)
+        return replace(query, vector=run(self._vector(query, selection)), is_embedded=True)
 
-    async def _vector(self, query: Query, wanted: Wanted) -> Floats | None:
+    async def _vector(self, query: Query, selection: Selection) -> Floats | None:
         """The vector of a query, as an operation; None: it is searched by words alone."""
         if query.mode == "text":
             return None
@@ -309,8 +320,8 @@ class Searcher:
         try:
             if self._embeddings.in_process:
                 return embedder.embed_query(text)
-            if wanted.as_of is None:  # a call that may cost money
-                sql, under = self._parts.sql["namespaces_under"], span(wanted.prefix)
+            if selection.as_of is None:  # a call that may cost money
+                sql, under = self._parts.sql["namespaces_under"], span(selection.prefix)
                 if not await runner.read(lambda: rows_of(sql, *under)):
                     return None
             return await Effect(

@@ -108,9 +108,9 @@ class Store(BaseStore):
         refresh = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return lambda: self.get(op.namespace, op.key, refresh_ttl=refresh)
-        wanted, query = self._parts.wanted(op.namespace_prefix, op.filter), query_of(op.query)
-        query = await self._searcher.awaited(query, wanted)
-        return lambda: self._searcher.search(wanted, query, op.limit, op.offset, refresh)
+        selection, query = self._parts.selection(op.namespace_prefix, op.filter), query_of(op.query)
+        query = await self._searcher.awaited(query, selection)
+        return lambda: self._searcher.search(selection, query, op.limit, op.offset, refresh)
 
     # -- writing
 
@@ -297,9 +297,9 @@ class Store(BaseStore):
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
-        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
-        asked = query_of(query, mode, context, explain, weights, during, min_score)
-        return self._searcher.search(wanted, asked, limit, offset, refresh_ttl)
+        selection = self._parts.selection(namespace_prefix, filter, provenance, as_of, newest_first)
+        question = query_of(query, mode, context, explain, weights, during, min_score)
+        return self._searcher.search(selection, question, limit, offset, refresh_ttl)
 
     async def asearch(  # type: ignore[override]
         self,
@@ -322,10 +322,10 @@ class Store(BaseStore):
         newest_first: bool = False,
     ) -> list[FoundItem]:
         """See `search`."""
-        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of, newest_first)
-        asked = query_of(query, mode, context, explain, weights, during, min_score)
-        asked = await self._searcher.awaited(asked, wanted)
-        search = partial(self._searcher.search, wanted, asked, limit, offset, refresh_ttl)
+        selection = self._parts.selection(namespace_prefix, filter, provenance, as_of, newest_first)
+        question = query_of(query, mode, context, explain, weights, during, min_score)
+        question = await self._searcher.awaited(question, selection)
+        search = partial(self._searcher.search, selection, question, limit, offset, refresh_ttl)
         return await self._parts.runner.reads(search)
 
     def list_namespaces(
@@ -422,9 +422,11 @@ class Store(BaseStore):
             ConfigurationError: There is no query; see also `search`.
         """
         within = namespace if prefix is None else prefix
-        wanted = self._parts.wanted(within, filter, provenance, as_of)
-        asked = query_of(query, mode, context, True, during=during)
-        return self._searcher.why_not(wanted, asked, self._parts.path(namespace), check_key(key))
+        selection = self._parts.selection(within, filter, provenance, as_of)
+        question = query_of(query, mode, context, True, during=during)
+        return self._searcher.why_not(
+            selection, question, self._parts.path(namespace), check_key(key)
+        )
 
     async def awhy_not(
         self,
@@ -442,11 +444,11 @@ class Store(BaseStore):
     ) -> WhyNot:
         """See `why_not`."""
         within = namespace if prefix is None else prefix
-        wanted = self._parts.wanted(within, filter, provenance, as_of)
-        asked = query_of(query, mode, context, True, during=during)
+        selection = self._parts.selection(within, filter, provenance, as_of)
+        question = query_of(query, mode, context, True, during=during)
         path, text = self._parts.path(namespace), check_key(key)
-        asked = await self._searcher.awaited(asked, wanted)
-        why_not = partial(self._searcher.why_not, wanted, asked, path, text)
+        question = await self._searcher.awaited(question, selection)
+        why_not = partial(self._searcher.why_not, selection, question, path, text)
         return await self._parts.runner.reads(why_not)
 
     # -- erasing

@@ -199,12 +199,12 @@ def meant(name: object, known: Iterable[str]) -> str:
 def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """A setting of a file, an object in JSON, unless it was damaged."""
     try:
-        found = json.loads(stored)
+        setting = json.loads(stored)
     except (TypeError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not is_sound(found):
+        setting = None
+    if not isinstance(setting, dict) or not is_sound(setting):
         raise CorruptRecord(
             f"the store's setting {name!r} is {stored!r:.80}; expected what perdure wrote there: "
             "the file is damaged; restore it from a backup"
         )
-    return found
+    return setting

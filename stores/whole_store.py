@@ -96,8 +96,8 @@ class WholeStore(DatabaseOwner, Store):
     def sweep_ttl(self) -> int:
         """Close expired items, which no read returns any more; returns how many."""
         total = 0
-        while found := self._sweep():
-            total += found
+        while swept := self._sweep():
+            total += swept
         return total
 
     asweep_ttl = awaited(sweep_ttl)
@@ -161,8 +161,8 @@ class WholeStore(DatabaseOwner, Store):
         """
         now = self._parts.now()
         bound = (-1, 0) if rule is None else _bound(rule, now)
-        asked = (*span(self._parts.path(prefix)), now, *bound)
-        rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *asked))
+        bounds = (*span(self._parts.path(prefix)), now, *bound)
+        rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *bounds))
         return [
             Removable(labels(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
@@ -178,10 +178,10 @@ class WholeStore(DatabaseOwner, Store):
         """
         under, bound = span(self._parts.path(prefix)), _bound(rule, self._parts.now())
         drop = partial(self._drop_versions, under, bound)
-        total = found = self.database.write(drop, removes=True)
-        while found == _SWEEP:
-            found = self.database.write(drop, removes=True)
-            total += found
+        total = dropped = self.database.write(drop, removes=True)
+        while dropped == _SWEEP:
+            dropped = self.database.write(drop, removes=True)
+            total += dropped
         if total:
             self.database.shrink()
         return total
@@ -236,8 +236,8 @@ class WholeStore(DatabaseOwner, Store):
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
         """The path indexes that a search would use."""
-        wanted = self._parts.wanted(namespace_prefix, filter)
-        return self.database.read(lambda: self._parts.reader.explain(wanted))
+        selection = self._parts.selection(namespace_prefix, filter)
+        return self.database.read(lambda: self._parts.reader.explain(selection))
 
     aexplain_query = awaited(explain_query)
 
