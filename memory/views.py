@@ -19,6 +19,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 
 from perdure.checkpointers.records import VIEWS
+from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import role
 from perdure.memory.options import instance
@@ -136,7 +137,7 @@ class ModelView:
         return {part: tokens for part, tokens in found.items() if tokens}
 
 
-def views(
+async def _views(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
     *,
@@ -153,21 +154,21 @@ def views(
         limit: How many at most; the newest are returned.
         before: The id of a view; only older ones are returned.
     """
-    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
-    return [_view(found) for found in _checked(saver).list(asked[0], **asked[1])][::-1]
+    saver, config = _checked(saver), _config(thread_id)
+    options: dict[str, Any] = {
+        "filter": None if checkpoint_ns is None else {"graph_ns": checkpoint_ns},
+        "limit": limit,
+        "before": None if before is None else _config(thread_id, checkpoint_id=before),
+    }
+
+    async def listed() -> list[CheckpointTuple]:
+        return [checkpoint async for checkpoint in saver.alist(config, **options)]
+
+    checkpoints = await Effect(lambda: list(saver.list(config, **options)), listed)
+    return [_view(checkpoint) for checkpoint in reversed(checkpoints)]
 
 
-async def aviews(
-    saver: BaseCheckpointSaver[Any],
-    thread_id: str,
-    *,
-    checkpoint_ns: str | None = "",
-    limit: int = 20,
-    before: str | None = None,
-) -> list[ModelView]:
-    """See `views`."""
-    asked = _config(thread_id), _options(checkpoint_ns, limit, before, thread_id)
-    return [_view(found) async for found in _checked(saver).alist(asked[0], **asked[1])][::-1]
+views, aviews = blocking(_views), awaiting(_views)
 
 
 def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
@@ -177,14 +178,6 @@ def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
 
 def _config(thread_id: str, **more: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS, **more}}
-
-
-def _options(ns: str | None, limit: int, before: str | None, thread_id: str) -> dict[str, Any]:
-    return {
-        "filter": None if ns is None else {"graph_ns": ns},
-        "limit": limit,
-        "before": None if before is None else _config(thread_id, checkpoint_id=before),
-    }
 
 
 def _view(found: CheckpointTuple) -> ModelView:
