@@ -38,10 +38,10 @@ def _answer(messages: list[BaseMessage]) -> str:
     if question is None:
         return "I was shown no question. "
     thread = [m for m in messages if m is not question and not isinstance(m, SystemMessage)]
-    wanted, lines = _words(question.text), []
-    if here := _from_thread(wanted, thread):
+    words, lines = _words(question.text), []
+    if here := _from_thread(words, thread):
         lines += ["From this thread I remember:", *here]
-    if earlier := _from_memory(wanted, messages):
+    if earlier := _from_memory(words, messages):
         lines += ["From earlier I remember:", *earlier]
     if lines:
         return "\n".join([*lines, ""])
@@ -51,15 +51,15 @@ def _answer(messages: list[BaseMessage]) -> str:
     return f"{shown}, and none of them speaks of that. "
 
 
-def _from_thread(wanted: set[str], thread: list[BaseMessage]) -> list[str]:
-    shared = [len(wanted & _words(m.text)) * (NOTICE not in m.text) for m in thread]
+def _from_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
+    shared = [len(words & _words(m.text)) * (NOTICE not in m.text) for m in thread]
     best = sorted(zip(shared, range(len(thread)), strict=True))[-_QUOTES:]
     quoted = [thread[i] for i in sorted(i for score, i in best if score)]
     speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted]
     return [f"- {who} said: “{_short(m.text)}”" for who, m in zip(speakers, quoted, strict=True)]
 
 
-def _from_memory(wanted: set[str], messages: list[BaseMessage]) -> list[str]:
+def _from_memory(words: set[str], messages: list[BaseMessage]) -> list[str]:
     quotes = []
     shown = "\n".join(message.text for message in messages if isinstance(message, SystemMessage))
     for line in "\n".join(_SECTION.findall(shown)).splitlines():
@@ -67,7 +67,7 @@ def _from_memory(wanted: set[str], messages: list[BaseMessage]) -> list[str]:
         with suppress(ValueError):  # the heading of the section
             memory = json.loads(line)
         text = str(memory.get("memory", "")) if isinstance(memory, dict) else ""
-        if wanted & _words(text):
+        if words & _words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             place = ", ".join(filter(None, [thread, memory.get("on")]))
             quotes.append(f"- {place}: “{_short(text)}”")

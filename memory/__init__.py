@@ -88,9 +88,9 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _PLACES:
             raise AttributeError(f"module 'perdure.memory' has no attribute {name!r}")
-        found = getattr(import_module(f"perdure.memory.{_PLACES[name]}"), name)
-        super().__setattr__(name, found)
-        return found
+        value = getattr(import_module(f"perdure.memory.{_PLACES[name]}"), name)
+        super().__setattr__(name, value)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         # the import system sets each module that is imported

@@ -479,10 +479,10 @@ def _several(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]
 
 
 def _request(input: Any) -> list[BaseMessage]:
-    given = [input] if isinstance(input, str | BaseMessage) else input
-    if isinstance(given, Sequence | PromptValue):
-        given = convert_to_messages(given)
-    return checked_messages(given, "the input")
+    messages = [input] if isinstance(input, str | BaseMessage) else input
+    if isinstance(messages, Sequence | PromptValue):
+        messages = convert_to_messages(messages)
+    return checked_messages(messages, "the input")
 
 
 def _answer(answer: Any) -> BaseMessage:

@@ -500,13 +500,13 @@ def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> 
     return ExtractionJob(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
-def place_of(given: Any, store: Any) -> tuple[str | None, str]:
+def place_of(database: Any, store: Any) -> tuple[str | None, str]:
     """The given file or URL, else the place that the store's database has for it; and a schema."""
     place, schema = getattr(getattr(store, "database", None), "queue_place", None) or (None, "")
     schema = schema or _SCHEMA
-    if given is None:
+    if database is None:
         return place, schema
-    path = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
+    path = os.fsdecode(database) if isinstance(database, str | os.PathLike) else ""
     if path.startswith(("postgresql://", "postgres://")):
         return _POSTGRES + path.split("://", 1)[1], schema
     if path and "://" not in path and is_dsn(path):
@@ -515,7 +515,7 @@ def place_of(given: Any, store: Any) -> tuple[str | None, str]:
         return uri(checked_dsn(path)), schema
     if not path or "://" in path or "?" in path:  # the last is no part of a path in a URL
         raise ConfigurationError(
-            f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"
+            f"database is {database!r:.80}; expected a file, or 'postgresql://user@host/name'"
         )
     return os.path.abspath(path), schema
 

@@ -156,7 +156,7 @@ def _locks(process: int) -> Locks:
 
 async def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
     """The puts and outcomes of a proposal."""
-    additions, known = await _without_known_episodes(proposal.additions, scope)
+    additions, unchanged = await _without_known_episodes(proposal.additions, scope)
     changes: list[Change] = [*additions, *proposal.revisions]
     note = (await change_note(scope.adapter, scope.namespace)) if changes else []
     present = (await _present(scope, changes)) if changes else {}
@@ -167,7 +167,7 @@ async def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
     has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
     ends = (await _ends(written, present, scope)) if has_facts else {}
     kept = await judged(written, present, ends, gate, scope)
-    parts = [Planned(outcomes=proposal.outcomes), known, deleted, kept]
+    parts = [Planned(outcomes=proposal.outcomes), unchanged, deleted, kept]
     for plan in proposal.plans:
         parts.append(await plan(gate))
     events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
@@ -344,13 +344,13 @@ class MemoryWriter:
 
     async def insert(
         self,
-        given: Given,
+        memory: Given,
         provenance: Provenance,
         key: str | None = None,
         instead: Replacement | None = None,
     ) -> Outcome:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
-        value = self.value(given)
+        value = self.value(memory)
         made = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
         place = made if key is None else check_key(key)
 
@@ -367,14 +367,14 @@ class MemoryWriter:
                     f"the key {key!r} is that of another memory in {self.namespace!r}; supersede "
                     "that"
                 )
-            return await self._revised(there, given, provenance, instead, None, note)
+            return await self._revised(there, memory, provenance, instead, None, note)
 
         return await self._outcome(plan)
 
     async def replace(
         self,
         key: str,
-        given: Given,
+        memory: Given,
         provenance: Provenance,
         change: Replacement,
         at: datetime | None = None,
@@ -390,7 +390,7 @@ class MemoryWriter:
                     f"the memory {key!r} is at version {previous.version}, not {if_version!r}; "
                     "read it again before you change it"
                 )
-            return await self._revised(previous, given, provenance, change, at, note)
+            return await self._revised(previous, memory, provenance, change, at, note)
 
         return await self._outcome(plan)
 
@@ -413,9 +413,9 @@ class MemoryWriter:
         except LimitExceeded:  # without room for tombstones it is deleted all the same
             return await self._outcome(partial(plan, marked=False))
 
-    def value(self, given: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def value(self, memory: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The text and fields of a memory, as JSON; those of the previous value stay."""
-        kept, fields = own_fields(previous or {}), _fields(given)
+        kept, fields = own_fields(previous or {}), _fields(memory)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
         if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
@@ -427,13 +427,13 @@ class MemoryWriter:
     async def _revised(
         self,
         previous: Memory,
-        given: Given,
+        memory: Given,
         provenance: Provenance,
         change: Replacement,
         at: datetime | None,
         note: Sequence[PutItem],
     ) -> Planned:
-        value = self.value(given, previous.value)
+        value = self.value(memory, previous.value)
         if value == own_fields(previous.value):
             return Planned(outcomes=[Outcome("unchanged", previous.key, SAME)])
         candidate = self._candidate(value, previous.kind, provenance)
@@ -462,11 +462,13 @@ class MemoryWriter:
         return Candidate(value[TEXT], kind, fields, provenance, role, True, self.by_model)
 
 
-def provenance_of(config: RunnableConfig | None, given: Provenance | None = None) -> Provenance:
+def provenance_of(
+    config: RunnableConfig | None, provenance: Provenance | None = None
+) -> Provenance:
     """Where a memory comes from: as given, else from the user, in the run, now."""
-    if given is None:
-        given = Provenance(*source(config), actor="user", at=datetime.now(UTC))
-    return given if given.trust is not None else replace(given, trust="user")
+    if provenance is None:
+        provenance = Provenance(*source(config), actor="user", at=datetime.now(UTC))
+    return provenance if provenance.trust is not None else replace(provenance, trust="user")
 
 
 def unknown(namespace: Namespace, key: str) -> UnknownMemory:
@@ -487,19 +489,19 @@ def check_schema(schema: Any) -> None:
         )
 
 
-def _fields(given: Given) -> dict[str, Any]:
-    if isinstance(given, str):
-        return {TEXT: given}
-    if isinstance(given, BaseModel):
-        return given.model_dump(mode="json", exclude_unset=True)
-    if not isinstance(given, Mapping):
+def _fields(memory: Given) -> dict[str, Any]:
+    if isinstance(memory, str):
+        return {TEXT: memory}
+    if isinstance(memory, BaseModel):
+        return memory.model_dump(mode="json", exclude_unset=True)
+    if not isinstance(memory, Mapping):
         raise InvalidValue(
-            f"the memory is {given!r:.80}; expected text, a dict with 'text', or a model"
+            f"the memory is {memory!r:.80}; expected text, a dict with 'text', or a model"
         )
     for name in OWN:
-        if name in given:
+        if name in memory:
             raise InvalidValue(f"the memory has a field {name!r}, which perdure sets; rename it")
-    return dict(given)
+    return dict(memory)
 
 
 def _fitted(

@@ -217,7 +217,7 @@ class Collection:
 
     async def found(
         self,
-        asked: Mapping[str, Any],
+        options: Mapping[str, Any],
         limit: int,
         offset: int = 0,
         config: RunnableConfig | None = None,
@@ -228,7 +228,7 @@ class Collection:
         memories: Memories = []
         seen, size = 0, max(most, _PAGE)
         while len(memories) < most:
-            page = await adapter.found(namespace, limit=size, offset=seen, **asked)
+            page = await adapter.found(namespace, limit=size, offset=seen, **options)
             memories += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break

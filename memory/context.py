@@ -89,20 +89,20 @@ class Assemble(MessagesNode):
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The context, as much of the conversation in it as fits."""
         parts = self.parts.items()
-        given = {name: part(state, config) if callable(part) else part for name, part in parts}
-        if given["summary"] is None and state is not None:
-            given["summary"] = channel(state, "summary")
-        system, turns = self._packed(shown, given, self.counter)
+        contents = {name: part(state, config) if callable(part) else part for name, part in parts}
+        if contents["summary"] is None and state is not None:
+            contents["summary"] = channel(state, "summary")
+        system, turns = self._packed(shown, contents, self.counter)
         counter = self.counter.fitted(Shown(system, iter(turns)).messages())
         if counter is not self.counter:
             # by what its own answers took; never less, so it is a part of what fitted at first
-            system, turns = self._packed(Shown(shown.system, iter(turns)), given, counter)
+            system, turns = self._packed(Shown(shown.system, iter(turns)), contents, counter)
         return Shown(system, iter(turns))
 
     def _packed(
-        self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter
+        self, shown: Shown, contents: Mapping[str, Any], counter: TokenCounter
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        text = given["instructions"]
+        text = contents["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text
         tools, system = counter.tools(self.tools), _system(text, counter)
@@ -114,7 +114,7 @@ class Assemble(MessagesNode):
             named = [("instructions", system), ("tools", tools), ("the newest messages", must)]
             named.append(("the request itself", counter.request))
             raise too_long(self.max_tokens, named, "shorten the instructions")
-        for name, entries in _entries(given):
+        for name, entries in _entries(contents):
             text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
         turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.message).turns
@@ -137,9 +137,9 @@ class Assemble(MessagesNode):
 assemble = Assemble
 
 
-def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    summary = summary_of(given["summary"])
-    profile: Any = given["profile"]
+def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    summary = summary_of(contents["summary"])
+    profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
         profile = profile.model_dump(mode="json")
     expected = (
@@ -149,8 +149,8 @@ def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     texts = {
         "profile": [quoted(profile)] if profile else [],
         "summary": [quoted(summary["text"])] if summary and summary["text"] else [],
-        "memories": [memory_line(memory) for memory in given["memories"] or ()],
-        "examples": [memory_line(example) for example in given["examples"] or ()],
+        "memories": [memory_line(memory) for memory in contents["memories"] or ()],
+        "examples": [memory_line(example) for example in contents["examples"] or ()],
     }
     return ((name, entries) for name, entries in texts.items() if entries)
 

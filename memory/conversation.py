@@ -51,9 +51,9 @@ class Turn(NamedTuple):
 
 def role(message: BaseMessage) -> Role:
     """The role of a message."""
-    found = _role_of(type(message))
-    human = found == "chat" and getattr(message, "role", None) in ("user", "human")
-    return "human" if human else found
+    kind = _role_of(type(message))
+    human = kind == "chat" and getattr(message, "role", None) in ("user", "human")
+    return "human" if human else kind
 
 
 @cache  # takes a sixth of the time of asking `isinstance`
@@ -99,7 +99,7 @@ def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
 
 def _units(turn: Messages, *, last: bool) -> list[Unit]:
     """What a provider takes of a turn; of the last also a call that waits for its results."""
-    found: list[Unit] = [(turn[0],)]
+    units: list[Unit] = [(turn[0],)]
     for index in range(1, len(turn)):
         message = turn[index]
         if role(message) not in ("ai", "chat"):
@@ -107,28 +107,28 @@ def _units(turn: Messages, *, last: bool) -> list[Unit]:
         calls = call_ids(message) if isinstance(message, AIMessage) else []
         if calls:
             exchange = _exchange(turn, index, calls, last)
-            found += [exchange] if exchange else []
+            units += [exchange] if exchange else []
         # calls in the content that `tool_calls` does not have: nothing answers them
         elif says_something(message) and not has_block(message, CALL_BLOCKS):
-            found.append((message,))
-    return found
+            units.append((message,))
+    return units
 
 
 def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: bool) -> Unit | None:
-    wanted = set(calls)
-    if None in wanted or "" in wanted or len(wanted) < len(calls):
+    unanswered = set(calls)
+    if None in unanswered or "" in unanswered or len(unanswered) < len(calls):
         return None  # a result could not name its call
     together = [turn[index]]
     directly = True  # nothing but results and system messages since the call
     for message in turn[index + 1 :]:
         if isinstance(message, ToolMessage):
-            if message.tool_call_id in wanted:
-                wanted.discard(message.tool_call_id)
+            if message.tool_call_id in unanswered:
+                unanswered.discard(message.tool_call_id)
                 together.append(message)
         elif role(message) != "system":
             directly = False
             break
-    return tuple(together) if not wanted or (last and directly) else None
+    return tuple(together) if not unanswered or (last and directly) else None
 
 
 def call_ids(message: AIMessage) -> list[str | None]:

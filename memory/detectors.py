@@ -192,8 +192,8 @@ def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     plain = "".join(forms)
     places = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
-    found = (finding for each in detectors for finding in each(plain))
-    for kind, start, end in sorted(found, key=lambda each: each[1]):
+    findings = (finding for each in detectors for finding in each(plain))
+    for kind, start, end in sorted(findings, key=lambda each: each[1]):
         if merged and start < merged[-1][2]:
             merged[-1] = *merged[-1][:2], max(end, merged[-1][2])
         else:
@@ -263,15 +263,15 @@ class Sensitive:
             return part
         spans = spans_of(part, self.detectors) if name is None else self._in_field(part, name)
         for kind, _, _ in spans:
-            given = self.contacts if kind in _CONTACTS else self.secrets
-            wanted = explicit and kind in _CONTACTS and given == "redact"
-            kinds[kind] = "keep" if wanted else given
+            treatment = self.contacts if kind in _CONTACTS else self.secrets
+            stays = explicit and kind in _CONTACTS and treatment == "redact"
+            kinds[kind] = "keep" if stays else treatment
         return redacted(part, [span for span in spans if kinds[span[0]] == "redact"])
 
     def _in_field(self, text: str, name: str) -> list[Finding]:
         """The findings in a field. One word may be an id, and by the field's name a password."""
         ids = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
-        found = spans_of(label + text, [each for each in self.detectors if each not in ids])
+        findings = spans_of(label + text, [each for each in self.detectors if each not in ids])
         at = len(label)
-        return [(kind, start - at, end - at) for kind, start, end in found if start >= at]
+        return [(kind, start - at, end - at) for kind, start, end in findings if start >= at]

@@ -94,13 +94,13 @@ class ExampleSelector(BaseExampleSelector):
         parts = {
             "input": input, "outcome": outcome, "context": context, "why": why, "score": score
         }  # fmt: skip
-        given = {name: part for name, part in parts.items() if part is not None}
+        fields = {name: part for name, part in parts.items() if part is not None}
         writer = self.memories.writer(config)
-        value = writer.value(given)
+        value = writer.value(fields)
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
         source = provenance_of(config, provenance)
-        return await writer.insert(given, source, f"episode-{digest.hexdigest()}", "updated")
+        return await writer.insert(fields, source, f"episode-{digest.hexdigest()}", "updated")
 
     async def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
@@ -109,18 +109,18 @@ class ExampleSelector(BaseExampleSelector):
         if not instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
-        asked = {"query": query, "as_of": as_of, "context": False}
+        options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _OTHERS, config or self.config
-        found = await self.memories.found(asked, limit, config=config)
-        examples = [memory for memory in found if _is_example(memory)][: self.limit]
+        memories = await self.memories.found(options, limit, config=config)
+        examples = [memory for memory in memories if _is_example(memory)][: self.limit]
         lines = [memory_line(memory) for memory in examples]
         taken, _ = fitting("examples", lines, self.max_tokens, self._counter)
         return [examples[n] for n in taken]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
         """Keep the example of a prompt: `input` and `output`, at most `context` and `why`."""
-        given = set(example) if isinstance(example, Mapping) else set()
-        if not {"input", "output"} <= given <= set(_NAMES):
+        names = set(example) if isinstance(example, Mapping) else set()
+        if not {"input", "output"} <= names <= set(_NAMES):
             raise InvalidValue(
                 f"the example is {example!r:.80}; expected a dict with 'input' and 'output', at "
                 "most 'context' and 'why' besides"
@@ -132,8 +132,8 @@ class ExampleSelector(BaseExampleSelector):
         """The examples for `input` and `context` of a prompt, or without them for all variables."""
         named = [input_variables.get(key) for key in ("input", "context")]
         parts = named if named[0] else list(input_variables.values())
-        found = await self._select("\n\n".join(str(part) for part in parts if part))
-        return [{key: m.value.get(name) or "" for key, name in _NAMES.items()} for m in found]
+        memories = await self._select("\n\n".join(str(part) for part in parts if part))
+        return [{key: m.value.get(name) or "" for key, name in _NAMES.items()} for m in memories]
 
     @staticmethod
     def section(examples: Sequence[Memory]) -> str:

@@ -337,7 +337,7 @@ def _from_known(mark: Watermark, messages: Messages) -> Messages:
     if mark.count == len(mark.known) or not all(message.id for message in messages):
         return messages
     read = mark.ids
-    first = next((i for i, each in enumerate(messages) if each.id in read), 0)
+    first = next((i for i, message in enumerate(messages) if message.id in read), 0)
     return messages[max(0, first - _BEFORE) :]
 
 
@@ -426,23 +426,23 @@ class DueThreads:
             places = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
             marks, jobs = run(watermarks(adapter, places, name)), []
             for (thread_id, place), mark in zip(unread, marks, strict=True):
-                head, seen, namespace, given = place
+                head, seen, namespace, labels = place
                 if mark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
                     continue
                 state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
-                jobs.append(ExtractionJob(thread_id, namespace, state, *failure, at, given))
+                jobs.append(ExtractionJob(thread_id, namespace, state, *failure, at, labels))
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
         """The job of one thread; None: with the config of its last run."""
-        given = dict((config or {}).get("configurable", {}))
+        values = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
-            given = dict(head.metadata)
-        labels = labels_of(given, self._extraction.namespace.names)
+            values = dict(head.metadata)
+        labels = labels_of(values, self._extraction.namespace.names)
         namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 

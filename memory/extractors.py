@@ -75,8 +75,10 @@ class Batch:
         return Provenance(
             thread_id=self.thread_id or None,  # a node may run without a thread
             checkpoint_id=self.checkpoint_id,
-            message_ids=tuple(each.id for each in messages),
-            actor=next((each.actor for each in messages if each.role == "user"), last.actor),
+            message_ids=tuple(message.id for message in messages),
+            actor=next(
+                (message.actor for message in messages if message.role == "user"), last.actor
+            ),
             trust=_role(messages),
             position=last.position,
             at=last.at,

@@ -201,7 +201,7 @@ class UseInstructions(MessagesNode):
         place = self._instructions.place(config)
         text = (await self._instructions.reading(place, self._as_of(config))).text
         summary, plain = without_summary([shown.system] if shown.system else [])
-        system = next((each for each in plain if each.text == text), SystemMessage(text))
+        system = next((message for message in plain if message.text == text), SystemMessage(text))
         return with_summary(replace(shown, system=system), summary)
 
     through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
@@ -295,15 +295,15 @@ class UpdateInstructions(Learner):
     async def _rewritten(
         self, config: RunnableConfig | None, units: list[str], feedback: Any, previous: str
     ) -> str:
-        told = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
-        told = told if isinstance(told, str) else json.dumps(told, default=str)
+        comment = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
+        comment = comment if isinstance(comment, str) else json.dumps(comment, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
 
         def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
                 fenced("current_instructions", previous),
                 fenced("conversation", newest(units, room)),
-                fenced("feedback", told),
+                fenced("feedback", comment),
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 

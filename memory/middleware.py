@@ -96,8 +96,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _view_with(self, tools: list[Any]) -> View | None:
-        known, shows = self._with_tools
-        if len(known) != len(tools) or not all(map(operator.is_, known, tools)):
+        before, shows = self._with_tools
+        if len(before) != len(tools) or not all(map(operator.is_, before, tools)):
             shows = None if self._view is None else self._view.with_tools(tools)
             self._with_tools = list(tools), shows
         return shows

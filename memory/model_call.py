@@ -210,8 +210,8 @@ class ModelCall:
                 continue
             failures += 1
             try:
-                found = taken(answer)
-                return (await found) if isinstance(found, Coroutine) else found
+                result = taken(answer)
+                return (await result) if isinstance(result, Coroutine) else result
             except InvalidPatch as exc:
                 if is_final(answer) or is_too_long(answer) or failures > self.retries:
                     raise ModelFailed(
@@ -343,9 +343,9 @@ def parsed(answer: Any) -> Any:
 
 def faults_of(exc: ValidationError) -> str:
     """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
-    found = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
-    places = (".".join(str(part)[:60] for part in each["loc"]) for each in found)
-    faults = (each["msg"][:200] for each in found)
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
+    places = (".".join(str(part)[:60] for part in error["loc"]) for error in errors)
+    faults = (error["msg"][:200] for error in errors)
     return "; ".join(f"{place}: {fault}" for place, fault in zip(places, faults, strict=True))
 
 

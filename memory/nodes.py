@@ -204,12 +204,12 @@ def messages_in(given: Any, key: str) -> Messages:
     """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
     if is_messages(given):
         return checked(given, "the messages")
-    found = channel(given, key)
-    if found is None:
+    messages = channel(given, key)
+    if messages is None:
         raise InvalidMessages(
             f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
         )
-    return checked(found, f"the channel {key!r}")
+    return checked(messages, f"the channel {key!r}")
 
 
 def ids_of(messages: Messages, key: str) -> list[str]:

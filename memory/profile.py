@@ -331,13 +331,13 @@ class Profile(Generic[M]):
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
         """Write a whole profile, or its document, and return it."""
-        given = dumped(document) if isinstance(document, self.schema) else document
-        if not isinstance(given, Mapping):
+        fields = dumped(document) if isinstance(document, self.schema) else document
+        if not isinstance(fields, Mapping):
             raise InvalidPatch(
                 f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
                 f"{self.schema.__name__} or a dict of its fields"
             )
-        whole: Document = plain(dict(given), "the document")
+        whole: Document = plain(dict(fields), "the document")
         return await self._change("set", lambda _: whole, config)
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
@@ -428,9 +428,9 @@ def _document(item: Memory) -> Document:
 async def _screened(gate: Gate, leaves: Sequence[Leaf], place: ItemPlace) -> list[Any]:
     candidates = [_candidate(leaf, place) for leaf in leaves]
     verdicts = [gate.sensitive.judged(candidate) for candidate in candidates]
-    asked = [i for i, leaf in enumerate(leaves) if leaf.text]
-    answers = await gate.examine([candidates[i] for i in asked], [verdicts[i] for i in asked])
-    for i, answer in zip(asked, answers, strict=True):
+    filled = [i for i, leaf in enumerate(leaves) if leaf.text]
+    answers = await gate.examine([candidates[i] for i in filled], [verdicts[i] for i in filled])
+    for i, answer in zip(filled, answers, strict=True):
         verdicts[i] = answer
     return [_kept(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
 

@@ -211,7 +211,10 @@ def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
 def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Without past memories whose successor is among the first."""
     succeeded = {
-        id for each in memories[:limit] for previous in each.previous for id in previous.message_ids
+        id
+        for memory in memories[:limit]
+        for previous in memory.previous
+        for id in previous.message_ids
     }
 
     def is_replaced(memory: Memory) -> bool:

@@ -214,8 +214,8 @@ class StoreAdapter:
         self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
     ) -> list[Memory]:
         """Memories under a prefix; `asked` are options of `Store.search`."""
-        given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
-        items = await self.call("search", prefix, **given, **self._past(as_of))
+        options = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
+        items = await self.call("search", prefix, **options, **self._past(as_of))
         return [memory_of(item) for item in items]
 
     async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:

@@ -64,7 +64,7 @@ def normal(text: str) -> str:
     """The form that a text has in common with all texts that are the `same`; not to be shown."""
     plain = marked = _unified(text).casefold()
     if _MAY_HOLD.search(plain):
-        marked = _WITHIN.sub(lambda found: _KEPT.get(found[0], _KEPT["-"]), plain)
+        marked = _WITHIN.sub(lambda match: _KEPT.get(match[0], _KEPT["-"]), plain)
     words = " ".join(_BLANKS.sub(" ", marked).split())
     return f"{words} ?" if words and asks(text) else words or plain.strip()
 
@@ -79,7 +79,7 @@ def _unified(text: str) -> str:
         text = unicodedata.normalize("NFKC", plain).translate(_LETTERS)
     if "*" in text:
         text = _EMPHASIS.sub(r"\1", text)
-    return _AT_ENDS.sub(lambda found: found[0].translate(_SIGNS), text)
+    return _AT_ENDS.sub(lambda match: match[0].translate(_SIGNS), text)
 
 
 def _lowered(match: re.Match[str]) -> str:
@@ -113,9 +113,9 @@ def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 @lru_cache(1 << 8)
 def _words(text: str) -> tuple[str, ...]:
-    found = _PARTS.findall(_unified(text))
+    parts = _PARTS.findall(_unified(text))
     # the first word is no name because of its capital
-    return (found[0].lower(), *found[1:]) if found else ()
+    return (parts[0].lower(), *parts[1:]) if parts else ()
 
 
 @lru_cache(1 << 12)

@@ -129,22 +129,22 @@ class Summarize(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         call = model_call(model)
-        known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
+        known_model = call.model.model_name if isinstance(call.model, NamedModel) else call.model
         counter, max_input = counter_of(token_counter), _INPUT_TOKENS
-        if token_counter is None and isinstance(known, BaseChatModel | str):
+        if token_counter is None and isinstance(known_model, BaseChatModel | str):
             with suppress(errors.UnknownModel):  # the estimate counts then
-                counter = counter_of(known)
+                counter = counter_of(known_model)
         with suppress(errors.ConfigurationError):
-            max_input = int(_SHARE * context_window(known))
+            max_input = int(_SHARE * context_window(known_model))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
-        limits = _limits("trigger", sizes, known)
+        limits = _limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
             call, text("summary_prompt", summary_prompt), counter.text, max_input
         )
         self.counter, self.trigger = counter, limits  # in messages and tokens, as `keep`
-        self.keep = halves if keep is None else _limits("keep", [keep], known)
+        self.keep = halves if keep is None else _limits("keep", [keep], known_model)
         self.on_failure = choice("on_failure", on_failure, ON_FAILURE)
 
     async def _applied(
@@ -154,8 +154,8 @@ class Summarize(MessagesNode):
         old = self._old(rest)
         extended = await self._extended(previous, old, config)
         if extended is not None:
-            known = set(map(id, old))
-            rest = [message for message in rest if id(message) not in known]
+            summarized = set(map(id, old))
+            rest = [message for message in rest if id(message) not in summarized]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -201,9 +201,9 @@ class Summarize(MessagesNode):
         return Summary(text=summary, last=old[-1].id, count=count)
 
     def _old(self, messages: Messages) -> list[BaseMessage]:
-        reached = self._is_reached([each for each in messages if role(each) != "system"])
+        reached = self._is_reached([message for message in messages if role(message) != "system"])
         cut = self._cut(messages) if reached else 0
-        return [each for each in messages[:cut] if role(each) != "system"]
+        return [message for message in messages[:cut] if role(message) != "system"]
 
     def _is_reached(self, messages: Messages) -> bool:
         """Whether a trigger is. Tokens are counted only if they decide."""
@@ -245,16 +245,16 @@ def with_summary(shown: Shown, summary: Summary | None) -> Shown:
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
     """The summary that `with_summary` put among messages, and the messages without it."""
-    found, rest = None, []
+    summary, rest = None, []
     for message in messages:
         mark = message.additional_kwargs.get(_MARK)
         if mark is None:
             rest.append(message)
             continue
-        found = summary_of(mark)
+        summary = summary_of(mark)
         if isinstance(message, SystemMessage) and mark[_INSTRUCTIONS] is not None:
             rest.append(_changed(message, mark[_INSTRUCTIONS], None))
-    return found, rest
+    return summary, rest
 
 
 def _changed(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:

@@ -64,9 +64,9 @@ class ClearToolOutputs(MessagesNode):
 
         def replaced() -> list[BaseMessage]:
             cleared = self._cleared(Shown.of(messages).turns)  # as a view shows them
-            left = (each for turn in cleared for unit in turn.units for each in unit)
-            known = set(map(id, messages))
-            return [message for message in left if id(message) not in known]
+            left = (message for turn in cleared for unit in turn.units for message in unit)
+            present = set(map(id, messages))
+            return [message for message in left if id(message) not in present]
 
         lines = await computed(replaced)
         ids_of(lines, self.messages_key)
@@ -116,22 +116,22 @@ async def _expand(
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
     saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
-    found: CheckpointTuple | None = await calling(saver, "get_tuple", config)
-    if found is None:
+    head: CheckpointTuple | None = await calling(saver, "get_tuple", config)
+    if head is None:
         thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))
         if at:
             raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {at!r}")
         raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
-    values = found.checkpoint["channel_values"]
+    values = head.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
     if not ids:
         return []
-    place = {name: value for name, value in found.config["configurable"].items() if name in _AT}
+    place = {name: value for name, value in head.config["configurable"].items() if name in _AT}
     history = await calling(saver, "history", channel=messages_key, **place)
-    asked, originals = set(ids), dict[str, BaseMessage]()
+    summarized, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value
-        if not isinstance(message, BaseMessage) or message.id not in asked:
+        if not isinstance(message, BaseMessage) or message.id not in summarized:
             continue
         if message.id not in originals or SHORTENED not in message.additional_kwargs:
             originals[message.id] = message

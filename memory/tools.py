@@ -223,13 +223,13 @@ async def _managed(
 ) -> str:
     action: Act = arguments["action"]
     key = (arguments.get("id") or "").strip(_STRAY)
-    given = arguments.get("memory") or (arguments.get("text") or "").strip()
-    if action != "delete" and not given:
+    memory = arguments.get("memory") or (arguments.get("text") or "").strip()
+    if action != "delete" and not memory:
         raise ToolException(f"'{action}' needs what the memory is to say. Call it again with that.")
     if action != "create" and not key:
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
-        outcome = await _changed(writer, action, key, given, attribution)
+        outcome = await _changed(writer, action, key, memory, attribution)
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # no id is like that
         raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
     except errors.LimitExceeded as exc:
@@ -262,19 +262,19 @@ def _answer(outcome: Outcome) -> str:
 
 
 async def _changed(
-    writer: MemoryWriter, action: Act, key: str, given: Any, attribution: Attribution
+    writer: MemoryWriter, action: Act, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
     if action == "delete":
         return await writer.delete(key)
     if action == "create":  # an id is made up, if one is given
-        return await writer.insert(given, attribution.of(_texts(writer.value(given))))
+        return await writer.insert(memory, attribution.of(_texts(writer.value(memory))))
     there = await writer.adapter.got(writer.namespace, check_key(key))
     if there is None:
         raise unknown(writer.namespace, key)
     users = there.provenance is not None and there.provenance.trust == "user"
-    known = _texts(own_fields(there.value)) if users else ()
-    provenance = attribution.of(_texts(writer.value(given, there.value)), known)
-    return await writer.replace(key, given, provenance, _CHANGES[action])
+    stated = _texts(own_fields(there.value)) if users else ()
+    provenance = attribution.of(_texts(writer.value(memory, there.value)), stated)
+    return await writer.replace(key, memory, provenance, _CHANGES[action])
 
 
 def _texts(value: Any) -> list[str]:
@@ -301,29 +301,29 @@ class Attribution:
     messages: Sequence[BaseMessage] = ()
     own: Set[str] = _OWN
 
-    def of(self, texts: Iterable[str], known: Iterable[str] = ()) -> Provenance:
+    def of(self, texts: Iterable[str], stated: Iterable[str] = ()) -> Provenance:
         """Where the texts of a memory come from.
 
         They are the user's if most of their words are in human messages or in known texts of the
         user, and a word of a tool's counts against it; else a tool's if most are in its messages.
         """
         words = set().union(*map(_words, texts))
-        said, told = self._by_role("human"), self._by_role("tool")
-        fresh = {i: each for i, each in told.items() if self.messages[i].name not in self.own}
-        users = words & set().union(*said.values(), *map(_words, known))
-        tools = words & set().union(*told.values())
+        by_user, by_tool = self._by_role("human"), self._by_role("tool")
+        fresh = {i: text for i, text in by_tool.items() if self.messages[i].name not in self.own}
+        users = words & set().union(*by_user.values(), *map(_words, stated))
+        tools = words & set().union(*by_tool.values())
         foreign = words & set().union(*fresh.values()) - users
         trust: str = "assistant"
         rests_on: Words = {}
         if words and len(users) - len(foreign) >= len(words) / 2:
-            trust, rests_on = "user", said
+            trust, rests_on = "user", by_user
         elif words and len(tools) >= len(words) / 2:
-            trust, rests_on = "tool", told
-        found = [self.messages[i] for i in sorted(_covering(words, rests_on))]
-        names = {message.name for message in found}
+            trust, rests_on = "tool", by_tool
+        messages = [self.messages[i] for i in sorted(_covering(words, rests_on))]
+        names = {message.name for message in messages}
         return Provenance(
             *source(self.config),
-            message_ids=tuple(message.id for message in found if message.id),
+            message_ids=tuple(message.id for message in messages if message.id),
             actor=(names.pop() if len(names) == 1 else None) or trust,
             trust=trust,
             at=datetime.now(UTC),

@@ -137,8 +137,8 @@ def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> Budget
 
 
 def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    known = set(map(id, messages))
-    changed = [message for message in kept if id(message) not in known]
+    present = set(map(id, messages))
+    changed = [message for message in kept if id(message) not in present]
     if not changed and len(kept) == len(messages):
         return {}
     stays = {message.id for message in kept}
@@ -255,5 +255,5 @@ def _shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessag
 
 
 def _text(block: Any) -> str:
-    found = block if isinstance(block, str) else block.get("text")
-    return found if isinstance(found, str) else ""
+    text = block if isinstance(block, str) else block.get("text")
+    return text if isinstance(text, str) else ""

@@ -74,8 +74,8 @@ class UpdateProfile(Learner):
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)
         thread_id, checkpoint_id = source(config)
-        given = history_of_state(thread_id or "", checkpoint_id, messages).messages
-        newest = given[len(given) - self._extractor.taking(given[::-1]) :]
+        history = history_of_state(thread_id or "", checkpoint_id, messages).messages
+        newest = history[len(history) - self._extractor.taking(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
             return await self._written(batch, Scope(place.adapter, place.namespace, config))
@@ -110,8 +110,8 @@ async def _applied(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
     if _is_overtaken(made):  # the model has to see the profile as it is now
         return made._replace(puts=())
     if refused := [outcome for outcome in made.outcomes if outcome.change == "refused"]:
-        asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
-        fault = f"the model gave no patch that can be applied, {asked}"
+        times_asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+        fault = f"the model gave no patch that can be applied, {times_asked}"
         raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
     return made
 

@@ -130,11 +130,11 @@ class ModelView:
         The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
         `"instructions"` for the rest; the others are `"messages"`, `"tool results"`, `"tools"`.
         """
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         counter = _counter(self.model).fitted(self.messages)
         for part, tokens in (*_parts(self.messages, counter), ("tools", self.tools)):
-            found[part] = found.get(part, 0) + tokens
-        return {part: tokens for part, tokens in found.items() if tokens}
+            totals[part] = totals.get(part, 0) + tokens
+        return {part: tokens for part, tokens in totals.items() if tokens}
 
 
 async def _views(
@@ -180,8 +180,8 @@ def _config(thread_id: str, **more: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS, **more}}
 
 
-def _view(found: CheckpointTuple) -> ModelView:
-    checkpoint, metadata = found.checkpoint, found.metadata
+def _view(head: CheckpointTuple) -> ModelView:
+    checkpoint, metadata = head.checkpoint, head.metadata
     about: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(ns, checkpoint_id)] = metadata["parents"].items()
     return ModelView(
@@ -242,8 +242,8 @@ def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[t
             continue
         blocks = message.content if isinstance(message.content, list) else [message.content]
         texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
-        for found in (each for text in texts for each in _SECTION.finditer(text)):
-            section = counter.text(found[0])
+        for match in (each for text in texts for each in _SECTION.finditer(text)):
+            section = counter.text(match[0])
             tokens -= section
-            yield found[1] or "summary", section
+            yield match[1] or "summary", section
         yield "instructions", tokens
