@@ -154,8 +154,9 @@ class CheckpointReader:
         """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
         kept = self._kept_head(at) if key is None else None
         if kept is not None:
-            heads, rows = yield Last(
-                [self.sql("head_of", at.thread_id, at.checkpoint_ns), self._writes_of(kept)]
+            # if the thread has this head after them, they are its writes
+            rows, heads = yield Last(
+                [self._writes_of(kept), self.sql("head_of", at.thread_id, at.checkpoint_ns)]
             )
             state = kept.thread.key, kept.thread.generation, kept.namespace, kept.snapshot.key
             if heads and (*heads[0][:4], unpack_id(heads[0][4])) == (*state, kept.snapshot.uid):

@@ -46,7 +46,10 @@ class Statement(NamedTuple):
 
 
 class Last(list[Statement]):
-    """The last request of a flow; one that goes on is in another transaction, or snapshot."""
+    """The last request of a flow; one that goes on is in another transaction, or snapshot.
+
+    On Postgres each of its statements sees what was committed when it is run.
+    """
 
 
 class Guarded(list[Statement]):

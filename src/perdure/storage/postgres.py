@@ -411,7 +411,7 @@ class Transaction:
         return rows if isinstance(request, list) and not isinstance(request, Guarded) else rows[0]
 
     def _ask(self, asked: Sequence[Statement], *, last: bool) -> list[list[Row]]:
-        single = self._writes and last and not self._conn.brackets  # a request is a transaction
+        single = last and not self._conn.brackets  # a request is a transaction
         begin = () if single else self._begin
         first = [] if self._open else [*begin, *self._calls]
         end = [_COMMIT] if last and (begin or self._open) else []
