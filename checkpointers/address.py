@@ -100,19 +100,19 @@ def check_thread_id(thread_id: object) -> str:
 
 def check_thread_ids(thread_ids: object) -> list[str]:
     """Thread ids, each as `check_thread_id` takes it."""
-    return [check_thread_id(each) for each in _several("thread_ids", thread_ids)]
+    return [check_thread_id(value) for value in _several("thread_ids", thread_ids)]
 
 
 def check_texts(name: str, values: object) -> list[str]:
     """Several ids of what `name` says."""
-    return [check_text(name, each) for each in _several(name, values, str)]
+    return [check_text(name, value) for value in _several(name, values, str)]
 
 
 def _several(name: str, values: object, kind: type = object) -> list[Any]:
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
-        given = list(values)
-        if all(isinstance(each, kind) for each in given):
-            return given
+        items = list(values)
+        if all(isinstance(item, kind) for item in items):
+            return items
     ids = name.replace("_", " ")
     raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
 

@@ -28,22 +28,24 @@ class Differences:
         self, at: Address, pairs: Sequence[tuple[str | None, str]], most: int
     ) -> Flow[list[StateDifference]]:
         """See `Checkpointer.differences`."""
-        found = yield from self.reader.find(at)
-        if found is None:
+        checkpoint = yield from self.reader.find(at)
+        if checkpoint is None:
             raise missing(at)
-        known: dict[str | None, Snapshot | None] = {None: None}
+        snapshots: dict[str | None, Snapshot | None] = {None: None}
         for uid in {uid for pair in pairs for uid in pair} - {None}:
-            parts = at.thread_id, at.checkpoint_ns, found.namespace, str(uid)
-            known[uid] = yield from self.reader.snapshot(*parts)
+            parts = at.thread_id, at.checkpoint_ns, checkpoint.namespace, str(uid)
+            snapshots[uid] = yield from self.reader.snapshot(*parts)
         out = []
         for old, new in pairs:
-            after = known[new]
+            after = snapshots[new]
             if after is None:
                 raise missing(at._replace(checkpoint_id=new))
-            channels = yield from self._between(at.thread_id, found.thread, known[old], after, most)
+            channels = yield from self._between(
+                at.thread_id, checkpoint.thread, snapshots[old], after, most
+            )
             ran: tuple[str, ...] = ()
-            if old is None or known[old] is not None:
-                ran = yield from self._ran(at, found.namespace, known[old], after)
+            if old is None or snapshots[old] is not None:
+                ran = yield from self._ran(at, checkpoint.namespace, snapshots[old], after)
             out.append(StateDifference(ran, channels))
         return out
 
@@ -88,7 +90,8 @@ class Differences:
             log = next((ref[1] for ref in (has, had) if isinstance(ref, list)), None)
             if log is not None and self._in_log(had) and self._in_log(has):
                 ranges = [
-                    each.ranges.get(channel, (0, []))[1] if each else [] for each in (old, new)
+                    snapshot.ranges.get(channel, (0, []))[1] if snapshot else []
+                    for snapshot in (old, new)
                 ]
                 change = self._of_log(thread_id, thread, log, ranges[0], ranges[1], most)
             else:
@@ -109,10 +112,10 @@ class Differences:
         gone = yield from self.reader.origins(thread_id, thread, key, lacking(old, covered(new)))
         come = yield from self.reader.origins(thread_id, thread, key, lacking(new, covered(old)))
         both = {*gone} & {*come}  # they stand elsewhere
-        gone, come = ([at for at in each if at not in both] for each in (gone, come))
+        gone, come = ([at for at in places if at not in both] for places in (gone, come))
         parts = []
-        for each in (come, gone):
-            shown = joined((at, at + 1) for at in each[max(0, len(each) - most) :])
+        for places in (come, gone):
+            shown = joined((at, at + 1) for at in places[max(0, len(places) - most) :])
             log = yield from self.reader.load(thread_id, thread, key, shown)
             parts.append(
                 dict(zip(positions(shown), self.reader.codec.values(log.full(shown)), strict=True))

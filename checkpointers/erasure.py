@@ -256,8 +256,8 @@ class _Eraser:
             suspects = {p for p, stored in items.items() if self._may_name(stored)}
             hits = {p for p in suspects if self._is_hit(self.codec.decode(items[p]))}
             origins = self.thread.logs[key].origins.items()
-            for found, at in (self._suspects, suspects), (self._hits, hits):
-                found[key] = sorted([*at, *(p for p, origin in origins if origin in at)])
+            for places, at in (self._suspects, suspects), (self._hits, hits):
+                places[key] = sorted([*at, *(p for p, origin in origins if origin in at)])
         for namespace, ns, newest in (yield self.sql("thread_namespaces", self.thread.key)):
             self._in_sent = f"{ns}|".startswith(self._subgraphs)
             self._sent, head = {}, None
@@ -301,7 +301,7 @@ class _Eraser:
             return
         if fields[1] is not metadata:  # it is found no more by what this does not hold any more
             old, new = (
-                {*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1])
+                {*tags_of(self.seal, self.codec.decode(stored))} for stored in (metadata, fields[1])
             )
             for number in old - new:
                 yield self.sql("drop_tag", number, row[0])
@@ -381,9 +381,9 @@ class _Eraser:
 
     def _may_change(self, ref: Any) -> bool:
         return self._may_name(ref if isinstance(ref, bytes) else pack(ref)) or any(
-            _between(self._suspects, log, *each)
+            _between(self._suspects, log, *part)
             for log, numbers in references(ref)
-            for each in unflat(numbers)
+            for part in unflat(numbers)
         )
 
     def _value(self, ref: Any) -> Flow[Any]:
@@ -420,7 +420,7 @@ class _Eraser:
 
     def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
         """Whether a dict that was split is itself a message."""
-        suspects = (_between(self._suspects, log, *each) for each in ranges)
+        suspects = (_between(self._suspects, log, *part) for part in ranges)
         if count(ranges) > _MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
@@ -492,8 +492,8 @@ class _Eraser:
         return GONE if new is GONE else self._encoded(new)
 
 
-def _between(found: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:
-    at = found.get(log, [])
+def _between(places: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:
+    at = places.get(log, [])
     return at[bisect_left(at, start) : bisect_left(at, stop)]
 
 

@@ -139,11 +139,11 @@ class Listing:
 
     def _state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """The counter of puts of a thread, and its namespaces."""
-        found = yield self.sql("find_thread", thread_id)
-        if not found:
+        rows = yield self.sql("find_thread", thread_id)
+        if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
             return 0, []
-        thread, seq, _ = found[0]
+        thread, seq, _ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread)
         if any(head > seq for _, _, head in namespaces):
             raise damaged_index(f"the counter of puts of thread {thread_id!r}")
@@ -161,7 +161,7 @@ class Listing:
                 partial(self._limit, at._replace(checkpoint_id=before), namespace, stop)
             )
 
-        def wanted(row: Row) -> bool:
+        def fits(row: Row) -> bool:
             if before is not None and not str(unpack_id(row[1])) < before:
                 return False
             return not where or matches(
@@ -172,19 +172,19 @@ class Listing:
         if at.checkpoint_id is not None:
             sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
             rows = [row for row in self.read(lambda: rows_of(*sql)) if row[0] & _LOW < stop]
-            yield from ((row[0] & _LOW, at, row) for row in rows if wanted(row))
+            yield from ((row[0] & _LOW, at, row) for row in rows if fits(row))
             return
         head_key = place(namespace, head) if 0 < head < stop else None
-        for number, row in enumerate(self._rows(namespace, stop, where, wanted)):
+        for number, row in enumerate(self._rows(namespace, stop, where, fits)):
             seq = row[0] & _LOW
             if number == 0 and head_key not in (None, row[0]):
-                found = self.read(lambda: rows_of(self.sql["checkpoint_at"], head_key))
-                yield from ((seq, at, each) for each in found if wanted(each))
+                heads = self.read(lambda: rows_of(self.sql["checkpoint_at"], head_key))
+                yield from ((seq, at, head_row) for head_row in heads if fits(head_row))
             if number == 0 or row[0] != head_key:
                 yield seq, at, row
 
     def _rows(
-        self, namespace: int, stop: int, where: Where, wanted: Callable[[Row], bool]
+        self, namespace: int, stop: int, where: Where, fits: Callable[[Row], bool]
     ) -> Iterator[Row]:
         """The rows of a namespace put before `stop`, newest first, a page at a time."""
         while stop > 0:
@@ -193,7 +193,7 @@ class Listing:
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index(f"namespace {namespace}")
             stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
-            yield from filter(wanted, rows)
+            yield from filter(fits, rows)
 
     def _limit(self, at: Address, namespace: int, stop: int) -> Flow[tuple[int, str | None]]:
         """What is before a checkpoint: the place in its own namespace where it was put.

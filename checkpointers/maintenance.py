@@ -230,17 +230,17 @@ class Maintenance:
             return PruneReport()
         thread, size, gone = rows[0][0], 0, set[Any]()
         doomed = doomed if dry_run else doomed[:PRUNE_BATCH]
-        for namespace, each in doomed:
-            at = namespace, pack_id(each.uid)
+        for namespace, checkpoint in doomed:
+            at = namespace, pack_id(checkpoint.uid)
             ((written,),) = yield self.sql("size_of_writes", *at)
-            size += each.size + written
-            gone |= {each.key, at}
+            size += checkpoint.size + written
+            gone |= {checkpoint.key, at}
             if not dry_run:
                 yield [
-                    *self._untagged(each.key, each.metadata),
+                    *self._untagged(checkpoint.key, checkpoint.metadata),
                     self.sql("drop_writes", *at),
-                    self.sql("drop_checkpoint", each.key),
-                    *([self.sql("pin", 0, namespace)] if each.is_head else []),
+                    self.sql("drop_checkpoint", checkpoint.key),
+                    *([self.sql("pin", 0, namespace)] if checkpoint.is_head else []),
                 ]
         items, freed = yield from self.sweep(
             thread_id, thread, gone=gone, history=history, dry_run=dry_run
@@ -261,10 +261,14 @@ class Maintenance:
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
                 at = self.reader.active_at(snapshot, row[4])
-                known = row[0], snapshot.uid, snapshot.parent, at, metadata
-                kept.append(Kept(*known, frozenset(snapshot.refs), is_head, len(row[5])))
+                parts = row[0], snapshot.uid, snapshot.parent, at, metadata
+                kept.append(Kept(*parts, frozenset(snapshot.refs), is_head, len(row[5])))
             stay = _with_ancestors(kept, keep(kept))
-            doomed += [(namespace, each) for each in reversed(kept) if each.uid not in stay]
+            doomed += [
+                (namespace, checkpoint)
+                for checkpoint in reversed(kept)
+                if checkpoint.uid not in stay
+            ]
         return doomed
 
     # -- items
@@ -318,13 +322,13 @@ class Maintenance:
 
     def _mark_origins(self, thread_id: str, name: str, log: int, live: Ranges) -> Flow[None]:
         """Keep what the aliases of a log repeat."""
-        found: Ranges = []
+        repeated: Ranges = []
         for start, stop in covered(live):
             if stop > ALIASES:
                 aliases = self.reader.stored(thread_id, name, log, max(start, ALIASES), stop)
                 origins = [unpack(body) for _, body in (yield from aliases)]
-                found += [(origin, origin + 1) for origin in origins]
-        live += found
+                repeated += [(origin, origin + 1) for origin in origins]
+        live += repeated
 
 
 def _mark_refs(refs: Iterable[Any], live: dict[int, Ranges]) -> None:

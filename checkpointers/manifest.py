@@ -52,11 +52,11 @@ def regrouped(ranges: Ranges) -> list[Ranges]:
     keep = limit(count(ranges)) // 4
     longest = set(sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:keep])
     groups: list[Ranges] = []
-    for i, each in enumerate(ranges):
+    for i, part in enumerate(ranges):
         if i in longest or i - 1 in longest or not groups:
-            groups.append([each])
+            groups.append([part])
         else:
-            groups[-1].append(each)
+            groups[-1].append(part)
     return groups
 
 

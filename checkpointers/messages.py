@@ -79,12 +79,16 @@ def is_plain(message: BaseMessage) -> bool:
 
 def _adds_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
     """Whether a class has got fields since this was written, and the message sets none of them."""
-    known, declared = _FIELDS.get(cls), cls.model_fields
-    if known is None or fields.keys() != declared.keys() or not fields.keys() >= known:
+    fields_known, declared = _FIELDS.get(cls), cls.model_fields
+    if (
+        fields_known is None
+        or fields.keys() != declared.keys()
+        or not fields.keys() >= fields_known
+    ):
         return False
     new = {
         name: declared[name].get_default(call_default_factory=True)
-        for name in fields.keys() - known
+        for name in fields.keys() - fields_known
     }
     return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new.items())
 
@@ -118,7 +122,7 @@ def _says_plain(fields: dict[str, Any]) -> bool:
         usage.keys() <= _USAGE_COUNTS | _USAGE_DETAILS
         and _INT.issuperset(map(type, map(usage.__getitem__, _USAGE_COUNTS)))
         and _DICT.issuperset(map(type, details))
-        and _INT.issuperset(type(n) for each in details for n in each.values())
+        and _INT.issuperset(type(n) for detail in details for n in detail.values())
     )
 
 

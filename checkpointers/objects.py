@@ -70,11 +70,11 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
             importlib.import_module(module)
         except Exception:  # whatever its code raises
             return None
-    found = sys.modules.get(module)
-    if not issubclass(type(found), ModuleType):
+    imported = sys.modules.get(module)
+    if not issubclass(type(imported), ModuleType):
         return None
     generic, bracket, parameters = name.partition("[")
-    names = _module_dict(found)
+    names = _module_dict(imported)
     part: Any = None
     for step in generic.split("."):
         part = names.get(step)
@@ -82,8 +82,8 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
             return None
         names = _class_dict(part)
     if bracket:
-        wanted = part.__name__ + bracket + parameters
-        made = [cls for cls in type.__subclasses__(part) if cls.__name__ == wanted]
+        whole = part.__name__ + bracket + parameters
+        made = [cls for cls in type.__subclasses__(part) if cls.__name__ == whole]
         part = made[0] if len(made) == 1 else None
     return cast("type | None", part)
 
@@ -109,8 +109,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
     slots, own = _slots(cls)
     held = dict(own.__get__(value)) if own else {}
     for name in [*held]:
-        known = inspect.getattr_static(cls, name, None)
-        if name == "__orig_class__" or isinstance(known, functools.cached_property):
+        declared = inspect.getattr_static(cls, name, None)
+        if name == "__orig_class__" or isinstance(declared, functools.cached_property):
             del held[name]
     for name, slot in slots.items():
         try:
@@ -138,11 +138,11 @@ def _slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptor
     slots: dict[str, MemberDescriptorType] = {}
     own = None
     for base in reversed(cls.__mro__):
-        for name, found in _class_dict(base).items():
-            if type(found) is MemberDescriptorType:
-                slots[name] = found
-            elif name == "__dict__" and type(found) is GetSetDescriptorType:
-                own = found
+        for name, attribute in _class_dict(base).items():
+            if type(attribute) is MemberDescriptorType:
+                slots[name] = attribute
+            elif name == "__dict__" and type(attribute) is GetSetDescriptorType:
+                own = attribute
     return slots, own
 
 
@@ -177,18 +177,18 @@ def rebuilt(
     if kind == "model":
         return _model(cls, payload, private or {}, fields_set, dumped)
     if kind == "namedtuple":
-        known = {**cls._field_defaults, **payload}
-        if lacking := set(cls._fields) - known.keys():
+        fields = {**cls._field_defaults, **payload}
+        if lacking := set(cls._fields) - fields.keys():
             raise Misfit(f"it lacks {sorted(lacking)}")
-        return tuple.__new__(cls, [known[name] for name in cls._fields])
+        return tuple.__new__(cls, [fields[name] for name in cls._fields])
     return _dataclass(cls, payload)
 
 
 def _member(cls: Any, value: Any) -> Any:
-    for wanted in (value, tuple(value)) if type(value) is list else (value,):
+    for like in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
-            known = object.__getattribute__(member, "_value_")
-            if type(known) is type(wanted) and known == wanted:
+            own = object.__getattribute__(member, "_value_")
+            if type(own) is type(like) and own == like:
                 return member
     if enum.Flag in cls.__mro__ and type(value) is int and _combines(cls):
         # what Flag itself does for a combination of members, even where a class overrides it
@@ -215,13 +215,13 @@ def _model(
     rest = dict(payload)
     for name in cls.model_computed_fields if dumped else ():
         rest.pop(name, None)
-    given = set()
+    present = set()
     for name, info in cls.__pydantic_fields__.items():
         key = name if name in payload or not dumped else info.serialization_alias or info.alias
         if key in payload:
             part = rest.pop(key)
             fields[name] = _undumped(info.annotation, part) if dumped else part
-            given.add(name)
+            present.add(name)
         elif not info.is_required():
             fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
     extra = rest if cls.model_config.get("extra") == "allow" else None
@@ -234,7 +234,7 @@ def _model(
     for slot, part in {
         "__dict__": fields,
         "__pydantic_extra__": extra,
-        "__pydantic_fields_set__": given | {*(extra or ())}
+        "__pydantic_fields_set__": present | {*(extra or ())}
         if fields_set is None
         else {*fields_set},
         "__pydantic_private__": hidden if cls.__private_attributes__ else None,

@@ -79,8 +79,8 @@ class Remover:
         for message in self.removed.values():
             if message.content or _calls(message):  # an empty one has no twin
                 self._says.add(_saying(message))
-            for known, more in zip(own, _tells(message), strict=True):
-                known |= more
+            for texts, more in zip(own, _tells(message), strict=True):
+                texts |= more
 
     def needles(self) -> list[bytes]:
         """Texts of which one is in the bytes of each value that may have to change."""
@@ -100,8 +100,8 @@ class Remover:
                 continue
             other = _message(fields)
             if other is not None:
-                for known, theirs in zip(own, _tells(other), strict=True):
-                    known -= theirs
+                for texts, theirs in zip(own, _tells(other), strict=True):
+                    texts -= theirs
 
     def without(self, value: Any, where: Where) -> Any:
         """The value without them: itself if it has none, `GONE` if it is one."""
@@ -220,10 +220,10 @@ def _attributes(value: Any) -> Mapping[str, Any]:
 def _get(value: Any, name: str) -> str:
     """A text that a dict or an object has under a name; else an empty one."""
     try:
-        found = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+        text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     except Exception:  # a property's
         return ""
-    return found if type(found) is str else ""
+    return text if type(text) is str else ""
 
 
 def _identified(value: Any) -> tuple[str | None, Any]:

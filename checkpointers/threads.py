@@ -54,29 +54,29 @@ class ThreadReader:
         Returns what decodes it, to be called where that may take its time.
         """
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
-        found = yield from self.reader.find(at)
-        if found is None:
+        checkpoint = yield from self.reader.find(at)
+        if checkpoint is None:
             raise missing(at)
-        snapshot = found.snapshot
+        snapshot = checkpoint.snapshot
         key, said = snapshot.said.get(channel, (0, []))
         branches: list[int] = []
         if at.checkpoint_id is None:
-            branches = yield from self._on_branches(at, found, channel)
+            branches = yield from self._on_branches(at, checkpoint, channel)
         places = _interleaved(positions(said), branches)
         if before is not None:
             ranges = [(place, place + 1) for place, _ in places]
-            first = yield from self.reader.origins(at.thread_id, found.thread, key, ranges)
+            first = yield from self.reader.origins(at.thread_id, checkpoint.thread, key, ranges)
             places = places[: first.index(before)] if before in first else []
         if ends is not None and sum(ends) < len(places):
             places = places[: ends[0]] + places[len(places) - ends[1] :]
         if not places:
             return list
         if not key:
-            ((key,),) = yield self.sql("log_of", found.namespace, channel)
+            ((key,),) = yield self.sql("log_of", checkpoint.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
-        seen = {*(yield from self.reader.origins(at.thread_id, found.thread, *held))}
+        seen = {*(yield from self.reader.origins(at.thread_id, checkpoint.thread, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
-        log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
+        log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
         full = log.full(ranges)
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
@@ -96,10 +96,12 @@ class ThreadReader:
 
         return decoded
 
-    def _on_branches(self, at: Address, found: StoredCheckpoint, channel: str) -> Flow[list[int]]:
+    def _on_branches(
+        self, at: Address, checkpoint: StoredCheckpoint, channel: str
+    ) -> Flow[list[int]]:
         """The items that are on branches only."""
-        rows = yield self.sql("checkpoint_keys", *span(found.namespace))
-        trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
+        rows = yield self.sql("checkpoint_keys", *span(checkpoint.namespace))
+        trunk = {key for key, *_ in leading_to(rows, checkpoint.snapshot.key)}
         inner = {parent for _, _, parent in rows}
         tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
         out: set[int] = set()
@@ -107,11 +109,11 @@ class ThreadReader:
             (row,) = yield self.sql("checkpoint_at", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
             said = snapshot.said.get(channel, (0, []))
-            out.update((yield from self.reader.origins(at.thread_id, found.thread, *said)))
+            out.update((yield from self.reader.origins(at.thread_id, checkpoint.thread, *said)))
         if out:
-            said = found.snapshot.said.get(channel, (0, []))
+            said = checkpoint.snapshot.said.get(channel, (0, []))
             out.difference_update(
-                (yield from self.reader.origins(at.thread_id, found.thread, *said))
+                (yield from self.reader.origins(at.thread_id, checkpoint.thread, *said))
             )
         return sorted(out)
 
@@ -163,8 +165,8 @@ class ThreadReader:
 
     def heads_of(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
         """The heads of the threads of rows, in two requests for all of them."""
-        asked = json.dumps([row[0] for row in rows])
-        heads, writes = yield [self.sql("root_heads", asked), self.sql("root_writes", asked)]
+        keys = json.dumps([row[0] for row in rows])
+        heads, writes = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
         checkpoints = {thread: row for thread, *row in heads}
         written: dict[int, list[Row]] = {}
         for thread, *row in writes:
@@ -188,12 +190,12 @@ class ThreadReader:
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
         """The title of a thread whose row has none, as it was erased or pruned."""
-        found = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
-        key, said = found.snapshot.said.get("messages", (0, [])) if found else (0, [])
+        checkpoint = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
+        key, said = checkpoint.snapshot.said.get("messages", (0, [])) if checkpoint else (0, [])
         first = [(position, position + 1) for position in islice(positions(said), TITLE_AMONG)]
         messages: list[Any] = []
-        if found is not None and first:
-            log = yield from self.reader.load(thread_id, found.thread, key, first)
+        if checkpoint is not None and first:
+            log = yield from self.reader.load(thread_id, checkpoint.thread, key, first)
             messages = self.reader.codec.values(log.full(first))
         return title_of(metadata, messages)
 

@@ -319,8 +319,8 @@ class Converter:
         if kind == "enum":
             return self._exact(_SINGLE, [*name, fields["value"]])
         if kind == "model":
-            given = sorted(value.__pydantic_fields_set__)
-            return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, given])
+            fields_set = sorted(value.__pydantic_fields_set__)
+            return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, fields_set])
         return self._exact(_KEYWORDS, [*name, fields])
 
     def _detached(self, value: DetachedFields) -> ormsgpack.Ext:
@@ -384,9 +384,9 @@ class Converter:
         try:
             if kind is not None:
                 exact = len(rest) == 3  # what langgraph writes of a model has one part more
-                private, given = rest[1:] if exact else (None, None)
+                private, fields_set = rest[1:] if exact else (None, None)
                 dumped = kind == "model" and not exact
-                return rebuilt(cls, payload, private, given, dumped=dumped)
+                return rebuilt(cls, payload, private, fields_set, dumped=dumped)
             if cls is not None and named:
                 return _called(cls, code, payload, rest)
             if cls is not None:
@@ -395,9 +395,9 @@ class Converter:
             why = f"it cannot be rebuilt: {exc}"
         _note_detached(name, why)
         whole = type(payload) is dict and kind != "enum"
-        found = DetachedFields(payload if whole else {"value": payload})
-        found.origin, found.whole = origin, whole
-        return found
+        detached = DetachedFields(payload if whole else {"value": payload})
+        detached.origin, detached.whole = origin, whole
+        return detached
 
 
 def _is_plain_key(key: Any) -> bool:

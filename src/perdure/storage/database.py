@@ -31,18 +31,18 @@ class Schema(NamedTuple):
     component: str
     script: str
 
-    def is_there(self, found: Sequence[Row], path: str) -> bool:
+    def is_there(self, versions: Sequence[Row], path: str) -> bool:
         """Whether a database has it, told by the rows `(version,)` of its table `schemas`.
 
         Raises:
             SchemaMismatch: It is newer than this code.
         """
-        if found and found[0] != (VERSION,):
+        if versions and versions[0] != (VERSION,):
             raise SchemaMismatch(
-                f"{path!r} has version {found[0][0]} of the {self.component} schema, this perdure "
-                f"knows {VERSION}: upgrade perdure"
+                f"{path!r} has version {versions[0][0]} of the {self.component} schema, this "
+                f"perdure knows {VERSION}: upgrade perdure"
             )
-        return bool(found)
+        return bool(versions)
 
 
 def of_earlier_build(path: str) -> SchemaMismatch:

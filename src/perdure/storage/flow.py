@@ -113,11 +113,11 @@ def by_month(days: Sequence[Row]) -> dict[str, int]:
     >>> by_month([(0, 2), (30, 1), (31, 5)])
     {'1970-01': 3, '1970-02': 5}
     """
-    found: dict[str, int] = {}
+    months: dict[str, int] = {}
     for day, count in days:
         month = f"{_EPOCH + timedelta(days=day):%Y-%m}"
-        found[month] = found.get(month, 0) + count
-    return found
+        months[month] = months.get(month, 0) + count
+    return months
 
 
 # -- statements by name, from `.sql` files: a `-- name: what it is for` heading, then the statement

@@ -139,8 +139,11 @@ class PostgresDatabase(Opening[Server]):
         self._tables = ["schemas", "settings", *tables_of(tables.script)]
         between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
         self._lockable = between is not None
-        told = direct is not None
-        locks = None if between is None else AdvisoryLocks(between, *self._space, told=told)
+        locks = (
+            None
+            if between is None
+            else AdvisoryLocks(between, *self._space, is_direct=direct is not None)
+        )
         self._locks = Locks(locks)
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
@@ -351,12 +354,12 @@ class PostgresDatabase(Opening[Server]):
 
     def scrub(self) -> bool:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
-        asked = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
-        if asked:
+        wanted_by = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
+        if wanted_by:
             self._vacuum(0)
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
-            self.write(lambda: rows_of(drop, *asked[0]))
-        return not asked
+            self.write(lambda: rows_of(drop, *wanted_by[0]))
+        return not wanted_by
 
     def shrink(self) -> None:
         """See `Database.shrink`: tables of which much was deleted are vacuumed."""
@@ -364,10 +367,10 @@ class PostgresDatabase(Opening[Server]):
 
     def _vacuum(self, dead: int) -> None:
         """Vacuum tables with at least so many deleted rows, unless another does so already."""
-        asked = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
-        server, found = self._writable(), self.read(asked)
+        tables = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
+        server, due = self._writable(), self.read(tables)
         with mapped(server.name), server.connection() as conn:
-            for (table,) in found:
+            for (table,) in due:
                 conn.execute(f"VACUUM (SKIP_LOCKED) {self._schema}.{table}")
 
     def stats(self) -> dict[str, Any]:
@@ -399,9 +402,9 @@ class Transaction:
 
     def execute(self, request: Request) -> Any:
         """Answer a request; the last one goes with the COMMIT."""
-        asked = request if isinstance(request, list) else [request]
+        statements = request if isinstance(request, list) else [request]
         try:
-            rows = self._ask(asked, last=isinstance(request, Last | Guarded))
+            rows = self._ask(statements, last=isinstance(request, Last | Guarded))
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, Guarded):
                 raise
@@ -410,23 +413,23 @@ class Transaction:
             raise Stale from exc
         return rows if isinstance(request, list) and not isinstance(request, Guarded) else rows[0]
 
-    def _ask(self, asked: Sequence[Statement], *, last: bool) -> list[list[Row]]:
+    def _ask(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
         single = last and not self._conn.brackets  # a request is a transaction
         begin = () if single else self._begin
         first = [] if self._open else [*begin, *self._calls]
         end = [_COMMIT] if last and (begin or self._open) else []
         try:
-            rows = self._conn.ask([*first, *asked, *end])
+            rows = self._conn.ask([*first, *statements, *end])
         except psycopg.Error as exc:
             if self._number is None or not last or not is_lost(exc) or not self._stands():
                 raise
-            rows = [[] for _ in asked]
+            rows = [[] for _ in statements]
         self._open = not last and (self._open or bool(begin))
         if self._writes and first:
             self._number = rows[len(begin)][0][0] if self._open else None
         elif last:
             self._number = None
-        return rows[len(first) : len(first) + len(asked)]
+        return rows[len(first) : len(first) + len(statements)]
 
     def __enter__(self) -> Self:
         return self

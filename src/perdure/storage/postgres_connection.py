@@ -145,7 +145,7 @@ class Pipelined(psycopg.Connection[Row]):
         ]
         try:
             self.pgconn.enter_pipeline_mode()
-            due = [each for at, run in runs for each in self._send(at, *run)]
+            due = [result for at, run in runs for result in self._send(at, *run)]
             self.pgconn.pipeline_sync()
             results = self._results()
             self.pgconn.exit_pipeline_mode()
@@ -192,7 +192,7 @@ class Pipelined(psycopg.Connection[Row]):
 
     def _results(self) -> list[pq.abc.PGresult]:
         """The results up to the end of a request."""
-        pgconn, found = self.pgconn, list[pq.abc.PGresult]()
+        pgconn, results = self.pgconn, list[pq.abc.PGresult]()
         unsent = pgconn.flush()
         while True:
             _wait(pgconn.socket, writing=bool(unsent))
@@ -204,9 +204,9 @@ class Pipelined(psycopg.Connection[Row]):
                     if pgconn.status == pq.ConnStatus.BAD:
                         raise psycopg.OperationalError(pgconn.get_error_message())
                 elif result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    return found
+                    return results
                 else:
-                    found.append(result)
+                    results.append(result)
 
 
 if sys.platform == "win32":
@@ -376,13 +376,13 @@ class AdvisoryLocks(Between):
     Args:
         dsn: Of the server itself: a pooler would give them to whoever is next.
         of: Goes into each key.
-        told: Whether the user says that the DSN is direct; else a pooler is refused.
+        is_direct: Whether the user says that the DSN is direct; else a pooler is refused.
     """
 
     pause_s = 0.05
 
-    def __init__(self, dsn: str, *of: str, told: bool) -> None:
-        self._dsn, self._of, self._told = dsn, of, told
+    def __init__(self, dsn: str, *of: str, is_direct: bool) -> None:
+        self._dsn, self._of, self._is_direct = dsn, of, is_direct
         self.session = 0
         self._guard = threading.Lock()
         self._conn: psycopg.Connection[Row] | None = None
@@ -411,7 +411,7 @@ class AdvisoryLocks(Between):
         if self._conn is None:
             self._conn = connected(self._dsn, psycopg.Connection)
             self._conn.execute(_STAYS)
-            if not self._told and is_pooled(self._conn):
+            if not self._is_direct and is_pooled(self._conn):
                 self._lose()
                 raise ConfigurationError(pooled_locks(shown(self._dsn)))
         key = lock_key(*self._of, "lock", name)

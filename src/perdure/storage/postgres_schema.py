@@ -84,8 +84,8 @@ def make_tables(
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema, "schemas"),))
         # not IF NOT EXISTS, which may look at what the server kept from before the lock
-        found = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-        if not conn.execute(found, (schema,)).fetchall():
+        exists = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+        if not conn.execute(exists, (schema,)).fetchall():
             conn.execute(f"CREATE SCHEMA {schema}")
         conn.execute(f"SET LOCAL search_path TO {schema}")
         for statement in [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]:
@@ -133,13 +133,13 @@ def _check(conn: psycopg.Connection[Row], schema: str, tenant: str | None) -> No
     Raises:
         ConfigurationError: The tables are not those of tenants, or are, or the role may see all.
     """
-    found = conn.execute(
+    settings = conn.execute(
         "SELECT relrowsecurity, row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%s)",
         (f"{schema}.settings",),
     ).fetchone()
-    if found is None:
+    if settings is None:
         return
-    of_tenants, active = found
+    of_tenants, active = settings
     if of_tenants and tenant is None:
         raise ConfigurationError(f"schema {schema!r} is that of tenants: give tenant=")
     if tenant is not None and not of_tenants:

@@ -122,8 +122,8 @@ class ThreadPool:
     def _run(self) -> None:
         while (task := self._next()) is not None:
             promise, work, given_up = task
-            wanted = promise.claim()
-            if not wanted:
+            is_wanted = promise.claim()
+            if not is_wanted:
                 given_up()
             else:
                 try:
@@ -132,7 +132,7 @@ class ThreadPool:
                     promise.error = exc
             with self._lock:  # first: who is told the outcome may have more work at once
                 self._undone -= 1
-            if wanted:
+            if is_wanted:
                 settle([promise])
             del task, promise, work, given_up  # else the last result lives until the next
 
