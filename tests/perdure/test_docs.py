@@ -38,6 +38,7 @@ from tests.server.running import running
 REFERENCE = "reference.md"  # `make docs` writes it; it is in no commit
 WRITTEN = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != REFERENCE]
 PAGES = [ROOT / "README.md", *WRITTEN]
+TEXT_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 FOLDERS = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks", "docs")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 QUICK = 2  # each takes five seconds of a processor, most of it imports: the others are slow
@@ -92,7 +93,7 @@ def scratch(
         yield tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *TEXT_PAGES], ids=str)
 def test_pages_are_finished(page: Path) -> None:
     """No placeholder is left, and every relative link leads to a file and a heading of it."""
     text = page.read_text(encoding="utf-8")
@@ -121,9 +122,7 @@ FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if 
 TEXTS = [path for path in FILES if path.suffix in (".py", ".sql") and "tests" not in path.parts]
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"], ids=str
-)
+@pytest.mark.parametrize("page", [*PAGES, *TEXT_PAGES], ids=str)
 def test_pages_name_files_that_exist(page: Path) -> None:
     """Each module, statement file or test that a page names is there, also in decisions."""
     assert missing(page.read_text("utf-8")) == []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
-from itertools import islice
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -57,7 +55,7 @@ def threads(
     an imported thread is that of its conversation.
     """
     with opened(db, reads=True) as file:
-        heads = list(_with_text(file, (text or "").casefold(), limit + 1))
+        heads = _with_text(file, (text or "").casefold(), limit + 1)
         pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
         cells: dict[str, list[Any]] = {
             "id": [short_id(file, head.thread_id, whole=ids or json) for head, _ in pairs],
@@ -78,17 +76,28 @@ def threads(
         raise typer.Exit(1)
 
 
-def _with_text(file: OpenedDatabase, text: str, limit: int) -> Iterator[ThreadHead]:
-    """The heads of the newest threads with a text in the title or the id."""
-    heads = file.saver.heads(limit=sys.maxsize if text else limit)
-    fitting = (head for head in heads if text in f"{head.thread_id}\0{head.title}".casefold())
-    return islice(fitting, limit)
+def _with_text(file: OpenedDatabase, text: str, limit: int) -> list[ThreadHead]:
+    """The heads of the newest threads, of those with a text in the title or the id."""
+    if not text:
+        return file.saver.heads(limit=limit)
+    from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
+
+    def match(thread: ListedThread) -> str | None:
+        is_match = text in f"{thread.thread_id}\0{thread.title}".casefold()
+        return thread.thread_id if is_match else None
+
+    ids = ThreadList(file.saver).search(ThreadQuery(text=text), match, limit)
+    heads = []
+    for thread in ids:
+        with suppress(UnknownThread):  # another process deletes it
+            heads.append(file.saver.head(thread))
+    return heads
 
 
 def _described(
     file: OpenedDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """What programs are told of a thread, unless another process deletes it just now."""
+    """What programs are told of a thread, unless another process deletes it."""
     from perdure.checkpointers.titles import about
 
     with suppress(UnknownThread):

@@ -1,0 +1,127 @@
+"""The functions of perdure that langgraph and the server's router call in a turn and in a run.
+
+    python -m benchmarks.turn_path          # a turn of `create_agent` with `MemoryMiddleware`
+    python -m benchmarks.turn_path --run    # a run of the server, `POST /threads/{id}/runs/wait`
+
+Listed is each of them once, in the order of the first call, and what the server's tasks begin with;
+what they call in perdure is not. `benchmarks.put_path` and `benchmarks.search_path` list that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+from benchmarks.put_path import Function
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+
+from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.memory import MemoryMiddleware, remember_turns, summarize, trim, use_memories
+from perdure.server import create_app
+from perdure.settings import Settings
+
+FRAMEWORKS = {"langchain", "langchain_core", "langgraph", "fastapi", "starlette"}
+
+
+class Trace:
+    """Notes functions of perdure that frameworks call, and those that tasks of the server begin."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.doors: dict[Function, None] = {}
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        """A profile function; see `sys.setprofile`."""
+        if self.on and event == "call" and _is_door(frame):
+            self.doors[_module(frame), frame.f_code.co_qualname] = None
+
+
+def _is_door(frame: FrameType) -> bool:
+    module, name = _module(frame), frame.f_code.co_name
+    if module in ("", "effects") or name[0] == "<" or name.startswith("__"):
+        return False
+    back = frame.f_back
+    while back is not None:
+        if back.f_globals.get("__name__", "").partition(".")[0] in FRAMEWORKS:
+            return True
+        if _module(back) not in ("", "effects"):  # which runs what is written as a coroutine
+            return False
+        back = back.f_back
+    return not module.startswith(("storage.", "stores.parts"))  # whose threads begin so
+
+
+def _module(frame: FrameType) -> str:
+    """The module of a frame, within perdure; empty: it is of another package."""
+    name = frame.f_globals.get("__name__", "")
+    return name.removeprefix("perdure.") if name.startswith("perdure.") else ""
+
+
+async def traced(turn: Callable[[], Awaitable[Any]]) -> Trace:
+    """What the third of three turns enters."""
+    trace, before = Trace(), threading.getprofile()
+    threading.setprofile(trace)
+    try:
+        for _ in range(2):
+            await turn()
+        profile = sys.getprofile()
+        sys.setprofile(trace)
+        trace.on = True
+        try:
+            await turn()
+        finally:
+            trace.on = False
+            sys.setprofile(profile)
+    finally:
+        threading.setprofile(before)
+    return trace
+
+
+async def of_a_turn(folder: Path) -> Trace:
+    """A turn of an agent that recalls, summarises, trims and remembers."""
+    path = folder / "x.db"
+    model = FakeListChatModel(responses=["Noted."])
+    parts = use_memories(), summarize(model), trim(max_tokens=4_000), remember_turns()
+    async with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
+        middleware = [MemoryMiddleware(*parts)]
+        agent = create_agent(model, middleware=middleware, checkpointer=saver, store=store)
+        config: Any = {"configurable": {"thread_id": "t"}}
+        context: Any = {"user_id": "ann"}
+        said: Any = {"messages": [("human", "I like figs")]}
+        return await traced(lambda: agent.ainvoke(said, config, context=context))
+
+
+async def of_a_run(folder: Path) -> Trace:
+    """A run of the server on a thread."""
+    app = create_app(Settings(db=str(folder / "x.db")))
+    transport = httpx.ASGITransport(app)
+    body = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "Hi"}]}}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        thread = (await client.post("/threads", json={})).json()["thread_id"]
+        return await traced(lambda: client.post(f"/threads/{thread}/runs/wait", json=body))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", action="store_true", help="a run of the server")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = asyncio.run((of_a_run if args.run else of_a_turn)(Path(folder)))
+    for module, name in trace.doors:
+        print(f"{module:36} {name}")
+    print(f"{len(trace.doors)} functions, {len({module for module, _ in trace.doors})} modules")
+
+
+if __name__ == "__main__":
+    main()
