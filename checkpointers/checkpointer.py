@@ -26,7 +26,6 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
 from perdure.checkpointers.import_langgraph import Importer, source_of
 from perdure.checkpointers.maintenance import Maintenance
-from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -41,6 +40,7 @@ from perdure.checkpointers.reports import (
     ThreadUsage,
 )
 from perdure.checkpointers.saver import CheckpointSaver
+from perdure.checkpointers.thread_copy import Merge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, missing
 from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
@@ -351,7 +351,8 @@ class Checkpointer(CheckpointSaver):
             InvalidConfig: The target exists, or an id is not valid.
         """
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
-        self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
+        checkpoint_id = optional_text("checkpoint_id", checkpoint_id)
+        copy_thread(self._maintenance, source, target, checkpoint_id)
 
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None

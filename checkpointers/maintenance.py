@@ -20,7 +20,6 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references, unflat
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
-    ClientMetadata,
     log_spans,
     open_listed,
     open_writes,
@@ -31,10 +30,9 @@ from perdure.checkpointers.records import (
     tags_of,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
-from perdure.checkpointers.thread_copy import thread_records, write_thread
 from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
-from perdure.errors import ConfigurationError, CorruptRecord, InvalidConfig
+from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
 from perdure.storage.flow import ALL, Flow, Statement
 
@@ -70,30 +68,6 @@ class Maintenance:
         for thread_id in check_thread_ids(thread_ids):
             self.write(thread_id, partial(self.delete_thread, thread_id))
         self.database.shrink()
-
-    def copy_thread(
-        self,
-        source: str,
-        target: str,
-        checkpoint_id: str | None,
-        client: ClientMetadata | None = None,
-        status: str = "idle",
-    ) -> None:
-        """Copy a thread into a new one, with what the server keeps of it."""
-
-        def flow() -> Flow[list[int]]:
-            records = yield from thread_records(self.reader, source, checkpoint_id)
-            records.client, records.status = client, status
-            if (yield self.sql("find_thread", target)):
-                raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-            keys = yield from self.reader.new_keys(records.keys)
-            new = yield from write_thread(self.reader, records, target, keys, time.time())
-            if checkpoint_id is not None:
-                yield from self.sweep(target, new)
-                yield self.sql("removed", new)
-            return keys
-
-        self.database.write(flow, self.reader.cache.keys.renew, exclusive=(source, target))
 
     def delete_for_runs(self, run_ids: Iterable[str]) -> None:
         """See `Checkpointer.delete_for_runs`."""

@@ -29,6 +29,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
+from perdure.checkpointers.thread_copy import copy_thread
 from perdure.storage.database import awaited
 from perdure.storage.encryption import Clear, LangGraphCipher
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
@@ -288,7 +289,7 @@ class ThreadList:
         ended: RunStatus,
     ) -> None:
         """Copy a thread; see `Checkpointer.copy_thread`."""
-        self._saver._maintenance.copy_thread(source, target, checkpoint_id, client, ended)
+        copy_thread(self._saver._maintenance, source, target, checkpoint_id, client, ended)
 
     acopy = awaited(copy)
 
