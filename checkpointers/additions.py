@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread
+from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread, Write
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DICT,
+    DICT_HERE,
     ITEM,
     LIMIT,
+    LIST,
+    LIST_HERE,
     Range,
     Ranges,
     count,
@@ -24,13 +28,15 @@ from perdure.checkpointers.manifest import (
     positions,
     regrouped,
 )
-from perdure.checkpointers.put import Split
+from perdure.checkpointers.put import Node, Split
 from perdure.checkpointers.records import content_hash, item_place, place
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
 
+IN_LOG: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
+"""Kinds of references that have their parts in them, and of those that point into a log."""
 _log = logging.getLogger("perdure")
 
 
@@ -58,6 +64,25 @@ class Additions:
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
     _rows: list[Row] = field(default_factory=list)
 
+    def fill(
+        self, snapshot: Snapshot, nodes: dict[str, Node | None], parent: Snapshot | None
+    ) -> None:
+        """Give a checkpoint its channels: what is new, and what is as in the parent."""
+        if parent is not None:
+            snapshot.said.update(parent.said)
+        for channel, node in nodes.items():
+            if isinstance(node, Split):
+                snapshot.refs[channel] = self.held(channel, node, snapshot, parent)
+            elif node is not None:
+                snapshot.refs[channel] = node
+            elif parent is not None:
+                snapshot.take(channel, parent)
+        if parent is not None:
+            for channel, version in snapshot.versions.items():
+                # a graph that does not know a channel carries its version on, not its value
+                if channel not in snapshot.refs and parent.holds(channel, version):
+                    snapshot.take(channel, parent)
+
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
         log = self.thread.named[channel]
@@ -77,6 +102,26 @@ class Additions:
         snapshot.ranges[channel] = (log.key, few)
         snapshot.said[channel] = (log.key, few if said == ranges else self._few(log, said))
         return [node.kind, log.key, flat(few)]
+
+    def referring(self, snapshot: Snapshot, write: Write) -> Write:
+        """A write that led to a checkpoint, pointing into the log where that holds all of it."""
+        index, channel, ref = write
+        held = snapshot.ranges.get(channel)
+        if held is None:
+            return write
+        if isinstance(ref, bytes):
+            position = self.placed.get((channel, ref))
+            return write if position is None else [index, channel, [ITEM, held[0], position]]
+        ranges = []
+        for element in ref[1] if ref[0] in IN_LOG else [b""]:
+            if not isinstance(element, bytes):
+                ranges.append((element[1], element[1] + element[2]))
+                continue
+            position = self.placed.get((channel, element))
+            if position is None:
+                return write
+            ranges.append((position, position + 1))
+        return [index, channel, [IN_LOG[ref[0]], held[0], flat(joined(ranges))]]
 
     def append(self, channel: str, parts: list[bytes | Range]) -> Ranges:
         """The positions of parts after the new ones are appended, in few ranges."""

@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Title, Write
+from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Thread, Title, Write
 from perdure.checkpointers.codec import MESSAGE, Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -273,6 +273,18 @@ def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
             if isinstance(message, BaseMessage) and message.type == "human":
                 return Title(_cut(str(message.text)), message.id or "")
     return None
+
+
+def title_after(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
+    """What lists call a thread after a put: as before, if it has a title from elsewhere."""
+    present, title = thread.title, put.title
+    if title is None:
+        return NO_TITLE if present is None and thread.seq == 1 else present
+    if title.message is not None and nodes.get("messages") is None:
+        return present  # the messages are the parent's, who may have lost this one
+    if present is None or present == NO_TITLE or title.message in (None, present.message):
+        return title
+    return present
 
 
 def _cut(text: str) -> str:

@@ -14,20 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import Additions, Commit
+from perdure.checkpointers.additions import IN_LOG, Additions, Commit
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import NO_TITLE, Head, Snapshot, Thread, Title, Write, keep
+from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
 from perdure.checkpointers.codec import MESSAGE
-from perdure.checkpointers.manifest import (
-    DICT,
-    DICT_HERE,
-    ITEM,
-    LIST,
-    LIST_HERE,
-    flat,
-    joined,
-)
-from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites
+from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     INNER,
@@ -52,7 +43,6 @@ from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
-_HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
 _log = logging.getLogger("perdure")
 
 
@@ -202,7 +192,7 @@ class CheckpointWriter:
 
         additions = Additions(self.sql, self.seal, thread_id, thread)
         metadata, moved = self._labelled(put, snapshot, parent), head
-        _fill(snapshot, nodes, parent, additions)
+        additions.fill(snapshot, nodes, parent)
         if before is None:
             snapshot.key = place(head.namespace, thread.seq)
             snapshot.began = self._began(put, head, parent, snapshot.step, thread.seq)
@@ -319,7 +309,7 @@ class CheckpointWriter:
         title, told = thread.title, thread.told
         leads = head.snapshot is not None and head.snapshot.key == snapshot.key
         if title is None or put.title not in (None, title):
-            title = _title(put, thread, nodes)
+            title = title_after(put, thread, nodes)
         if leads:
             tells: dict[str, Any] = {}  # no function of its own: each put comes by
             for name, value in metadata.items():
@@ -373,7 +363,7 @@ class CheckpointWriter:
         out = []
         pending = thread.pending.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
         for task, (path, writes, body) in pending.items():
-            referring = [_referring(additions, snapshot, write) for write in writes]
+            referring = [additions.referring(snapshot, write) for write in writes]
             if referring != writes:
                 key = namespace, pack_id(at.checkpoint_id), pack_id(task)
                 sealed = seal_writes(self.seal, (*at, task, path), referring)
@@ -547,18 +537,6 @@ class CheckpointWriter:
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
 
 
-def _title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """What lists call a thread after a put: as before, if it has a title from elsewhere."""
-    present, title = thread.title, put.title
-    if title is None:
-        return NO_TITLE if present is None and thread.seq == 1 else present
-    if title.message is not None and nodes.get("messages") is None:
-        return present  # the messages are the parent's, who may have lost this one
-    if present is None or present == NO_TITLE or title.message in (None, present.message):
-        return title
-    return present
-
-
 def _heads_of(thread: Thread, stamp: int) -> dict[str, Head]:
     """The heads that are kept of a thread with this stamp, as far as they are committed.
 
@@ -585,29 +563,6 @@ def _keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body
         keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
 
 
-def _fill(
-    snapshot: Snapshot,
-    nodes: dict[str, Node | None],
-    parent: Snapshot | None,
-    additions: Additions,
-) -> None:
-    """Give a checkpoint its channels: what is new, and what is as in the parent."""
-    if parent is not None:
-        snapshot.said.update(parent.said)
-    for channel, node in nodes.items():
-        if isinstance(node, Split):
-            snapshot.refs[channel] = additions.held(channel, node, snapshot, parent)
-        elif node is not None:
-            snapshot.refs[channel] = node
-        elif parent is not None:
-            snapshot.take(channel, parent)
-    if parent is not None:
-        for channel, version in snapshot.versions.items():
-            # a graph that does not know a channel carries its version on, not its value
-            if channel not in snapshot.refs and parent.holds(channel, version):
-                snapshot.take(channel, parent)
-
-
 def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
     """The head after a put: the later beginning has it (docs/decisions/0005)."""
     now = head.snapshot
@@ -621,25 +576,4 @@ def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
 def _may_be_in_a_log(write: Write) -> bool:
     """Whether the next checkpoint may hold items of a write."""
     ref = write[2]
-    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in _HERE
-
-
-def _referring(additions: Additions, snapshot: Snapshot, write: Write) -> Write:
-    """A write that led to a checkpoint, pointing into the log where that holds all of it."""
-    index, channel, ref = write
-    held = snapshot.ranges.get(channel)
-    if held is None:
-        return write
-    if isinstance(ref, bytes):
-        position = additions.placed.get((channel, ref))
-        return write if position is None else [index, channel, [ITEM, held[0], position]]
-    ranges = []
-    for element in ref[1] if ref[0] in _HERE else [b""]:
-        if not isinstance(element, bytes):
-            ranges.append((element[1], element[1] + element[2]))
-            continue
-        position = additions.placed.get((channel, element))
-        if position is None:
-            return write
-        ranges.append((position, position + 1))
-    return [index, channel, [_HERE[ref[0]], held[0], flat(joined(ranges))]]
+    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in IN_LOG

@@ -291,10 +291,9 @@ class Threads:
     ) -> list[Thread]:
         """A page of the threads that meet conditions.
 
-        Without conditions only the threads of the page are read. An order, a time, a status, texts
-        and numbers in the metadata and, unless the database is encrypted, a text are told by one
-        SELECT over the rows of threads. Other conditions open the rows of all threads, some 30 ms
-        for each thousand, off the event loop.
+        It is one SELECT over the rows of threads. Of an order, a time, a status, texts and numbers
+        in the metadata and, unless the database is encrypted, a text SQL tells which threads have
+        them; for other conditions the rows of all threads are opened, off the event loop.
         """
         wanted = wanted or ThreadConditions()
         query, busy = self._query(wanted), {*self._busy()}
