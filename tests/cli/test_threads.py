@@ -283,6 +283,21 @@ def test_show_draws_forks_as_branches(trip: str) -> None:
     assert lines[-1].endswith("4 messages ← head")
 
 
+def test_a_tree_is_whole_however_deep(db: Path, terminal: Any) -> None:
+    """Forks of forks leave a terminal's width, and no checkpoint is cut or left out."""
+    say("deep", "hello")
+    with SQLiteCheckpointer.open(db) as saver:
+        for _ in range(22):
+            at = str(saver.head("deep").checkpoint_id)
+            for _ in range(2):
+                saver.rewind("deep", at)
+                put("deep", [HumanMessage("again")])
+    shown = terminal("show", "deep", "--no-pager")
+
+    assert shown.count(" message") == len(ids("deep")) - 1
+    assert max(map(len, shown.splitlines())) > 80 + len(ids("deep")[0][:18])
+
+
 def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
     """The tree as JSON has every field of checkpoints()."""
     with SQLiteCheckpointer.open(db) as saver:

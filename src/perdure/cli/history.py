@@ -15,8 +15,8 @@ from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, ope
 from perdure.cli.output import (
     Line,
     as_json,
-    console,
     counted,
+    draw,
     fixed_line,
     line,
     moment,
@@ -227,7 +227,7 @@ def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson 
         return
     with paged(pager=not no_pager):
         named = safe(f"{chosen}  {line(title)}".strip())
-        console().print(_tree(named, stands(head.status), checkpoints), soft_wrap=True)
+        draw(_tree(named, stands(head.status), checkpoints))
 
 
 def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:

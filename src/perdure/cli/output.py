@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.tree import Tree
 
 # C0 but newline and tab, DEL and C1, then what Unicode gives no shape: format characters (Cf),
 # line and paragraph separators, fillers, and halves of surrogate pairs
@@ -246,6 +247,15 @@ class Line(NamedTuple):
     text: str
     style: str = ""
     wraps: bool = True
+
+
+def draw(tree: Tree) -> None:
+    """Print a tree; its lines are as long as they are, however deep it is."""
+    from rich.segment import Segments
+
+    to = console()
+    lines = to.render_lines(tree, to.options.update(width=_PIPE), pad=False, new_lines=True)
+    to.print(Segments(part for line in lines for part in line), end="", soft_wrap=True)
 
 
 @contextmanager
