@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any, Final, Literal, Protocol, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import GetOp
@@ -99,20 +99,9 @@ async def change_note(adapter: StoreAdapter, namespace: Namespace) -> list[PutIt
     return [note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
 
 
-class Plan(Protocol):
-    """What a change is to write."""
-
-    @property
-    def puts(self) -> Sequence[PutItem]:
-        """Written in one transaction; a `VersionConflict` if what was read is stored no more."""
-
-
-PlanT = TypeVar("PlanT", bound=Plan)
-
-
 async def written(
-    adapter: StoreAdapter, plan: Callable[[], Operation[PlanT]], tries: int = TRIES
-) -> PlanT:
+    adapter: StoreAdapter, plan: Callable[[], Operation[Planned]], tries: int = TRIES
+) -> Planned:
     """Plan a change and write it; it is planned again if another was written meanwhile."""
     while True:
         made = await plan()
@@ -127,8 +116,8 @@ async def written(
 
 
 async def written_in_turn(
-    adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[PlanT]]
-) -> PlanT:
+    adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[Planned]]
+) -> Planned:
     """See `written`; this process plans the changes of a namespace one after another.
 
     Of many at once each would be judged again for every other; and a store without versions has

@@ -27,6 +27,7 @@ from perdure.memory.records import (
     Candidate,
     ItemPlace,
     Memory,
+    Planned,
     StoreAdapter,
     Verdict,
     adapter_of,
@@ -244,13 +245,6 @@ class ProfileState(Generic[M]):
     fault: str = ""  # why not
 
 
-class _Plan(NamedTuple, Generic[M]):
-    """The puts of a change, and the profile once they are written."""
-
-    puts: Sequence[PutItem]
-    profile: M
-
-
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
     """A version of a profile, and the change (patch, set) that made it."""
@@ -385,19 +379,26 @@ class Profile(Generic[M]):
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
         apply = partial(patched, operations=checked, by_model=True)
-        return (await self._planned(place, state, "patch", apply)).puts
+        puts, _ = await self._planned(place, state, "patch", apply)
+        return puts
 
     async def _change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
         place = self.place(config)
+        profile: M  # as it is once the plan is written
 
-        async def plan() -> _Plan[M]:
-            return await self._planned(place, await self.reading(place), name, change)
+        async def plan() -> Planned:
+            nonlocal profile
+            state = await self.reading(place)
+            puts, profile = await self._planned(place, state, name, change)
+            return Planned(puts)
 
-        return (await written(place.adapter, plan)).profile
+        await written(place.adapter, plan)
+        return profile
 
     async def _planned(
         self, place: ItemPlace, state: ProfileState[M], name: str, change: Change
-    ) -> _Plan[M]:
+    ) -> tuple[Sequence[PutItem], M]:
+        """The puts of a change, and the profile once they are written."""
         try:
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
@@ -409,10 +410,10 @@ class Profile(Generic[M]):
         profile = validated(self.schema, replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
         if same(document, state.document) and (state.item or name != "set"):
-            return _Plan([], profile)
+            return [], profile
         value = {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name}
         version = (state.item and state.item.version) or 0
-        return _Plan([place.put(value, "text", version)], profile)
+        return [place.put(value, "text", version)], profile
 
 
 def _document(item: Memory) -> Document:
