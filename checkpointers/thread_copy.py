@@ -9,14 +9,14 @@ it went on there, and refused if it went on in both. Each thread is written in o
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
@@ -24,16 +24,12 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
-    DICT,
     DICT_HERE,
-    ITEM,
     LIST,
     LIST_HERE,
     MAP,
-    Ranges,
     joined,
     positions,
-    unflat,
 )
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
@@ -57,7 +53,6 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.threads import missing
-from perdure.checkpointers.values import pack, unpack
 from perdure.errors import ConfigurationError, ImportFailed, InvalidConfig, UnknownThread
 from perdure.storage.flow import ALL, Flow, Row, Statement
 
@@ -285,13 +280,12 @@ class _ThreadWriter:
         for within, put_at, snapshot in checkpoints:
             yield from self._write_checkpoint(ns, place(namespace, within), put_at, snapshot)
         for uid, task, path, written in writes:
-            moved = [[i, channel, self._moved(ref)] for i, channel, ref in written]
+            moved = [[i, channel, _moved(ref, self.logs)] for i, channel, ref in written]
             body = seal_writes(self.seal, (self.target, ns, uid, task, path), moved)
             yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
-        said = {c: self._moved([LIST, *written])[1:] for c, written in snapshot.said.items()}
-        refs = {c: self._moved(ref) for c, ref in snapshot.refs.items()}
+        refs, said = _moved_values(snapshot, self.logs)
         moved = replace(snapshot, refs=refs)
         row = key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, put_at
         body = seal_checkpoint(self.seal, self.target, ns, row, moved, said)
@@ -299,18 +293,27 @@ class _ThreadWriter:
         for number in tags_of(self.seal, self.reader.metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 
-    def _moved(self, ref: Any) -> Any:
-        """A reference, in the logs of the other thread."""
-        if isinstance(ref, bytes):
-            return ref
-        kind, *rest = ref
-        if kind == MAP:
-            return [MAP, {key: self._moved(inner) for key, inner in rest[0].items()}]
-        if kind in (LIST_HERE, DICT_HERE):
-            parts = [e if isinstance(e, bytes) else [self.logs[e[0]], *e[1:]] for e in rest[0]]
-            return [kind, parts]
-        log, numbers = rest
-        return [kind, self.logs[log], numbers]
+
+def _moved(ref: Any, logs: Mapping[int, Any]) -> Any:
+    """A reference with other logs, given by those that it has."""
+    if isinstance(ref, bytes):
+        return ref
+    kind, *rest = ref
+    if kind == MAP:
+        return [MAP, {key: _moved(inner, logs) for key, inner in rest[0].items()}]
+    if kind in (LIST_HERE, DICT_HERE):
+        return [kind, [e if isinstance(e, bytes) else [logs[e[0]], *e[1:]] for e in rest[0]]]
+    log, numbers = rest
+    return [kind, logs[log], numbers]
+
+
+def _moved_values(
+    snapshot: Snapshot, logs: Mapping[int, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the channels of a checkpoint hold, and what was said, with other logs."""
+    refs = {channel: _moved(ref, logs) for channel, ref in snapshot.refs.items()}
+    said = {c: _moved([LIST, *written], logs)[1:] for c, written in snapshot.said.items()}
+    return refs, said
 
 
 def copy_thread(
@@ -344,91 +347,45 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """What a thread holds, wherever its items stand in its logs; values as digests."""
+    """What a thread holds, whatever the keys of its logs; references name these."""
 
-    checkpoints: list[tuple[str, str, str | None, bytes]]  # in put order
+    checkpoints: list[tuple[Any, ...]]  # in put order
     heads: dict[str, str]
-    writes: dict[tuple[str, str, str, str, int], tuple[str, bytes]]
+    writes: dict[tuple[str, str, str, str, int], tuple[str, Any]]
+    items: dict[tuple[str, int], bytes] = field(compare=False)
 
     def continues(self, other: ThreadContents) -> bool:
         """Whether this is what the other one was or became."""
-        begun = self.checkpoints[: len(other.checkpoints)] == other.checkpoints
-        return begun and all(
-            at in self.writes and (self.writes[at] == write or at[-1] < 0)  # resumed once more
-            for at, write in other.writes.items()
+        return (
+            self.checkpoints[: len(other.checkpoints)] == other.checkpoints
+            and all(self.items.get(at, item) == item for at, item in other.items.items())
+            and all(
+                at in self.writes and (self.writes[at] == write or at[-1] < 0)  # resumed once more
+                for at, write in other.writes.items()
+            )
         )
 
 
 def contents(records: ThreadRecords) -> ThreadContents:
     """The contents of a thread whose items were read."""
-    digests = _Digests(records.items or {})
+    names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
     for ns, head, stored, written in records.namespaces:
         for within, _, snapshot in stored:
-            digest = digests.of_checkpoint(snapshot)
-            checkpoints.append((within, (ns, snapshot.uid, snapshot.parent, digest)))
+            of = snapshot.fields, snapshot.versions, snapshot.seen, _moved_values(snapshot, names)
+            checkpoints.append((within, ns, snapshot.uid, snapshot.parent, *of))
             if within == head:
                 heads[ns] = snapshot.uid
         for uid, task, path, task_writes in written:
             for number, channel, ref in task_writes:
-                writes[ns, uid, task, path, number] = channel, digests.of(ref)
-    in_order = [checkpoint for _, checkpoint in sorted(checkpoints, key=lambda pair: pair[0])]
-    return ThreadContents(in_order, heads, writes)
-
-
-class _Digests:
-    """The digests of values, by what they hold and not by how they refer to it."""
-
-    def __init__(self, items: dict[int, dict[int, bytes]]) -> None:
-        self._origins = {
-            log: {at: unpack(stored) for at, stored in held.items() if at >= ALIASES}
-            for log, held in items.items()
-        }
-        self._digests = {
-            log: {at: _digest(stored) for at, stored in held.items() if at < ALIASES}
-            for log, held in items.items()
-        }
-
-    def of_checkpoint(self, snapshot: Any) -> bytes:
-        refs = {channel: self.of(ref) for channel, ref in sorted(snapshot.refs.items())}
-        said = {
-            channel: ref[1:]
-            for channel, ref in snapshot.refs.items()
-            if isinstance(ref, list) and ref[0] in (LIST, DICT) and not channel.startswith("__")
-        } | snapshot.said
-        told = {}
-        for channel, (log, numbers) in sorted(said.items()):
-            first = dict.fromkeys(self._places(log, unflat(numbers)))
-            told[channel] = _digest(b"".join(self._digests[log][at] for at in first))
-        return _digest(pack([snapshot.fields, snapshot.versions, snapshot.seen, refs, told]))
-
-    def of(self, ref: Any) -> bytes:
-        if isinstance(ref, bytes):
-            return _digest(ref)
-        kind = ref[0]
-        if kind == MAP:
-            return _digest(pack({key: self.of(inner) for key, inner in ref[1].items()}))
-        if kind == ITEM:
-            return self._of_items(ref[1], [(ref[2], ref[2] + 1)])
-        elements = [[ref[1], *ref[2]]] if kind in (LIST, DICT) else ref[1]
-        parts = [
-            _digest(element)
-            if isinstance(element, bytes)
-            else self._of_items(element[0], unflat(element[1:]))
-            for element in elements
-        ]
-        return _digest(bytes([kind in (DICT, DICT_HERE)]) + b"".join(parts))
-
-    def _of_items(self, log: int, ranges: Ranges) -> bytes:
-        return b"".join(self._digests[log][at] for at in self._places(log, ranges))
-
-    def _places(self, log: int, ranges: Ranges) -> Iterator[int]:
-        origins = self._origins[log]
-        return (origins.get(at, at) for at in positions(ranges))
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+                writes[ns, uid, task, path, number] = channel, _moved(ref, names)
+    items = {
+        (names[log], at): item
+        for log, held in (records.items or {}).items()
+        for at, item in held.items()
+    }
+    in_order = [checkpoint[1:] for checkpoint in sorted(checkpoints, key=itemgetter(0))]
+    return ThreadContents(in_order, heads, writes, items)
 
 
 class Merge:
@@ -480,13 +437,13 @@ class Merge:
         there = contents(records)
 
         def flow() -> Flow[ImportReport | None]:
-            here = ThreadContents([], {}, {})
+            here = ThreadContents([], {}, {}, {})
             if (yield reader.sql("one_thread", target)):
                 stored = yield from thread_records(reader, target)
                 yield from read_items(reader, stored)
                 here = contents(stored)
                 onward, back = there.continues(here), here.continues(there)
-                if here == there or (back and not onward):
+                if (here == there and onward) or (back and not onward):
                     return ImportReport(1, 1, skipped=len(there.checkpoints))
                 if back or not onward:
                     return None
