@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from perdure.effects import Effect
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
@@ -15,7 +16,7 @@ from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
 from perdure.stores.values import texts
-from perdure.stores.vectors import Model, divided
+from perdure.stores.vectors import Floats, Model, divided
 
 BATCH = 256  # items embedded at a time
 _BY_THE_WAY = 3  # failed attempts after which an item is no longer tried together with a put
@@ -132,9 +133,17 @@ class MissingEmbeddings:
         every = [piece for group in groups for piece in group]
         if not every:
             return [None] * len(groups), model
-        vectors = await self._runner.embed_all(every)
+        vectors = await self._vectors(every)
         model = model.of(vectors.shape[1])
         return divided(vectors, groups, model), model
+
+    def _vectors(self, pieces: Sequence[str]) -> Effect[Floats]:
+        embedder = self._embeddings.embedder
+        assert embedder is not None
+        if self._embeddings.in_process:  # slow: no read waits for it
+            embed = partial(embedder.embed, pieces)
+            return Effect(embed, lambda: self._parts.database.in_thread(embed))
+        return Effect(lambda: embedder.embed(pieces), lambda: embedder.aembed(pieces))
 
     def _pieces_of(self, row: Row) -> list[str]:
         fields = self._parts.preparer.fields_of(row[10])
@@ -150,7 +159,7 @@ class MissingEmbeddings:
                 partial(self._parts.writer.enrol, model, replace=True)
             )
             return await self._drop(number, progress)
-        probe = await self._runner.embed_all(["perdure"])
+        probe = await self._vectors(["perdure"])
         model = model.of(probe.shape[1])
         number = await self._runner.write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0

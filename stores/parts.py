@@ -1,4 +1,6 @@
-"""The parts of an open store, or of the part of it under a prefix, and what they wait for.
+"""The options of a store, the parts that are made of them, and what these wait for.
+
+Options are checked before any file is opened, and agreed upon with the file.
 
 A put is an operation of `perdure.effects`: it reads, writes and embeds by effects, so it holds no
 snapshot while a model is waited for. What only reads is a call, made in a reading thread if a
@@ -12,19 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from operator import call
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, Required, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
 from langgraph.store.base import NotProvided, PutOp, TTLConfig
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from perdure.effects import Effect, Operation, arun, run
-from perdure.errors import CorruptRecord, PerdureError
+from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
@@ -35,15 +41,152 @@ from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
 from perdure.stores.indexes import Indexes
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.options import IndexOptions, Options, agreed_fields
 from perdure.stores.puts import ItemWriter, Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Selection, micros
-from perdure.stores.values import check_number, fault
-from perdure.stores.vectors import Floats, Kind, Model
+from perdure.stores.text import ANALYZER
+from perdure.stores.values import WHOLE, check_number, fault, meant, recorded
+from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 _Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
+TextIndex = Literal["sealed", "keyed"]
+_WORDS: Final = "words"  # the setting that says how words are kept
+_KEPT: Final = ("clear", "sealed", "keyed")
+
+_Number = int | InstanceOf[float]  # `float` alone takes fractions and decimals too
+_Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
+_Natural = Annotated[int, Field(ge=0)]
+_Path = Annotated[str, Field(min_length=1)]
+_Paths = list[_Path] | tuple[_Path, ...]
+_STRICT: Final = ConfigDict(strict=True, extra="forbid")
+_MINUTES: Final = "minutes, more than zero, or None"
+_PATHS: Final = "a list of paths like ['text'], or None"
+_TRUTH: Final = "True or False"
+_EXPECTED: Final = {
+    "index": "'offline', None, or a dict with 'embed'",
+    "key": "16, 24 or 32 bytes, as many in hexadecimal, or None",
+    "ttl": "a dict like {'default_ttl': 60}, in minutes, or None",
+    "default_ttl": _MINUTES,
+    "sweep_interval_minutes": _MINUTES,
+    "refresh_on_read": _TRUTH,
+    "omit_expired": _TRUTH,
+    "read_only": _TRUTH,
+    "fields": _PATHS,
+    "text_fields": _PATHS,
+    "vectors": "'float32', 'float16', 'int8' or None",
+    "approximate_above": "a whole number of vectors, zero or more",
+    "index_bytes": "a whole number of bytes, zero or more",
+    "max_value_bytes": "a whole number of bytes, 1 or more",
+    "timeout_s": "seconds, 0 to 2,000,000",
+}
+
+
+@with_config(_STRICT)
+class TTLOptions(TypedDict, total=False):
+    """Langgraph's `TTLConfig`."""
+
+    default_ttl: _Minutes | None
+    refresh_on_read: bool
+    omit_expired: bool  # what has expired is never returned here
+    sweep_interval_minutes: _Minutes | None
+
+
+@with_config(_STRICT)
+class IndexOptions(TypedDict, total=False):
+    """Langgraph's `IndexConfig`, with what its SQLite store and `embedder_from` take."""
+
+    embed: Required[Any]
+    dims: Any
+    fields: _Paths | None
+    name: Any
+    text_fields: _Paths | None
+    distance_type: Literal["cosine"]
+
+
+class Options(BaseModel):
+    """The options of a store, and those of its database that it needs to know."""
+
+    model_config = _STRICT
+
+    index: IndexOptions | None
+    ttl: TTLOptions | None
+    key: bytes | str | None
+    text_index: TextIndex
+    vectors: Kind | None
+    approximate_above: _Natural
+    index_bytes: _Natural
+    max_value_bytes: Annotated[int, Field(ge=1)]
+    read_only: bool
+    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
+
+
+def options_of(**given: Any) -> Options:
+    """The options, checked.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+    given = {name: dict(v) if isinstance(v, Mapping) else v for name, v in given.items()}
+    try:
+        return Options(**given)
+    except ValidationError as exc:
+        error = exc.errors(include_url=False)[0]
+    option, *within = error["loc"]
+    name, value = str(option), given[str(option)]
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        known = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
+        raise ConfigurationError(
+            f"{name} has the unknown setting {within[0]!r}; {meant(within[0], known)}"
+        )
+    setting = name
+    if name in ("index", "ttl") and within and within[0] in value:
+        setting = str(within[0])
+        name, value = f"{name} {setting}", value[setting]
+    shown = f"of type {type(value).__name__}" if name == "key" else f"{value!r:.80}"
+    expected = _EXPECTED.get(setting, error["msg"].removeprefix("Input should be "))
+    raise ConfigurationError(f"{name} is {shown}; expected {expected}")
+
+
+# -- what a file records
+
+
+def agreed_fields(
+    sql: NamedSQL, chosen: Sequence[str] | None, kept: str, *, read_only: bool
+) -> Flow[list[str]]:
+    """The paths that items of a file are searched by, unless a put names others.
+
+    Those given count, else those recorded. If words were made in another way they are dropped, and
+    the next search makes them anew.
+    """
+    rows = yield sql("get_setting", _WORDS)
+    recorded_words = recorded(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
+    if recorded_words is not None and recorded_words["kept"] != kept:
+        raise ConfigurationError(
+            f"this file keeps words {recorded_words['kept']!r}, not {kept!r}: open it with "
+            f"text_index={recorded_words['kept']!r}"
+        )
+    fields = list(chosen or (recorded_words["fields"] if recorded_words else (WHOLE,)))
+    words = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
+    if recorded_words != words and not read_only:
+        yield sql("set_setting", _WORDS, json.dumps(words))
+        if recorded_words is not None:
+            yield sql("drop_indexes")
+            yield sql("bump_setting", "erasures")
+    return fields
+
+
+def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
+    fields = words.get("fields")
+    return (
+        words.get("kept") in _KEPT
+        and isinstance(fields, list)
+        and bool(fields)
+        and all(isinstance(path, str) and path for path in fields)
+    )
+
+
+# -- the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +218,17 @@ class Parts:
         kept = "clear" if isinstance(seal, Clear) else options.text_index
         masked = _mask(seal.hash_key) if kept == "keyed" else None
         embeddings = _embeddings(options.index, options.vectors)
-        given: Any = options.index and (
-            options.index.get("fields") or options.index.get("text_fields")
-        )
+        index: Any = options.index or {}
+        chosen = index.get("fields") or index.get("text_fields")
         preparer = Preparer([], options.max_value_bytes, embeddings, masked)
 
         def begin() -> Flow[None]:
             read_only = options.read_only
             yield from agree_on_key(seal, database.path, read_only=read_only)
-            preparer.fields[:] = yield from agreed_fields(sql, given, kept, read_only=read_only)
-            recorded = yield sql("get_setting", "model")
+            preparer.fields[:] = yield from agreed_fields(sql, chosen, kept, read_only=read_only)
+            rows = yield sql("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
-                for (model,) in recorded:
+                for (model,) in rows:
                     embeddings.adopt(Model.parsed(model))
 
         def erased() -> None:  # a vector tells of its text, a filter may hold what it looks for
@@ -106,7 +248,7 @@ class Parts:
             post=None if options.read_only else database.post,
             erased=erased,
         )
-        runner = Runner(database, writer, embeddings)
+        runner = Runner(database, writer)
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
@@ -124,7 +266,7 @@ class Parts:
             self,
             reader=replace(self.reader, records=records),
             writer=writer,
-            runner=Runner(self.database, writer, self.runner.embeddings),
+            runner=Runner(self.database, writer),
             preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
@@ -241,8 +383,8 @@ class _Puts(NamedTuple):
 class Runner:
     """Runs a store's operations, and makes their effects."""
 
-    def __init__(self, database: Database, writer: ItemWriter, embeddings: StoreEmbedder) -> None:
-        self.database, self.writer, self.embeddings = database, writer, embeddings
+    def __init__(self, database: Database, writer: ItemWriter) -> None:
+        self.database, self.writer = database, writer
         self.reads: Reads = Together(database.in_thread, _called).ask
         self._puts = Together(call, self._put_together)
 
@@ -315,15 +457,6 @@ class Runner:
             errors = await asyncio.gather(*map(write, batch), return_exceptions=True)
         for (_, promise), error in zip(asks, errors, strict=True):
             promise.result, promise.error = None, error
-
-    def embed_all(self, texts: Sequence[str]) -> Effect[Floats]:
-        """The vectors of texts to be stored."""
-        embedder = self.embeddings.embedder
-        assert embedder is not None
-        if self.embeddings.in_process:  # slow: no read waits for it
-            embed = partial(embedder.embed, texts)
-            return Effect(embed, lambda: self.database.in_thread(embed))
-        return Effect(lambda: embedder.embed(texts), lambda: embedder.aembed(texts))
 
 
 class Together:

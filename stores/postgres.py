@@ -13,7 +13,7 @@ from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
 from perdure.stores.filters import EACH, steps_of
-from perdure.stores.options import TextIndex
+from perdure.stores.parts import TextIndex
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore

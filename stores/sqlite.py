@@ -13,7 +13,7 @@ from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.filter_sql import JSONPlace
-from perdure.stores.options import TextIndex
+from perdure.stores.parts import TextIndex
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore

@@ -33,8 +33,7 @@ from perdure.stores.base import (
 from perdure.stores.filter_sql import JSONPlace, index_expression, index_path
 from perdure.stores.namespaces import labels, span
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.options import options_of
-from perdure.stores.parts import Parts
+from perdure.stores.parts import Parts, options_of
 from perdure.stores.reading import index_name
 from perdure.stores.store import Store
 from perdure.stores.transfer import (
