@@ -135,7 +135,7 @@ class MissingEmbeddings:
             return [None] * len(groups), model
         vectors = await self._vectors(every)
         model = model.of(vectors.shape[1])
-        return divided(vectors, groups, model), model
+        return await self._runner.called(partial(divided, vectors, groups, model)), model
 
     def _vectors(self, pieces: Sequence[str]) -> Effect[Floats]:
         embedder = self._embeddings.embedder

@@ -292,9 +292,14 @@ class Searcher:
 
     # -- the vector of a query
 
+    @property
+    def awaits(self) -> bool:
+        """Whether a model elsewhere makes the vectors of queries."""
+        return self._embeddings.model is not None and not self._embeddings.in_process
+
     async def awaited(self, query: Query | None, selection: Selection) -> Query | None:
         """The query with its vector, if a model elsewhere makes it: no reading thread waits."""
-        if query is None or self._embeddings.model is None or self._embeddings.in_process:
+        if query is None or not self.awaits:
             return query
         vector = await self._parts.runner.arun(self._vector(query, selection))
         return replace(query, vector=vector, is_embedded=True)

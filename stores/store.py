@@ -6,7 +6,7 @@ is an operation (`perdure.effects`). What concerns a whole file is in `perdure.s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import micros
-from perdure.stores.searching import Searcher, page_of, query_of
+from perdure.stores.searching import Query, Searcher, page_of, query_of
 from perdure.stores.values import check_number
 
 
@@ -87,18 +87,24 @@ class Store(BaseStore):
         puts = await self._prepared(written)
         results: list[Result] = [None] * len(ops)
         if len(written) < len(ops):
-            reads = [await self._reading(op) for op in ops]
-            results = await self._parts.runner.called(lambda: [read() for read in reads])
+            queries = [await self._query(op) for op in ops]
+            results = await self._parts.runner.called(lambda: list(map(self._answer, ops, queries)))
         if puts:
             await self._write(puts)
         return results
 
-    async def _reading(self, op: Op | PutItem) -> Callable[[], Any]:
-        """What answers an operation."""
+    async def _query(self, op: Op | PutItem) -> Query | None:
+        """The query of a search, if a model elsewhere makes its vector."""
+        if not isinstance(op, SearchOp) or not self._searcher.awaits:
+            return None
+        selection = self._parts.selection(op.namespace_prefix)
+        return await self._searcher.awaited(query_of(op.query), selection)
+
+    def _answer(self, op: Op | PutItem, query: Query | None) -> Any:
         if isinstance(op, PutOp | PutItem):
-            return lambda: None
+            return None
         if isinstance(op, ListNamespacesOp):
-            return lambda: self._namespaces(op, None)
+            return self._namespaces(op, None)
         if not isinstance(op, GetOp | SearchOp):
             raise ConfigurationError(
                 f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
@@ -107,10 +113,10 @@ class Store(BaseStore):
         # true is also what an operation says by default
         refresh = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
-            return lambda: self.get(op.namespace, op.key, refresh_ttl=refresh)
-        selection, query = self._parts.selection(op.namespace_prefix, op.filter), query_of(op.query)
-        query = await self._searcher.awaited(query, selection)
-        return lambda: self._searcher.search(selection, query, op.limit, op.offset, refresh)
+            return self.get(op.namespace, op.key, refresh_ttl=refresh)
+        selection = self._parts.selection(op.namespace_prefix, op.filter)
+        query = query or query_of(op.query)
+        return self._searcher.search(selection, query, op.limit, op.offset, refresh)
 
     # -- writing
 
