@@ -165,18 +165,11 @@ AND EXISTS (
     WHERE n.thread = t.thread AND n.ns = ''
 ) ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
--- open_threads: those of them whose head has pending writes; the head apart, see `head_of`
+-- waiting_threads: those of them that may wait for an answer
 SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
-AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
-AND EXISTS (
-    SELECT 1 FROM (
-        SELECT CASE n.pinned
-        WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-        ELSE (n.namespace << 32) + n.pinned END AS head
-        FROM namespaces n WHERE n.thread = t.thread AND n.ns = '' LIMIT 1
-    ) s JOIN checkpoints c ON c.id = s.head JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid
-) ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
+AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3 AND waiting = 1
+ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- analyzed: the planner is told what a copy has added
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags;

@@ -336,16 +336,10 @@ AND EXISTS (
     WHERE n.thread = t.thread AND n.ns = ''
 ) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
--- open_threads: those of them whose head has pending writes
+-- waiting_threads: those of them that may wait for an answer
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t
-WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
-AND EXISTS (
-    SELECT 1 FROM namespaces n JOIN checkpoints c ON c.id = CASE n.pinned
-    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-    ELSE (n.namespace << 32) + n.pinned END
-    JOIN writes w ON w.namespace = c.namespace AND w.uid = c.uid
-    WHERE n.thread = t.thread AND n.ns = ''
-) ORDER BY updated_at DESC, thread DESC LIMIT ?4;
+WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3 AND waiting = 1
+ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t WHERE thread_id = ?

@@ -147,7 +147,7 @@ class ThreadReader:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         number, out = number_of(self.reader.seal, where), list[ThreadHead]()
         narrow = ("list_threads",) if number is None else ("tagged_threads", number)
-        narrow = ("open_threads",) if waiting else narrow
+        narrow = ("waiting_threads",) if waiting else narrow
         while True:
             rows = yield from self._rows(limit, after, prefix, active_since, *narrow)
             for head in (yield from self.heads_of(rows)):
