@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import sys
 import tempfile
 import threading
@@ -47,7 +48,7 @@ class Trace:
 
 def _is_door(frame: FrameType) -> bool:
     module, name = _module(frame), frame.f_code.co_name
-    if module in ("", "effects") or name[0] == "<" or name.startswith("__"):
+    if module.startswith("storage.") or name.startswith(("<", "__")) or module in ("", "effects"):
         return False
     back = frame.f_back
     while back is not None:
@@ -56,7 +57,7 @@ def _is_door(frame: FrameType) -> bool:
         if _module(back) not in ("", "effects"):  # which runs what is written as a coroutine
             return False
         back = back.f_back
-    return not module.startswith(("storage.", "stores.parts"))  # whose threads begin so
+    return bool(frame.f_code.co_flags & inspect.CO_COROUTINE)  # a task; a thread begins otherwise
 
 
 def _module(frame: FrameType) -> str:
