@@ -239,18 +239,9 @@ async def judged(
     changes: Sequence[Change], present: Present, ends: dict[str, str], gate: Gate, scope: Scope
 ) -> Planned:
     """What the gate admits; each replaces the memory under its key, if there is one."""
-    candidates = [
-        replace(proposed.candidate, kind=present[proposed.key].kind)
-        if isinstance(proposed, Revision)
-        else proposed.candidate
-        for proposed in changes
-    ]
+    candidates = [_of_its_kind(proposed, present) for proposed in changes]
     keys = [proposed.key for proposed in changes]
-    made = [
-        proposed.key
-        for proposed in changes
-        if proposed.candidate.explicit and proposed.key not in present
-    ]
+    made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
     admitted = await admit(gate, scope.adapter, scope.namespace, candidates, keys, made)
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
@@ -264,12 +255,8 @@ async def judged(
             puts.append(replace(own[proposed.key], if_version=new))
         elif outcome.change == "added" and memory is not None:
             until = _until(proposed, memory)
-            put, change = _replaced(proposed, own[proposed.key], memory, until)
-            if put is None:
-                outcome = Outcome("unchanged", proposed.key, SAME)
-            else:
-                puts.append(put)
-                outcome = replace(outcome, change=change)
+            changed, outcome = _replaced(proposed, own[proposed.key], memory, until, outcome)
+            puts += changed
             if outcome.change == "superseded":
                 source = proposed.candidate.provenance
                 past += await superseded_turns(scope.adapter, memory, until, source)
@@ -283,20 +270,27 @@ async def judged(
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
 
 
+def _of_its_kind(proposed: Change, present: Present) -> Candidate:
+    if isinstance(proposed, Addition):
+        return proposed.candidate
+    return replace(proposed.candidate, kind=present[proposed.key].kind)
+
+
 def _replaced(
-    proposed: Change, put: PutItem, memory: Memory, until: datetime
-) -> tuple[PutItem | None, Alteration]:
+    proposed: Change, put: PutItem, memory: Memory, until: datetime, admitted: Outcome
+) -> tuple[list[PutItem], Outcome]:
     """The put of an admitted memory, if the stored one is still the version that was read."""
     value = put.value or {}
-    if isinstance(proposed, Addition) and (memory.kind != TURN or memory.text == value["text"]):
-        return None, "updated"  # it was made before, and may have been changed since
+    # what was made before may have been changed since
+    stays = isinstance(proposed, Addition) and (memory.kind != TURN or memory.text == value["text"])
+    if stays or own_fields(value) == own_fields(memory.value):
+        return [], Outcome("unchanged", proposed.key, SAME)
     change: Alteration = proposed.change if isinstance(proposed, Revision) else "updated"
-    if own_fields(value) == own_fields(memory.value):
-        return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
     ended = until if change == "superseded" else None
     value = succeeding(memory, {**kept, **value}, change, ended)
-    return replace(put, value=value, if_version=memory.version), change
+    put = replace(put, value=value, if_version=memory.version)
+    return [put], replace(admitted, change=change)
 
 
 def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:

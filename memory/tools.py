@@ -309,7 +309,7 @@ class Attribution:
         """
         words = set().union(*map(_words, texts))
         by_user, by_tool = self._by_role("human"), self._by_role("tool")
-        fresh = {i: text for i, text in by_tool.items() if self.messages[i].name not in self.own}
+        fresh = {i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own}
         users = words & set().union(*by_user.values(), *map(_words, stated))
         tools = words & set().union(*by_tool.values())
         foreign = words & set().union(*fresh.values()) - users
