@@ -69,11 +69,11 @@ class SourceCheckpoint(NamedTuple):
     tasks: list[Task]
 
 
-def source_of(given: str | os.PathLike[str], codec: Codec) -> _SQLiteFile | _PostgresTables:
+def source_of(source: str | os.PathLike[str], codec: Codec) -> _SQLiteFile | _PostgresTables:
     """The source at a path or a Postgres DSN; `codec` reads its values."""
-    if isinstance(given, str) and is_dsn(given):
-        return _PostgresTables(given, codec)
-    return _SQLiteFile(given, codec)
+    if isinstance(source, str) and is_dsn(source):
+        return _PostgresTables(source, codec)
+    return _SQLiteFile(source, codec)
 
 
 class _SQLiteFile:
@@ -175,14 +175,14 @@ class _PostgresTables:
             where = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
             config = Address(thread_id, ns, None).config(uid)
             try:
-                found = self._tables.call(partial(self._saver.get_tuple, config))
+                stored = self._tables.call(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{where}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # of their saver
                 raise CorruptRecord(f"{where}: it was damaged: {exc!r}") from exc
-            if found is None:  # it was deleted just now
+            if stored is None:  # it was deleted just now
                 continue
-            writes = found.pending_writes or ()
+            writes = stored.pending_writes or ()
             paths: dict[str, str] = dict(
                 self._tables.rows(self._paths, thread_id, ns, uid) if writes else ()
             )
@@ -191,9 +191,9 @@ class _PostgresTables:
             )
             for of_task in tasks:
                 of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
-            parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            parent = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             upon = Address(thread_id, ns, parent)
-            yield SourceCheckpoint(where, upon, found.checkpoint, found.metadata, tasks)
+            yield SourceCheckpoint(where, upon, stored.checkpoint, stored.metadata, tasks)
 
 
 def _by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
@@ -233,10 +233,10 @@ class Importer:
                 there = source.addresses(thread_id)
                 self.read(partial(self._check_unforked, thread_id, there))
                 before = self._new()
-                for found in source.checkpoints(thread_id):
+                for checkpoint in source.checkpoints(thread_id):
                     if self.stopped.is_set():
                         raise ImportFailed(f"the import of {source.path!r} was cancelled")
-                    self._checkpoint(found)
+                    self._checkpoint(checkpoint)
                 self._done["threads"] += 1
                 self._done["unchanged"] += self._new() == before
         return ImportReport(**self._done)
@@ -258,46 +258,46 @@ class Importer:
                 "import into a new file, or delete the thread here first"
             )
 
-    def _checkpoint(self, of: SourceCheckpoint) -> None:
+    def _checkpoint(self, source: SourceCheckpoint) -> None:
         """Store a checkpoint and its writes, as far as they are not here, and read them back."""
-        where, upon, checkpoint, metadata, tasks = of
+        where, upon, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(f"{where}: it lacks its id or its versions: it was damaged")
         at = upon._replace(checkpoint_id=checkpoint["id"])
-        given = [upon.checkpoint_id, checkpoint, metadata]
-        found = self.read(lambda: self.reader.get(at))
-        new = found is None
+        there = [upon.checkpoint_id, checkpoint, metadata]
+        here = self.read(lambda: self.reader.get(at))
+        new = here is None
         if new:
             versions = checkpoint["channel_versions"]
             self.write(CheckpointPut(upon, checkpoint, dict(metadata), versions))
-        elif not self._is_same(given, found):
+        elif not self._is_same(there, here):
             raise ImportFailed(f"{where} is another one here")
-        lacking = tasks if new else self._lacking(tasks, found)
+        lacking = tasks if new else self._lacking(tasks, here)
         for task_id, path, writes in lacking:
             self.write(TaskWrites(at, task_id, path, writes))
         if new or lacking:
-            found = self.read(lambda: self.reader.get(at))
-        if not self._is_same(given, found) or self._lacking(tasks, found):
+            here = self.read(lambda: self.reader.get(at))
+        if not self._is_same(there, here) or self._lacking(tasks, here):
             raise ImportFailed(f"{where} is not the same when read back")
         self._done["checkpoints" if new else "skipped"] += 1
         self._done["writes"] += sum(len(task.writes) for task in lacking)
 
-    def _is_same(self, given: list[Any], found: CheckpointTuple | None) -> bool:
+    def _is_same(self, there: list[Any], here: CheckpointTuple | None) -> bool:
         """Whether what is stored is what the source holds, value for value, writes apart."""
-        if found is None:
+        if here is None:
             return False
-        upon = found.parent_config["configurable"]["checkpoint_id"] if found.parent_config else None
-        return self._equal([upon, found.checkpoint, found.metadata], given)
+        upon = here.parent_config["configurable"]["checkpoint_id"] if here.parent_config else None
+        return self._equal([upon, here.checkpoint, here.metadata], there)
 
-    def _lacking(self, tasks: list[Task], found: CheckpointTuple) -> list[Task]:
+    def _lacking(self, tasks: list[Task], here: CheckpointTuple) -> list[Task]:
         """The tasks whose writes are not all stored; there may be others since."""
-        stored = [[*write] for write in found.pending_writes or []]
+        stored = [[*row] for row in here.pending_writes or []]
         return [
             task
             for task in tasks
             if not all(
-                any(self._equal(write, [task.task_id, *given]) for write in stored)
-                for given in task.writes
+                any(self._equal(row, [task.task_id, *write]) for row in stored)
+                for write in task.writes
             )
         ]
 

@@ -121,10 +121,10 @@ def thread_records(
     last = _LOW
     if checkpoint_id is not None:
         at = Address(thread_id, "", checkpoint_id)
-        found = yield from reader.find(at)
-        if found is None:
+        end = yield from reader.find(at)
+        if end is None:
             raise missing(at)
-        last = found.snapshot.key & _LOW
+        last = end.snapshot.key & _LOW
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((_, status, seq, kept),) = yield reader.sql("client_of", thread_id)
     title, told = open_listed(reader.seal, thread_id, stored)

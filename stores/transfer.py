@@ -135,15 +135,15 @@ class Transfer:
     # -- in
 
     def take(
-        self, found: Lines, progress: Progress | None, noun: str, *, skips: bool = False
+        self, lines: Lines, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
         """Take in what a source gives, in batches."""
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
         others = set[tuple[bytes, str]]() if skips else None
-        with closing(found):
+        with closing(lines):
             while failed is None:
-                batch, unsuitable, failed = self._batch_of(found, skips)
+                batch, unsuitable, failed = self._batch_of(lines, skips)
                 if not batch and not unsuitable and failed is None:
                     return report
                 try:
@@ -161,13 +161,13 @@ class Transfer:
         raise ImportFailed(f"{failed}. {done} {are} kept") from failed
 
     def _batch_of(
-        self, found: Lines, skips: bool
+        self, lines: Lines, skips: bool
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """The next items, the number of skipped ones, and the error of a wrong one."""
         batch: list[ItemVersion] = []
         unsuitable = 0
         try:
-            for where, line in islice(found, PAGE):
+            for where, line in islice(lines, PAGE):
                 try:
                     batch.append(self._restored(where, line))
                 except ImportFailed as exc:
@@ -180,12 +180,12 @@ class Transfer:
         return batch, unsuitable, None
 
     async def _restore(
-        self, given: list[ItemVersion], others: set[tuple[bytes, str]] | None
+        self, versions: list[ItemVersion], others: set[tuple[bytes, str]] | None
     ) -> TransferReport:
-        if not given:
+        if not versions:
             return TransferReport()
-        model = await self._missing.make([one.put for one in given])
-        make = partial(_restore, self._parts.writer, given, self._parts.now(), model, others)
+        model = await self._missing.make([version.put for version in versions])
+        make = partial(_restore, self._parts.writer, versions, self._parts.now(), model, others)
         return await self._parts.runner.write(make)
 
     def _restored(
@@ -200,15 +200,15 @@ class Transfer:
                 path, _ = preparer.place(labels(put.path), put.key)
                 check_size(len((put.text or "").encode()), preparer.max_bytes)
                 return line._replace(put=preparer.ready(replace(put, path=path)))
-            said = line.get("provenance")
-            if said and not isinstance(said.get("message_ids", []), list):
+            provenance = line.get("provenance")
+            if provenance and not isinstance(provenance.get("message_ids", []), list):
                 raise ValueError("message_ids of its provenance is no list")
             put = preparer.put(
                 preparer.place(line["namespace"], line["key"]),
                 line["value"] if line["value"] is not None else _NOTHING,
                 line.get("index"),
                 line.get("ttl"),
-                provenance=provenance_of(said) if said else None,
+                provenance=provenance_of(provenance) if provenance else None,
             )
             return ItemVersion(put, _version(line), *(_time(line, name) for name in _TIMES))
         except PerdureError as exc:
@@ -233,7 +233,7 @@ def _version(line: Mapping[str, Any]) -> int | None:
 
 def _restore(
     writer: ItemWriter,
-    given: Sequence[ItemVersion],
+    items: Sequence[ItemVersion],
     now: int,
     model: Model | None,
     others: set[tuple[bytes, str]] | None,
@@ -245,21 +245,21 @@ def _restore(
     """
     report = TransferReport()
     changes = Changes(None if model is None else (yield from writer.enrol(model)))
-    for one in given:
-        at = one.put.path, one.put.key
+    for item in items:
+        at = item.put.path, item.put.key
         if others is not None and at in others:
             report += TransferReport(unsuitable=1)
             continue
         rows = yield writer.sql("history", *at)
-        known = {row[3]: row for row in rows}
-        newest = max(known, default=0)
-        last = known.get(newest)
-        if one.version is None:
-            known_already = last is not None and last[6] is None and _same(writer, last, one.put)
+        stored = {row[3]: row for row in rows}
+        newest = max(stored, default=0)
+        last = stored.get(newest)
+        if item.version is None:
+            is_stored = last is not None and last[6] is None and _same(writer, last, item.put)
         else:
-            known_already = one.version <= newest
+            is_stored = item.version <= newest
             try:
-                _check_same(writer, known.get(one.version), one)
+                _check_same(writer, stored.get(item.version), item)
             except ImportFailed as exc:
                 if others is None:
                     raise
@@ -267,38 +267,38 @@ def _restore(
                 _LOG.warning("passed over, with what follows: %s", exc)
                 report += TransferReport(unsuitable=1)
                 continue
-        if known_already:
-            present = one.version == newest and last is not None and last[6:8] == (None, None)
-            if present and one.until is not None:  # what may expire lives as long as it does here
-                there = yield from writer.locate(one.put)
-                yield _ended(writer, there, one.until, changes)
+        if is_stored:
+            present = item.version == newest and last is not None and last[6:8] == (None, None)
+            if present and item.until is not None:  # what may expire lives as long as it does here
+                there = yield from writer.locate(item.put)
+                yield _ended(writer, there, item.until, changes)
             report += TransferReport(skipped=1)
             continue
-        yield from _add(writer, one, now, changes)
-        closed = one.until is not None
+        yield from _add(writer, item, now, changes)
+        closed = item.until is not None
         report += TransferReport(items=int(not closed), versions=int(closed))
-    yield from writer.finish([one.put for one in given], changes, now)
+    yield from writer.finish([item.put for item in items], changes, now)
     return report
 
 
-def _add(writer: ItemWriter, one: ItemVersion, now: int, changes: Changes) -> Flow[None]:
-    there = yield from writer.locate(one.put)
+def _add(writer: ItemWriter, item: ItemVersion, now: int, changes: Changes) -> Flow[None]:
+    there = yield from writer.locate(item.put)
     ns, row, version, created, valid_from, _, _, closed, _, made = there
-    since = now if one.since is None else one.since
+    since = now if item.since is None else item.since
     if row is not None:
         since = max(since, valid_from + 1)
         yield _ended(writer, there, since, changes)
-    number = one.version or (version or closed or 0) + 1
-    first = one.created if one.created is not None else created if row is not None else since
-    put = one.put if one.until is None else replace(one.put, missing=None)
-    expires = one.expires
-    if expires is None and one.put.ttl is not None and one.until is None:
-        expires = max(since, now) + one.put.ttl
+    number = item.version or (version or closed or 0) + 1
+    first = item.created if item.created is not None else created if row is not None else since
+    put = item.put if item.until is None else replace(item.put, missing=None)
+    expires = item.expires
+    if expires is None and item.put.ttl is not None and item.until is None:
+        expires = max(since, now) + item.put.ttl
     times = Times(first, since, expires, made)
     [(added,)] = yield writer.new_ids(1)
     yield (yield from writer.add([New(put, ns, number, times)], [added], changes))
-    if one.until is not None:
-        yield _ended(writer, (yield from writer.locate(put)), one.until, changes)
+    if item.until is not None:
+        yield _ended(writer, (yield from writer.locate(put)), item.until, changes)
 
 
 def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list[Statement]:
@@ -308,11 +308,11 @@ def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list
     return writer.close([(max(until, valid_from + 1), row)])
 
 
-def _check_same(writer: ItemWriter, here: Row | None, one: ItemVersion) -> None:
-    if here is not None and not _same(writer, here, one.put):
+def _check_same(writer: ItemWriter, here: Row | None, item: ItemVersion) -> None:
+    if here is not None and not _same(writer, here, item.put):
         raise ImportFailed(
-            f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
-            "and holds something else: import into a new file, or forget it here first"
+            f"version {item.version} of {item.put.key!r} in {labels(item.put.path)!r} is here "
+            "already and holds something else: import into a new file, or forget it here first"
         )
 
 
@@ -360,13 +360,13 @@ def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) ->
 
 def _check_fields(where: str, line: dict[str, Any]) -> None:
     """Refuse what would be lost: a field that nothing reads, a key that becomes another."""
-    said = line.get("provenance")
-    within = said if isinstance(said, dict) else {}
-    for holder, names, known in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
+    provenance = line.get("provenance")
+    within = provenance if isinstance(provenance, dict) else {}
+    for holder, names, fields in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
         for name in names:
-            if name not in known:
+            if name not in fields:
                 raise ImportFailed(
-                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, known)}"
+                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, fields)}"
                 )
     if "value" not in line:
         raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
@@ -386,15 +386,15 @@ def of_store(store: BaseStore) -> Lines:
 def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     # as an operation, for the method refuses labels that the store may well hold
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
-    while found := cast(list[SearchItem], store.batch([op])[0]):
-        for item in found:
+    while page := cast(list[SearchItem], store.batch([op])[0]):
+        for item in page:
             if tuple(item.namespace) == namespace:  # the others come with their own
                 times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
                     _line(namespace, item.key, item.value, *times),
                 )
-        op = op._replace(offset=op.offset + len(found))
+        op = op._replace(offset=op.offset + len(page))
 
 
 def of_langgraph(path: str | os.PathLike[str]) -> Lines:
@@ -468,10 +468,10 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
     return where, line
 
 
-def _moment(found: str | datetime) -> datetime:
+def _moment(stored: str | datetime) -> datetime:
     """SQLite's own timestamps are UTC and do not say so."""
-    found = datetime.fromisoformat(found) if isinstance(found, str) else found
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
+    return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 
 
 def _line(

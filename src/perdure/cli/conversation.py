@@ -128,18 +128,18 @@ class Conversation:
 
         def path(key: str | None) -> list[str]:
             """A part and its ancestors up to one that is done, the oldest first."""
-            found: dict[str, None] = {}
+            parts: dict[str, None] = {}
             while key is not None and key not in ends:
-                found[key] = None
+                parts[key] = None
                 above = parents[key]
-                if above in found or above not in parents:
-                    if above in found:
+                if above in parts or above not in parents:
+                    if above in parts:
                         self.problem("its own ancestor, read as a beginning", key)
                     elif above is not None and key in messages:
                         self.problem("parent missing, read as a beginning", key)
                     parents[key] = above = None
                 key = above
-            return list(reversed(found))
+            return list(reversed(parts))
 
         main = dict.fromkeys(path(shown))
         for end in [*(key for key in parents if key not in main), shown]:
@@ -152,7 +152,7 @@ class Conversation:
 
 
 def described(
-    name: object, found: Mapping[str, Any], names: Mapping[str, str], *made_of: object
+    name: object, conversation: Mapping[str, Any], names: Mapping[str, str], *made_of: object
 ) -> Conversation:
     """A conversation without its messages, of its JSON.
 
@@ -160,7 +160,7 @@ def described(
     """
     about: dict[str, Any] = {}
     for ours, theirs in names.items():
-        time, text = seconds(found.get(theirs)), find(found, str, theirs)
+        time, text = seconds(conversation.get(theirs)), find(conversation, str, theirs)
         value = time if ours.endswith("_time") else text if text.strip() else None
         if value is not None:
             about[ours] = value
@@ -170,13 +170,13 @@ def described(
     return Conversation(whole(id), about)
 
 
-def spoken(role: str, text: str, key: str, *, tool: bool = False, **known: Any) -> BaseMessage:
+def spoken(role: str, text: str, key: str, *, tool: bool = False, **about: Any) -> BaseMessage:
     """A message of the user, assistant or system, with its id and what is known of it.
 
     What a program said (`tool`) becomes no memory.
     """
     kinds: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
-    metadata = {name: value for name, value in known.items() if value not in (None, "")}
+    metadata = {name: value for name, value in about.items() if value not in (None, "")}
     if tool:
         metadata[REMEMBER] = False
     return kinds.get(role, SystemMessage)(
@@ -191,8 +191,8 @@ def find(value: Any, kind: type[Kind], *path: str) -> Kind:
     """The value at a path of keys, if it is of this kind, else an empty one."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    found = value if isinstance(value, kind) else kind()
-    return whole(found) if isinstance(found, str) else found
+    part = value if isinstance(value, kind) else kind()
+    return whole(part) if isinstance(part, str) else part
 
 
 def whole(text: str) -> str:
@@ -227,8 +227,8 @@ def short(text: Any, limit: int = 200) -> str:
 
 def label(noun: object, about: object = "") -> str:
     """What stands for a file, a picture or a call: "[file: dates.pdf]"."""
-    known = short(about)
-    return f"[{short(noun, 40)}: {known}]" if known else f"[{short(noun, 40)}]"
+    text = short(about)
+    return f"[{short(noun, 40)}: {text}]" if text else f"[{short(noun, 40)}]"
 
 
 def fenced(code: str, language: str = "") -> str:
@@ -271,8 +271,8 @@ def values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 class Lines:
@@ -289,73 +289,73 @@ class Lines:
         """The conversations of all objects."""
         return [talk for talk, _ in self._talks.values()]
 
-    def add_conversation(self, number: str, found: Mapping[str, Any]) -> None:
+    def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
         """Add the messages of an object, from the first one of the thread on."""
-        if not isinstance(found["messages"], list):
+        if not isinstance(conversation["messages"], list):
             raise Odd("'messages' is no list")
-        name = found.get("thread_id") or found.get("id") or f"{self._name}-{number}"
-        talk, path = self._thread(name, found)
+        name = conversation.get("thread_id") or conversation.get("id") or f"{self._name}-{number}"
+        talk, path = self._thread(name, conversation)
         path.clear()
-        keys = [_add(talk, path, given) for given in found["messages"]]
+        keys = [_add(talk, path, message) for message in conversation["messages"]]
         leaf = talk.leaf
-        for branch in find(found, list, "branches"):
+        for branch in find(conversation, list, "branches"):
             after, messages = find(branch, int, "after"), find(branch, list, "messages")
             if not 0 <= after <= len(keys):
                 talk.problem("a branch follows no message")
                 continue
             begin = talk.way(keys[after - 1]) if after else []
             path = dict.fromkeys(begin)
-            keys += [_add(talk, path, given, variant=True) for given in messages]
+            keys += [_add(talk, path, message, variant=True) for message in messages]
         talk.leaf = leaf
 
-    def add_message(self, found: Mapping[str, Any]) -> None:
+    def add_message(self, line: Mapping[str, Any]) -> None:
         """Add an object that is a message, after the last one."""
-        whose = {name: found[name] for name in WHOSE if name in found}
-        message = {k: v for k, v in found.items() if k != "thread_id" and k not in whose}
-        _add(*self._thread(found.get("thread_id") or self._name, whose), message)
+        whose = {name: line[name] for name in WHOSE if name in line}
+        message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
+        _add(*self._thread(line.get("thread_id") or self._name, whose), message)
 
-    def _thread(self, name: object, found: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        numbers = {key: str(found[key]) for key in WHOSE if type(found.get(key)) is int}
+    def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+        numbers = {key: str(line[key]) for key in WHOSE if type(line.get(key)) is int}
         names = {key: key for key in (*ABOUT, *WHOSE)}
-        made = described(str(name), {**found, **numbers}, names)
+        made = described(str(name), {**line, **numbers}, names)
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path
 
 
-def _add(talk: Conversation, path: _Path, given: Any, *, variant: bool = False) -> str | None:
+def _add(talk: Conversation, path: _Path, line: Any, *, variant: bool = False) -> str | None:
     """Add a message, which follows those before it, or note why it is left out; where it is."""
     above = next(reversed(path), None)
     last = talk.nodes[above].message if above else None
     try:
-        message = _message(given, last, talk.id, len(path))
+        message = _message(line, last, talk.id, len(path))
     except Odd as exc:
-        talk.problem(str(exc), short(given["id"]) if find(given, dict).get("id") else None)
+        talk.problem(str(exc), short(line["id"]) if find(line, dict).get("id") else None)
         return above
-    path[talk.add(message, above, seconds(given.get("at")), variant=variant)] = None
+    path[talk.add(message, above, seconds(line.get("at")), variant=variant)] = None
     talk.leaf = next(reversed(path))
     return talk.leaf
 
 
-def _message(found: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
-    given = _checked(found)
-    key = whole(str(found.get("id") or made_up_id(*place, found["role"], found.get("content"))))
-    given |= {"id": key, "content": found.get("content") or ""}
-    if seconds(given.get("at")) is not None:
-        del given["at"]
-    if (at := seconds(given.get(CREATED))) is not None:
-        given.pop(CREATED)
-        given["response_metadata"] = {**find(given, dict, "response_metadata"), CREATED: at}
-    if isinstance(given.get("function_call"), dict) and not given.get("tool_calls"):
-        call = given.pop("function_call")
-        given["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
-    if given["role"] == "function":  # the answer to a single call, right after it
+def _message(line: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
+    form = _checked(line)
+    key = whole(str(line.get("id") or made_up_id(*place, line["role"], line.get("content"))))
+    form |= {"id": key, "content": line.get("content") or ""}
+    if seconds(form.get("at")) is not None:
+        del form["at"]
+    if (at := seconds(form.get(CREATED))) is not None:
+        form.pop(CREATED)
+        form["response_metadata"] = {**find(form, dict, "response_metadata"), CREATED: at}
+    if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
+        call = form.pop("function_call")
+        form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
+    if form["role"] == "function":  # the answer to a single call, right after it
         if not (isinstance(last, AIMessage) and last.tool_calls):
             raise Odd("the answer of a function that was not called")
-        given |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
-    fields = given.pop(_EXACT, None)
+        form |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
+    fields = form.pop(_EXACT, None)
     try:
-        (message,) = convert_to_messages([given])
+        (message,) = convert_to_messages([form])
         if fields is not None:
             kind = fields.get("type", message.type)
             plain = message.model_dump() if kind == message.type else {}
@@ -364,23 +364,23 @@ def _message(found: Any, last: BaseMessage | None, *place: object) -> BaseMessag
     except json.JSONDecodeError as exc:
         raise Odd("the arguments of a call are not JSON") from exc
     except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
-        part = "tool_calls" if given.get("tool_calls") else given["role"]
+        part = "tool_calls" if form.get("tool_calls") else form["role"]
         raise Odd(f"malformed message ({part})") from exc
     return message
 
 
-def _checked(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _checked(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
         raise Odd("the message is no object")
-    role, content = found.get("role"), found.get("content")
+    role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise Odd(f"unknown role {short(str(role), 40)!r}")
-    if content is None and not (role == "assistant" and any(n in found for n in _INSTEAD)):
+    if content is None and not (role == "assistant" and any(n in message for n in _INSTEAD)):
         raise Odd("no content")
     parts = all(isinstance(part, str | dict) for part in find(content, list))
     if not (parts and isinstance(content, str | list | None)):
         raise Odd("content is neither text nor a list of parts")
-    return dict(found)
+    return dict(message)
 
 
 # -- written
@@ -453,9 +453,9 @@ def _written(message: BaseMessage, at: Any) -> dict[str, Any]:
         form = {"role": "assistant", "content": str(message.text)}
         read = _message(form, None)
     written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
-    if (said := created(message)) is not None:
-        written[CREATED] = said
-        read.response_metadata = {CREATED: said}
+    if (own_time := created(message)) is not None:
+        written[CREATED] = own_time
+        read.response_metadata = {CREATED: own_time}
     elif (moment := seconds(at)) is not None:
         written["at"] = datetime.fromtimestamp(moment, UTC).isoformat()
     fields, plain = message.model_dump(), read.model_dump() if read.type == message.type else {}

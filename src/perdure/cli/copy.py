@@ -58,9 +58,9 @@ def copy(
     if json:
         as_json(made.rows)
     else:
-        found = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
-        told = (counted(made.rows[table], noun) for table, noun in found.items())
-        say(f"copied and compared: {', '.join(told)}")
+        nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
+        counts = (counted(made.rows[table], noun) for table, noun in nouns.items())
+        say(f"copied and compared: {', '.join(counts)}")
 
 
 def _key(path: Path | None) -> str | None:

@@ -71,9 +71,9 @@ def import_(
     names = _names(renamed or [])
     report = ConversationsReport()
     read: list[Conversation] = []
-    databases = [each for each in files if is_dsn(each)]
+    databases = [name for name in files if is_dsn(name)]
     with tempfile.TemporaryDirectory() as folder:
-        for number, path in enumerate(Path(each) for each in files if not is_dsn(each)):
+        for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             with at_work(f"reading {path}"), _opened(path) as source:
                 if source is None or not _begins(source, _SQLITE):
                     read += _read(path, source, report)
@@ -95,7 +95,7 @@ def import_(
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
     if json:
-        as_json({**vars(report), "skipped": [each._asdict() for each in report.skipped]})
+        as_json({**vars(report), "skipped": [problem._asdict() for problem in report.skipped]})
     else:
         say(str(report))
         report.print_notes()
@@ -116,12 +116,12 @@ def export(
     if bool(thread) == every:
         raise ConfigurationError("name threads, or give --all")
     with opened(db, reads=True) as file:
-        ids = [thread_id(file, each) for each in thread or ()]
+        ids = [thread_id(file, name) for name in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
-        ids = ids or [each.thread_id for each in file.saver.threads(limit=sys.maxsize)]
+        ids = ids or [info.thread_id for info in file.saver.threads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as show:
-            for number, each in enumerate(ids, 1):
-                as_json(exported(file.saver, each), indent=None)
+            for number, name in enumerate(ids, 1):
+                as_json(exported(file.saver, name), indent=None)
                 show(number / len(ids), number)
 
 
@@ -151,9 +151,9 @@ def _opened(path: Path) -> Iterator[IO[bytes] | None]:
 
 
 def _begins(source: IO[bytes], mark: bytes) -> bool:
-    found = source.read(len(mark))
+    first = source.read(len(mark))
     source.seek(0)
-    return found == mark
+    return first == mark
 
 
 def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
@@ -161,8 +161,8 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
     from perdure.cli.conversation import Lines, Odd, Problem, values
 
     called = "stdin" if path == Path("-") else str(path)
-    found: list[Conversation] = []
-    known = False
+    talks: list[Conversation] = []
+    is_any = False
     why = where = ""
     try:
         for name, data in _files(path, called, source):
@@ -173,31 +173,31 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
                 try:
                     if isinstance(value, Odd):
                         raise value
-                    if not _collect(str(number), value, lines, found):
+                    if not _collect(str(number), value, lines, talks):
                         raise Odd("no conversation")
-                    known = True
+                    is_any = True
                 except Odd as exc:
                     if isinstance(wrong := exc.__cause__, jsonlib.JSONDecodeError) and not why:
                         why = f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
                     report.skipped.append(Problem(str(exc), f"{name}, {number}"))
-            found += lines.talks()
+            talks += lines.talks()
     except zipfile.BadZipFile as exc:
         raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise ImportFailed(f"{called!r} is not UTF-8 text: {where}byte {exc.start}") from exc
-    if not known:
+    if not is_any:
         raise ImportFailed(
             f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
             "Claude (ZIP, folder, conversations.json), a shared link's JSON, JSONL of messages, or "
             "a database of langgraph"
         )
-    return found
+    return talks
 
 
 def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, bytes]]:
     """The names and contents of the files that may hold conversations, one after the other."""
     if source is None:
-        names = sorted(str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+        names = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
         for name in _wanted(names):
             yield name, (path / name).read_bytes()
     elif _begins(source, b"PK"):
@@ -223,12 +223,12 @@ def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[
 def _wanted(names: list[str]) -> list[str]:
     """The files named as ChatGPT and Claude name them; else all that may be JSON."""
     names = [name for name in names if not _JUNK.search(name)]
-    found = [name for name in names if _CONVERSATIONS.search(name)]
-    return found or [name for name in names if _JSON.search(name)]
+    conversations = [name for name in names if _CONVERSATIONS.search(name)]
+    return conversations or [name for name in names if _JSON.search(name)]
 
 
 def _collect(
-    number: str, value: Any, lines: Lines, found: list[Conversation], depth: int = _DEPTH
+    number: str, value: Any, lines: Lines, talks: list[Conversation], depth: int = _DEPTH
 ) -> bool:
     """Find the conversations in a value, also deep in it; returns whether there is one.
 
@@ -238,9 +238,9 @@ def _collect(
 
     keys = value.keys() if isinstance(value, dict) else set()
     if keys & {"mapping", "linear_conversation"}:
-        found.append(import_chatgpt.read(value))
+        talks.append(import_chatgpt.read(value))
     elif "chat_messages" in keys:
-        found.append(import_claude.read(value))
+        talks.append(import_claude.read(value))
     elif "messages" in keys:
         lines.add_conversation(number, value)
     elif "role" in keys and depth == _DEPTH:
@@ -248,6 +248,6 @@ def _collect(
     else:
         parts = value.values() if keys else value if isinstance(value, list) else ()
         within = enumerate(parts, 1) if depth else ()
-        kinds = [_collect(f"{number}.{n}", part, lines, found, depth - 1) for n, part in within]
+        kinds = [_collect(f"{number}.{n}", part, lines, talks, depth - 1) for n, part in within]
         return any(kinds)
     return True

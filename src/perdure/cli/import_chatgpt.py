@@ -42,12 +42,12 @@ _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
-def read(found: Mapping[str, Any]) -> Conversation:
+def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
-    tree = _tree_of(found)
-    name = find(found, str, "conversation_id") or found.get("id")
-    talk = described(name, found, _NAMES, sorted(tree))
-    if not tree and found.get("mapping") != {}:
+    tree = _tree_of(conversation)
+    name = find(conversation, str, "conversation_id") or conversation.get("id")
+    talk = described(name, conversation, _NAMES, sorted(tree))
+    if not tree and conversation.get("mapping") != {}:
         talk.problem("'mapping' is missing or no object")
     parts: dict[str, _Part] = {}
     for key, (_, message) in tree.items():
@@ -63,20 +63,20 @@ def read(found: Mapping[str, Any]) -> Conversation:
         except Odd as exc:
             talk.problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    shown = find(found, str, "current_node")
+    shown = find(conversation, str, "current_node")
     messages = _messages(parents, parts)
     talk.fill(parents, messages, shown if shown in parents else next(reversed(parents), None))
     return talk
 
 
-def _tree_of(found: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
+def _tree_of(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
     """The parts of the tree: each with the one that it follows, and its message."""
     tree: dict[str, tuple[str | None, Any]] = {}
-    for key, node in find(found, dict, "mapping").items():
+    for key, node in find(conversation, dict, "mapping").items():
         node = node if isinstance(node, dict) else {"message": node}
         tree[whole(key)] = find(node, str, "parent") or None, node.get("message")
     last = None
-    for number, node in enumerate([] if tree else find(found, list, "linear_conversation")):
+    for number, node in enumerate([] if tree else find(conversation, list, "linear_conversation")):
         node = node if isinstance(node, dict) else {"message": node}
         key = find(node, str, "id") or f"message-{number}"
         tree[key] = last, node.get("message")
@@ -100,9 +100,9 @@ def _messages(
     messages: dict[str, list[BaseMessage]] = {}
     for key, part in parts.items():
         role = "assistant" if part.role == "tool" else part.role
-        known = {"create_time": part.at, "model_name": find(part.meta, str, "model_slug")}
+        metadata = {"create_time": part.at, "model_name": find(part.meta, str, "model_slug")}
         text = _without_markup(part.text, part.meta)
-        message = spoken(role, text, key, tool=bool(part.tool), **known)
+        message = spoken(role, text, key, tool=bool(part.tool), **metadata)
         fixed: Any = {"id": key, "response_metadata": message.response_metadata}
         name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
         if key in answered:
@@ -134,8 +134,8 @@ class _Part:
 
     def first(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
-        found = (find(self.content, str, name) for name in names)
-        return next((each for each in found if each.strip()), "")
+        texts = (find(self.content, str, name) for name in names)
+        return next((text for text in texts if text.strip()), "")
 
     @property
     def parts(self) -> list[Any]:
@@ -153,22 +153,22 @@ class _Part:
         return "\n".join(whole(part) for part in self.parts if isinstance(part, str) and part)
 
 
-def _part(found: Any) -> _Part:
-    if not isinstance(found, dict):
+def _part(message: Any) -> _Part:
+    if not isinstance(message, dict):
         raise Odd("the message is no object")
-    role, content = find(found, dict, "author").get("role"), found.get("content")
+    role, content = find(message, dict, "author").get("role"), message.get("content")
     if role not in ("user", "assistant", "system", "tool"):
         raise Odd(f"unknown role {short(role, 40)!r}")
     if not isinstance(content, dict):
         raise Odd("no content")
     kind = find(content, str, "content_type") or "text"
-    to, meta = find(found, str, "recipient"), find(found, dict, "metadata")
+    to, meta = find(message, str, "recipient"), find(message, dict, "metadata")
     tool = to if role == "assistant" and to != "all" else ""
     if role == "tool":
-        tool = find(found, str, "author", "name") or "tool"
+        tool = find(message, str, "author", "name") or "tool"
     hidden = meta.get("is_visually_hidden_from_conversation") is True
-    silent = hidden or kind in _SILENT or found.get("channel") == "analysis"
-    part = _Part(role, tool, kind, content, meta, seconds(found.get("create_time")), silent)
+    silent = hidden or kind in _SILENT or message.get("channel") == "analysis"
+    part = _Part(role, tool, kind, content, meta, seconds(message.get("create_time")), silent)
     if not silent:
         show = _result if role == "tool" else _call if tool else _said
         part.text = show(part)
@@ -221,35 +221,35 @@ def _result(part: _Part) -> str:
         )
     if part.kind == "system_error":
         return label("error", part.first("text", "name"))
-    return "\n".join(_piece(each, {}) for each in part.parts if isinstance(each, dict))
+    return "\n".join(_piece(piece, {}) for piece in part.parts if isinstance(piece, dict))
 
 
 def _call(part: _Part) -> str:
     """What was asked of a tool, on a line; code with its lines."""
-    given = find(_json(part.plain), dict)
+    arguments = find(_json(part.plain), dict)
     if part.tool.startswith("canmore."):
         return label(
-            "canvas" if "create" in part.tool else "canvas changed", find(given, str, "name")
+            "canvas" if "create" in part.tool else "canvas changed", find(arguments, str, "name")
         )
-    asked = _asked(part)
+    request = _asked(part)
     if part.tool == "python":
-        return f"[python]\n{fenced(asked, 'python')}" if asked.strip() else ""
-    if asked.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
+        return f"[python]\n{fenced(request, 'python')}" if request.strip() else ""
+    if request.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
-    return label("image" if noun.startswith("dalle") or "prompt" in given else noun, asked)
+    return label("image" if noun.startswith("dalle") or "prompt" in arguments else noun, request)
 
 
 def _asked(part: _Part) -> str:
     """What was asked of a tool, out of its arguments if they are known."""
-    given = find(_json(part.plain), dict)
-    first = find(given, list, "search_query")[:1]  # what was looked for, of several things
-    given = first[0] if first and isinstance(first[0], dict) else given
-    found = part.plain
+    arguments = find(_json(part.plain), dict)
+    first = find(arguments, list, "search_query")[:1]  # what was looked for, of several things
+    arguments = first[0] if first and isinstance(first[0], dict) else arguments
+    request = part.plain
     for name in ("prompt", "q", "query", "queries"):
-        several = ", ".join(map(str, find(given, list, name)))
-        found = whole(several) or find(given, str, name) or found
-    return found
+        several = ", ".join(map(str, find(arguments, list, name)))
+        request = whole(several) or find(arguments, str, name) or request
+    return request
 
 
 def _json(text: str) -> Any:
@@ -271,17 +271,17 @@ def _without_markup(text: str, meta: Mapping[str, Any]) -> str:
             alt = find(source, str, "alt")
             alt = "" if "\ue200" in alt or alt.startswith("![") else alt
             text = text.replace(matched, _source(items[0] if items else source) or alt)
-    text = _MARKUP.sub(lambda found: _marked(found[1] or ""), text)
+    text = _MARKUP.sub(lambda match: _marked(match[1] or ""), text)
     cited = {
-        str(find(each, dict, "metadata", "extra").get("cited_message_idx")): each
-        for each in find(meta, list, "citations")
+        str(find(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
+        for citation in find(meta, list, "citations")
     }
-    return _BRACKET.sub(lambda found: _source(find(cited.get(found[1]), dict, "metadata")), text)
+    return _BRACKET.sub(lambda match: _source(find(cited.get(match[1]), dict, "metadata")), text)
 
 
 def _source(source: Any) -> str:
-    known = ", ".join(filter(None, (find(source, str, "title"), find(source, str, "url"))))
-    return f" ({known})" if known else ""
+    parts = ", ".join(filter(None, (find(source, str, "title"), find(source, str, "url"))))
+    return f" ({parts})" if parts else ""
 
 
 def _marked(inner: str) -> str:
@@ -289,6 +289,6 @@ def _marked(inner: str) -> str:
     kind, *rest = inner.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"
-    found = find(_json(rest[0]), list) if kind == "entity" and rest else []
-    name = find(found[1], str) if len(found) > 1 else ""
+    entity = find(_json(rest[0]), list) if kind == "entity" and rest else []
+    name = find(entity[1], str) if len(entity) > 1 else ""
     return f" {name}" if name else ""

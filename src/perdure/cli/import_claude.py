@@ -30,13 +30,13 @@ _SILENT: Final = ("thinking", "redacted_thinking", "tool_result", "token_budget"
 _ROOT: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first message
 
 
-def read(found: Mapping[str, Any]) -> Conversation:
+def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
-    messages = found["chat_messages"]
-    talk = described(found.get("uuid"), found, _NAMES, str(messages)[:10_000])
+    messages = conversation["chat_messages"]
+    talk = described(conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000])
     if not isinstance(messages, list):
         talk.problem("'chat_messages' is no list")
-    said: dict[str, list[BaseMessage]] = {}
+    by_key: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
     for number, message in enumerate(find(messages, list)):
@@ -44,35 +44,35 @@ def read(found: Mapping[str, Any]) -> Conversation:
         above = find(message, dict).get("parent_message_uuid", last)
         parents[key] = whole(above) if isinstance(above, str) and above != _ROOT else None
         try:
-            said[key] = _messages(key, message, talk)
+            by_key[key] = _messages(key, message, talk)
         except Odd as exc:
             talk.problem(str(exc), key)
         last = key
-    shown = find(found, str, "current_leaf_message_uuid")
-    talk.fill(parents, said, shown if shown in parents else last)
+    shown = find(conversation, str, "current_leaf_message_uuid")
+    talk.fill(parents, by_key, shown if shown in parents else last)
     return talk
 
 
-def _messages(key: str, found: Any, talk: Conversation) -> list[BaseMessage]:
+def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
     """What a message says: its text, and apart from it what tools and files say."""
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise Odd("the message is no object")
-    role = _ROLES.get(find(found, str, "sender"))
+    role = _ROLES.get(find(message, str, "sender"))
     if role is None:
-        raise Odd(f"unknown sender {short(found.get('sender'), 40)!r}")
-    texts = [*_attached(found), *_blocks(found, key, talk)]
-    runs = [(tool, [text for _, text in run]) for tool, run in groupby(texts, lambda each: each[0])]
+        raise Odd(f"unknown sender {short(message.get('sender'), 40)!r}")
+    texts = [*_attached(message), *_blocks(message, key, talk)]
+    runs = [(tool, [text for _, text in run]) for tool, run in groupby(texts, lambda pair: pair[0])]
     ids = [f"{key}/{number}" for number in range(1, len(runs))] + [key]
-    at = seconds(found.get("created_at"))
+    at = seconds(message.get("created_at"))
     return [
         spoken(role, "\n\n".join(run), id, tool=tool, create_time=at)
         for (tool, run), id in zip(runs, ids, strict=False)
     ]
 
 
-def _attached(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+def _attached(message: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     """What came with a message: pasted text is the user's own, files are not."""
-    for file in (*find(found, list, "attachments"), *find(found, list, "files")):
+    for file in (*find(message, list, "attachments"), *find(message, list, "files")):
         name, text = find(file, str, "file_name"), find(file, str, "extracted_content")
         if name:
             yield True, label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
@@ -80,9 +80,9 @@ def _attached(found: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
             yield False, text
 
 
-def _blocks(found: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[tuple[bool, str]]:
+def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[tuple[bool, str]]:
     """The texts of a message, each with whether it is a tool's."""
-    for block in find(found, list, "content") or [found.get("text")]:
+    for block in find(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
@@ -96,8 +96,10 @@ def _blocks(found: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[
             yield False, text
 
 
-def _call(name: str, given: Mapping[str, Any]) -> str:
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
     if name == "artifacts":
-        name = "artifact" if given.get("command") in (None, "create") else "artifact changed"
-    asked = next((given[n] for n in ("title", "query", "url", "id", "path") if n in given), "")
-    return label(name, asked)
+        name = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
+    request = next(
+        (arguments[n] for n in ("title", "query", "url", "id", "path") if n in arguments), ""
+    )
+    return label(name, request)

@@ -76,9 +76,9 @@ class ConversationsReport:
             self.memories is not None and self._memories(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
         ]
-        told = ", ".join(str(part) for part in parts if part)
+        counts = ", ".join(str(part) for part in parts if part)
         whose = f" ({_of_each(self.users)})" if self._names_others else ""
-        return f"{counted(self.conversations, 'conversation')}{whose}: {told or 'no messages'}"
+        return f"{counted(self.conversations, 'conversation')}{whose}: {counts or 'no messages'}"
 
     def took(self, threads: ImportReport) -> None:
         """Count what was taken over from a database."""
@@ -98,7 +98,7 @@ class ConversationsReport:
 
     def print_notes(self) -> None:
         """Say on stderr what is not there, by kind."""
-        problems = Counter(each.reason for each in self.skipped)
+        problems = Counter(problem.reason for problem in self.skipped)
         for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
                 named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
@@ -113,7 +113,7 @@ class ConversationsReport:
 
 def _of_each(counts: Counter[str]) -> str:
     """Counts by user, the most first: "12 of ann, 3 of me"."""
-    shown = sorted(counts.items(), key=lambda each: (-each[1], each[0] or "nobody"))[:_USERS]
+    shown = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[:_USERS]
     parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
     if others := len(counts) - len(shown):
         rest = counts.total() - sum(count for _, count in shown)
@@ -301,7 +301,7 @@ class ThreadImport:
         above = above or {"configurable": self._thread}
         step = base.metadata.get("step", 0) + (not cut) if base else 0
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
-        said = messages[:kept] + [node.message for node in batch]
+        channel = messages[:kept] + [node.message for node in batch]
         end = keys[-1] if keys else str(parent)
         at = self._talk.at(end)
         moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
@@ -309,7 +309,7 @@ class ThreadImport:
             **checkpoint,
             "id": str(uuid6(clock_seq=step)),
             "ts": moment.isoformat(),
-            "channel_values": {"messages": said},
+            "channel_values": {"messages": channel},
             "channel_versions": {**checkpoint["channel_versions"], "messages": version},
         }
         metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
@@ -324,9 +324,9 @@ class ThreadImport:
         if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
             return self._last
         at = {**self._thread, "checkpoint_id": checkpoint_id}
-        found = self._saver.get_tuple({"configurable": at})
-        assert found is not None
-        return found
+        stored = self._saver.get_tuple({"configurable": at})
+        assert stored is not None
+        return stored
 
     def _move_head(self, new: bool) -> None:
         """Let the thread go on from where the conversation was left, unless it went on since.

@@ -73,10 +73,10 @@ class Table(NamedTuple):
         """The next rows after a key, as many as may be held: first the owner, then the columns."""
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
-        of = _each(self.names, self.keyed, self.large)
-        sizes = " + ".join(f"coalesce(length({column}), 0)" for column in of)
-        found = yield Statement(f"SELECT {sizes} {rest}", (*after, _PAGE_ROWS))
-        total = accumulate(size for (size,) in found)
+        columns = _each(self.names, self.keyed, self.large)
+        sizes = " + ".join(f"coalesce(length({column}), 0)" for column in columns)
+        rows = yield Statement(f"SELECT {sizes} {rest}", (*after, _PAGE_ROWS))
+        total = accumulate(size for (size,) in rows)
         limit = max(1, sum(size <= _PAGE_BYTES for size in total))
         sql = (
             f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * {rest}) AS r {self.joins} "
@@ -106,7 +106,7 @@ class Table(NamedTuple):
 
 
 def _each(*columns: str) -> list[str]:
-    return [each for some in columns for each in some.split(", ") if each]
+    return [column for some in columns for column in some.split(", ") if column]
 
 
 def _of(columns: str) -> str:
@@ -166,16 +166,16 @@ class Tables:
 
     def unfit(self) -> Flow[list[str]]:
         """The owners of names with NUL, or too long; StorageError: the database has none."""
-        found = []
+        owners = []
         for table in self.tables:
             sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins} WHERE"
             for name in _each(table.names):
                 named = Statement(f"{sql} instr(r.{name}, ?) > 0", ("\0",))
-                found += [self.shown(row[0]) for row in (yield named)]
+                owners += [self.shown(row[0]) for row in (yield named)]
             for name in _each(table.names, table.keyed):
                 long = Statement(f"{sql} length(CAST(r.{name} AS blob)) > ?", (_NAME_BYTES,))
-                found += [self.shown(row[0]) for row in (yield long)]
-        return sorted({*found})
+                owners += [self.shown(row[0]) for row in (yield long)]
+        return sorted({*owners})
 
 
 _OF_THREAD: Final = "JOIN threads t ON t.thread = "
@@ -402,7 +402,9 @@ class _Pages:
             return []
         columns = self.table.columns.split(", ")
         first = len(rows[0]) - len(columns)
-        self.after = [rows[-1][first + columns.index(each)] for each in self.table.key.split(", ")]
+        self.after = [
+            rows[-1][first + columns.index(column)] for column in self.table.key.split(", ")
+        ]
         if any(None in row[:first] for row in rows):
             raise CorruptRecord(
                 f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
@@ -435,8 +437,8 @@ class Copy:
         self._begin()
         differing = []
         for source, target in self.ends:
-            found = source.database.read(partial(self._copied, source, target))
-            differing += [f"{source.noun} {name}" for name in found]
+            owners = source.database.read(partial(self._copied, source, target))
+            differing += [f"{source.noun} {name}" for name in owners]
         if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             raise ImportFailed(
@@ -474,17 +476,17 @@ class Copy:
             self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
 
     def _check_names(self, source: Tables, target: Tables) -> None:
-        found: list[str] = []
+        owners: list[str] = []
         try:
             target.database.read(lambda: rows_of("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
             with suppress(StorageError):
-                found = source.database.read(source.unfit, snapshot=False)
-        if found:
+                owners = source.database.read(source.unfit, snapshot=False)
+        if owners:
             raise ImportFailed(
                 f"{target.database.path} takes no text with NUL, and no ids, keys and names of "
                 f"more than {_NAME_BYTES:,} bytes; nothing was copied. Delete or rename these "
-                f"{source.noun}s of {self._path}: {', '.join(f'{name:.200}' for name in found)}"
+                f"{source.noun}s of {self._path}: {', '.join(f'{name:.200}' for name in owners)}"
             )
 
     def _copied(self, source: Tables, target: Tables) -> Flow[list[str]]:
