@@ -144,6 +144,17 @@ def test_the_map_names_modules_where_they_are() -> None:
     assert lost == []
 
 
+def test_what_to_change_names_what_is_there() -> None:
+    """CONTRIBUTING.md names functions and constants after the module that has them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", text)
+    pairs = [(path, name) for path, names in named for name in re.findall(r"`(\w+)`", names)]
+    sources = {path: (ROOT / path).read_text("utf-8") for path, _ in pairs}
+
+    assert len(pairs) > 10
+    assert [pair for pair in pairs if not re.search(rf"\b{pair[1]}\b", sources[pair[0]])] == []
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_comments_name_files_that_exist(path: Path) -> None:
     """So is each that a docstring or a comment names."""
