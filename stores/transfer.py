@@ -251,32 +251,31 @@ def _restore(
             report += TransferReport(unsuitable=1)
             continue
         rows = yield writer.sql("history", *at)
-        stored = {row[3]: row for row in rows}
-        newest = max(stored, default=0)
-        last = stored.get(newest)
-        if item.version is None:
-            is_stored = last is not None and last[6] is None and _same(writer, last, item.put)
-        else:
-            is_stored = item.version <= newest
-            try:
-                _check_same(writer, stored.get(item.version), item)
-            except ImportFailed as exc:
-                if others is None:
-                    raise
-                others.add(at)
-                _LOG.warning("passed over, with what follows: %s", exc)
-                report += TransferReport(unsuitable=1)
-                continue
-        if is_stored:
-            present = item.version == newest and last is not None and last[6:8] == (None, None)
-            if present and item.until is not None:  # what may expire lives as long as it does here
-                there = yield from writer.locate(item.put)
-                yield _ended(writer, there, item.until, changes)
+        newest = rows[-1] if rows else None
+        same = next((row for row in rows if row[3] == item.version), None)
+        if item.version is None and newest is not None and newest[6] is None:
+            same = newest
+        is_same = same is not None and _same(writer, same, item.put)
+        if item.version is not None and same is not None and not is_same:
+            refusal = ImportFailed(
+                f"version {item.version} of {item.put.key!r} in {labels(item.put.path)!r} is here "
+                "already and holds something else: import into a new file, or forget it here first"
+            )
+            if others is None:
+                raise refusal
+            others.add(at)
+            _LOG.warning("passed over, with what follows: %s", refusal)
+            report += TransferReport(unsuitable=1)
+        elif is_same or (newest is not None and (item.version or _MOST) <= newest[3]):
+            present = newest if item.version is not None and same is newest else None
+            if present and present[6:8] == (None, None) and item.until is not None:
+                # what may expire lives as long as it does here
+                yield _ended(writer, (yield from writer.locate(item.put)), item.until, changes)
             report += TransferReport(skipped=1)
-            continue
-        yield from _add(writer, item, now, changes)
-        closed = item.until is not None
-        report += TransferReport(items=int(not closed), versions=int(closed))
+        else:
+            yield from _add(writer, item, now, changes)
+            closed = item.until is not None
+            report += TransferReport(items=int(not closed), versions=int(closed))
     yield from writer.finish([item.put for item in items], changes, now)
     return report
 
@@ -306,14 +305,6 @@ def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list
     ns, row, _, _, valid_from, _, size, *_ = there
     changes.grow(ns, -1, -size)
     return writer.close([(max(until, valid_from + 1), row)])
-
-
-def _check_same(writer: ItemWriter, here: Row | None, item: ItemVersion) -> None:
-    if here is not None and not _same(writer, here, item.put):
-        raise ImportFailed(
-            f"version {item.version} of {item.put.key!r} in {labels(item.put.path)!r} is here "
-            "already and holds something else: import into a new file, or forget it here first"
-        )
 
 
 def _same(writer: ItemWriter, here: Row, put: Put) -> bool:

@@ -339,7 +339,16 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [p for key in keys for p in [(value, key), *places(value[key])]]
 
 
-EXPORTS = [tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}]
+EXACT = {
+    "langchain": {"type": "human", "additional_kwargs": {"x": 1}},
+    "at": "2026-01-01T00:00:00Z",
+}
+BRANCHED = {
+    "thread_id": "t",
+    "messages": [{**USER, "id": "1", **EXACT}, {**USER, "id": "2"}],
+    "branches": [{"after": 1, "messages": [{**USER, "id": "3", **EXACT}]}],
+}
+EXPORTS = [tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}, BRANCHED]
 
 
 @given(st.data(), st.sampled_from(EXPORTS))

@@ -20,6 +20,7 @@ from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     HumanMessage,
+    RemoveMessage,
     SystemMessage,
     convert_to_messages,
     convert_to_openai_messages,
@@ -361,6 +362,8 @@ def _message(line: Any, last: BaseMessage | None, *place: object) -> BaseMessage
             plain = message.model_dump() if kind == message.type else {}
             data = {**plain, **fields, "id": key}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
+            if isinstance(message, RemoveMessage):
+                raise ValueError("it is no message")
     except json.JSONDecodeError as exc:
         raise Odd("the arguments of a call are not JSON") from exc
     except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
