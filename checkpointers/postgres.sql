@@ -152,7 +152,7 @@ AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread))
 ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- is_found: see sqlite.sql
-t.found IS NULL OR position(?::bytea in t.found) > 0 OR position(?::bytea in t.client_found) > 0;
+t.found IS NULL OR (t.client_found IS NULL AND t.client IS NOT NULL) OR position(?::bytea in t.found) > 0 OR position(?::bytea in t.client_found) > 0;
 
 -- tagged_threads: those of them whose head has a metadata value
 SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t

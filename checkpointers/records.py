@@ -107,7 +107,8 @@ def tag(seal: Seal, key: str, value: Any) -> int | None:
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
-        value = float(value) if abs(value) < 1 << 53 else int(value)  # 1, 1.0 and True are equal
+        # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+        value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
     return _tag_number(seal.hash_key, repr((key, value)))
 
 

@@ -323,8 +323,8 @@ SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.w
 -- count_listed: how many; conditions follow
 SELECT count(*) FROM threads t WHERE 1 = 1;
 
--- is_found: the condition that bytes, given twice, are among those that find a thread, or that only its head tells
-t.found IS NULL OR instr(t.found, ?) > 0 OR instr(t.client_found, ?) > 0;
+-- is_found: the condition that bytes, given twice, are among those that find a thread, or that only its head tells, or what a client gave
+t.found IS NULL OR (t.client_found IS NULL AND t.client IS NOT NULL) OR instr(t.found, ?) > 0 OR instr(t.client_found, ?) > 0;
 
 -- tagged_threads: those of them whose head has a metadata value
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t

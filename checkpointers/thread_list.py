@@ -35,17 +35,13 @@ from perdure.storage.encryption import Clear, LangGraphCipher
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
 
 T = TypeVar("T")
-SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
+SortBy = Literal["thread_id", "created_at", "updated_at"]
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 _PAGE: Final = 2_000  # rows read at once, of those that are compared
 _TAGS: Final = 20  # texts and numbers that SQL is asked for; the rest is compared
-_STANDS: Final = (
-    "CASE WHEN t.waiting = 1 THEN 'interrupted' WHEN t.status = 'interrupted' THEN 'idle' "
-    "ELSE t.status END"
-)
 _BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and perhaps others
     "interrupted": "t.waiting = 1",
-    "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted'))",
+    "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted') OR t.client IS NOT NULL)",
     "error": "t.status = 'error'",
 }
 
@@ -211,7 +207,7 @@ class ThreadList:
             metadata = None if head.checkpoint_id is None else told_of(head.metadata)
         text = head.title if head is not None else title.text if title is not None else ""
         created_at, updated_at = (datetime.fromtimestamp(at, UTC) for at in row[2:4])
-        status = head.status if head is not None else IDLE
+        status = head.status if head is not None and row[6] else IDLE
         client = open_client(self._seal, row[1], row[9])
         times = created_at, updated_at
         return ListedThread(row[1], *times, metadata, text, status, row[8], client)
@@ -254,10 +250,15 @@ class ThreadList:
         self,
         thread_id: str,
         make: Callable[[ListedThread], tuple[ClientMetadata | None, RunStatus]],
+        *,
+        waits: bool = False,
     ) -> None:
-        """Change what the server keeps of a thread, as it is then; of an unknown one nothing."""
+        """Change what the server keeps of a thread, as it is then; of an unknown one nothing.
+
+        Its run `waits` if it ended before a node, which its head tells.
+        """
         thread = self.get(thread_id)
-        if thread is None or make(thread) == (thread.client, thread.ended):
+        if thread is None or (not waits and make(thread) == (thread.client, thread.ended)):
             return
 
         def flow() -> Flow[None]:
@@ -271,7 +272,7 @@ class ThreadList:
                         )
                     if ended != listed.ended:
                         yield self._sql("set_status", ended, key)
-                    if ended == "interrupted":
+                    if waits:
                         yield self._sql("waits", key)
                     if not seq:
                         yield self._sql("touch", time.time(), key)
@@ -309,7 +310,7 @@ def _joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list
 
 
 def _order(query: ThreadQuery) -> str:
-    column = _STANDS if query.sort_by == "status" else f"t.{query.sort_by}"
+    column = f"t.{query.sort_by}"
     way = "DESC" if query.descending else "ASC"
     if query.sort_by == "updated_at":
         return f"{column} {way}, t.thread {way}"

@@ -311,12 +311,13 @@ class CheckpointWriter:
         if title is None or put.title not in (None, title):
             title = title_after(put, thread, nodes)
         if leads:
-            tells: dict[str, Any] = {}  # no function of its own: each put comes by
+            tells, is_new = dict[str, Any](), False  # no function of its own: each put comes by
             for name, value in metadata.items():
                 if name not in UNTOLD and not (type(name) is str and name.startswith(INNER)):
                     tells[name] = value
+                    is_new = is_new or type(value) is not str  # True is another than 1, and equal
             try:
-                is_new = told is None or tells != told[0]
+                is_new = is_new or told is None or tells != told[0]
             except Exception:  # of a value that does not compare, such as an array
                 is_new = True
             told = self._told(tells, told) if is_new else told

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
@@ -48,6 +49,20 @@ async def count(threads: Threads, **wanted: Any) -> int:
 
 def ids(found: list[dict[str, Any]]) -> list[str]:
     return [thread["thread_id"] for thread in found]
+
+
+def unfinished(thread: str, step: int) -> tuple[Any, Any, Any, Any]:
+    """What a put of a checkpoint takes after which a node is still to run."""
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {"branch:to:next": None}
+    versions = checkpoint["channel_versions"] = {"branch:to:next": step + 1}
+    metadata = {"source": "input", "step": step, "parents": {}, "run_id": "a run"}
+    return (
+        {"configurable": {"thread_id": thread, "checkpoint_ns": ""}},
+        checkpoint,
+        metadata,
+        versions,
+    )
 
 
 def test_a_search_by_text_and_time(settings: Settings) -> None:
@@ -297,6 +312,63 @@ def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
         assert ids(await search(threads, status="interrupted")) == ["chat"]
         assert ids(await search(threads, status="error")) == ["new"]
         assert await search(threads, metadata={"label": "c"}) == []
+
+    run(settings, use)
+
+
+def test_a_run_that_stops_once_more_is_interrupted(settings: Settings) -> None:
+    """A graph may stop before a node, which asks nothing: only the server knows that it waits."""
+    say(settings, "t", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        for number in range(2):
+            await threads._saver.aput(*unfinished("t", number))
+            assert (await threads.get("t"))["status"] == "idle"
+            await threads.set_status("t", "interrupted")
+            assert (await threads.get("t"))["status"] == "interrupted"
+            assert ids(await search(threads, status="interrupted")) == ["t"]
+        await threads._saver.adelete_for_runs(["a run"])  # who reads the head, sees what is not run
+        for status in ("idle", "interrupted"):
+            shown = [each for each in await search(threads) if each["status"] == status]
+            assert await search(threads, status=status) == shown
+
+    run(settings, use)
+
+
+def test_another_program_begins_a_thread_whose_run_failed(settings: Settings) -> None:
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads.create("t")
+        await threads.set_status("t", "error")
+        assert ids(await search(threads, status="error")) == ["t"]
+        await threads._saver.aput(*unfinished("t", 0))
+
+        assert (await threads.get("t"))["status"] == "idle"
+        assert ids(await search(threads, status="idle")) == ["t"]
+        assert ids(await search(threads, status="error")) == []
+
+    run(settings, use)
+
+
+def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None:
+    """After a removal the row of a thread says that it may wait; its head says that it does not."""
+    for thread in ("a", "pruned", "b", "runs"):
+        say(settings, thread, "hi")
+    ask(settings, "asks")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        await threads._saver.aprune(["pruned"])
+        await threads.set_status("b", "error")
+        running = Threads(threads._saver, {}, lambda: ["runs"])
+        for order in ("asc", "desc"):
+            wanted = ThreadConditions(sort_by="status", sort_order=order)
+            found = await running.search(wanted)
+            expected = ["runs", "b", "pruned", "a", "asks"]
+            if order == "desc":
+                expected = ["asks", "pruned", "a", "b", "runs"]
+            assert ids(found) == expected
+            assert await running.search(wanted, 2, 1) == found[1:3]
+            wanted = ThreadConditions(sort_by="status", status="idle")
+            assert ids(await running.search(wanted)) == ["pruned", "a"]
 
     run(settings, use)
 

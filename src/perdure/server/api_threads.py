@@ -60,7 +60,7 @@ class ThreadSearch(ThreadFilters):
 
     limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
     offset: int = Field(0, ge=0)
-    sort_by: SortBy | Literal["state_updated_at"] | None = None
+    sort_by: SortBy | Literal["state_updated_at", "status"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
     select: list[str] | None = None
     extract: Nothing = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from uuid import uuid4
 
 from perdure.checkpointers import Retention, ThreadStatus
@@ -48,6 +48,7 @@ METADATA_LEVELS: Final = 8
 """How many levels it may have: `{"a": 1}` has one."""
 _ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
+_ORDERS: Final[Mapping[str, SortBy]] = {"thread_id": "thread_id", "created_at": "created_at"}
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
@@ -90,7 +91,7 @@ class ThreadConditions:
         owner: Only theirs, and nobody's.
         active_since: Only those active at this moment or later.
         active_until: Only those not active after it.
-        sort_by: Another order than by activity.
+        sort_by: Another order than by activity; in each, the latest activity first.
         sort_order: `"asc"` or `"desc"`, the default.
     """
 
@@ -101,7 +102,7 @@ class ThreadConditions:
     owner: str | None = None
     active_since: datetime | None = None
     active_until: datetime | None = None
-    sort_by: SortBy | Literal["state_updated_at"] | None = None
+    sort_by: SortBy | Literal["state_updated_at", "status"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
 
 
@@ -186,7 +187,8 @@ class Threads:
 
     async def set_status(self, thread_id: str, status: RunStatus) -> None:
         """Write how a run of a thread ended, if that changed."""
-        await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status))
+        waits = status == "interrupted"
+        await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
@@ -293,9 +295,12 @@ class Threads:
 
         It is one SELECT over the rows of threads. Of an order, a time, a status, texts and numbers
         in the metadata and, unless the database is encrypted, a text SQL tells which threads have
-        them; for other conditions the rows of all threads are opened, off the event loop.
+        them; for other conditions the rows of all threads are opened, off the event loop. In order
+        of their status it is one SELECT for each, as that of some threads is told by their heads.
         """
         wanted = wanted or ThreadConditions()
+        if wanted.sort_by == "status":
+            return await self._by_status(wanted, limit, offset)
         query, busy = self._query(wanted), {*self._busy()}
         has_wanted = containing(dict(wanted.metadata or {}))
 
@@ -315,6 +320,17 @@ class Threads:
 
         return await self._list.asearch(query, match, limit, offset)
 
+    async def _by_status(self, wanted: ThreadConditions, limit: int, offset: int) -> list[Thread]:
+        """A page of the threads that meet conditions, in order of their status."""
+        statuses = sorted(get_args(RunStatus), reverse=wanted.sort_order != "asc")
+        found: dict[str, Thread] = {}  # once, though one may change while others are read
+        for status in statuses if wanted.status is None else (wanted.status,):
+            if len(found) < limit + offset:
+                alike = replace(wanted, status=status, sort_by=None, sort_order=None)
+                for thread in await self.search(alike, limit + offset - len(found)):
+                    found.setdefault(thread["thread_id"], thread)
+        return [*found.values()][offset:][:limit]
+
     async def count(self, wanted: ThreadConditions | None = None) -> int:
         """How many threads a search with these conditions finds."""
         query = self._query(wanted or ThreadConditions())
@@ -325,7 +341,6 @@ class Threads:
     def _query(self, wanted: ThreadConditions) -> ThreadQuery:
         """What SQL is asked for: at least the threads that meet the conditions."""
         asked = [*(wanted.metadata or {}).items(), *map(_equal, self._filter.items())]
-        key = wanted.sort_by or "updated_at"
         return ThreadQuery(
             tuple(asked),
             wanted.text,
@@ -334,7 +349,7 @@ class Threads:
             wanted.active_since,
             wanted.active_until,
             self._busy(),
-            "updated_at" if key == "state_updated_at" else key,
+            _ORDERS.get(wanted.sort_by or "", "updated_at"),
             wanted.sort_order != "asc",
             not (asked or wanted.text or wanted.status or wanted.owner),
         )
