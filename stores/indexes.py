@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perdure.storage.flow import Flow, NamedSQL, Row, rows_of
+from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.index import (
     FOREVER,
     NOWHERE,
@@ -42,7 +42,7 @@ from perdure.stores.index import (
 )
 from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
-from perdure.stores.reading import Records
+from perdure.stores.reading import ItemReader, Selection
 from perdure.stores.text import is_misspellable, nearest
 from perdure.stores.vectors import Floats, Model
 
@@ -163,8 +163,7 @@ class _Held:
 class Indexes:
     """The indexes of a store's namespaces, for several threads at once."""
 
-    sql: NamedSQL
-    records: Records
+    reader: ItemReader
     preparer: Preparer
     budget: int  # bytes of all indexes; the one searched last stays whatever it takes
     approximate_above: int
@@ -177,27 +176,31 @@ class Indexes:
     _nbytes: int = 0
     _erasures: int = 0
 
+    def __post_init__(self) -> None:
+        self.sql, self.records = self.reader.sql, self.reader.records
+
     # -- looking
 
-    def pool(
-        self,
-        prefix: bytes,
-        now: int,
-        sought: Sought,
-        ids: Sequence[int] | None = None,
-        as_of: int | None = None,
-        closed: Sequence[Row] = (),
-    ) -> Flow[Pool]:
-        """The items under a prefix that are alive now, at most those with some ids.
+    def pool(self, selection: Selection, sought: Sought) -> Flow[Pool]:
+        """The items of a selection.
 
-        With `as_of` those that were alive then: of the present ones, and of versions that were
-        closed since, each given as its path and id. All are looked at again if words of the query
-        may be misspelt.
+        At a moment of the past: of the present ones, and of versions that were closed since. All
+        are looked at again if words of the query may be misspelt.
 
         Raises:
             Overtaken: Another thread has read a newer state.
         """
-        marks, rows = yield [self.sql("marks"), self.sql("namespaces_under", *span(prefix))]
+        now, as_of, closed = selection.now, selection.as_of, list[Row]()
+        present = selection
+        if as_of is not None:
+            closed = yield from self.reader.closed(selection)
+            present = replace(selection, now=as_of, as_of=None)
+        chosen = None
+        if selection.filter is not None or selection.provenance is not None:
+            ids = yield from self.reader.ids(present)
+            chosen = np.array([*ids, *(number for _, number in closed)], np.int64)
+        under = self.sql("namespaces_under", *span(selection.prefix))
+        marks, rows = yield [self.sql("marks"), under]
         state = yield from self._entered(marks[0])
         ended = defaultdict[bytes, list[int]](list)
         for path, number in closed:
@@ -208,7 +211,6 @@ class Indexes:
         sources += [
             (path, partial(self._closed, path, some, state)) for path, some in ended.items()
         ]
-        chosen = None if ids is None else np.array(ids, np.int64)
         each = partial(self._each, sources, chosen)
         words = {other for word, some in sought.words.items() for other in (word, *some)}
         threads: list[tuple[bytes, str]] = []

@@ -240,8 +240,7 @@ class Parts:
         records = Records(seal)
         reader, writer = ItemReader(sql, records, values), ItemWriter(sql, records)
         indexes = Indexes(
-            sql,
-            records,
+            reader,
             preparer,
             options.index_bytes,
             options.approximate_above,

@@ -16,7 +16,7 @@ import numpy as np
 
 from perdure.effects import Effect, run
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, rows_of
 from perdure.stores.base import FoundItem, Mode, Span, WhyNot
 from perdure.stores.index import Ints
 from perdure.stores.indexes import Overtaken, Pool, Sought
@@ -156,7 +156,7 @@ class Searcher:
         words, sought = self._sought(query)
         while True:
             with suppress(Overtaken):
-                pool = read(lambda: self._pool(selection, sought))
+                pool = read(lambda: self._indexes.pool(selection, sought))
                 break
         ranked = self._ranked(pool, query, words)
         place = np.flatnonzero(pool.ids == row[0])
@@ -178,7 +178,7 @@ class Searcher:
         offset: int,
     ) -> Flow[list[FoundItem]]:
         """The best rows' items, all of one snapshot."""
-        pool = yield from self._pool(selection, sought)
+        pool = yield from self._indexes.pool(selection, sought)
         ranked = self._ranked(pool, query, words)
         if ranked is None:
             return []
@@ -206,20 +206,7 @@ class Searcher:
                 out.append(FoundItem(items[number], float(ranked.scores[place]), parts))
         return out
 
-    # -- the rows and their scores
-
-    def _pool(self, selection: Selection, sought: Sought) -> Flow[Pool]:
-        as_of, closed = selection.as_of, list[Row]()
-        present = selection
-        if as_of is not None:
-            closed = yield from self._parts.reader.closed(selection)
-            present = replace(selection, now=as_of, as_of=None)
-        ids = None
-        if selection.filter is not None or selection.provenance is not None:
-            ids = yield from self._parts.reader.ids(present)
-            ids += [number for _, number in closed]
-        pool = self._indexes.pool(selection.prefix, selection.now, sought, ids, as_of, closed)
-        return (yield from pool)
+    # -- the words and the scores
 
     def _sought(self, query: Query) -> tuple[_Words, Sought]:
         """The words of a query with their synonyms, and what the indexes are asked for."""
