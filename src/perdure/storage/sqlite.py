@@ -21,7 +21,7 @@ import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.database import Schema, Watch
-from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of
+from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.shared import Opening, Shared
 from perdure.storage.sqlite_connection import (
@@ -31,8 +31,8 @@ from perdure.storage.sqlite_connection import (
     Synchronous,
     check_name,
     check_path,
+    execute,
     mapped,
-    perform,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, SQLiteWriter
 from perdure.storage.threads import ThreadPool
@@ -92,10 +92,15 @@ class SQLiteFile(Shared):
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check()
-        if not self.connector.on_disk:
-            return self.writer.read(flow, snapshot=snapshot)
-        with mapped(self.path), self.readers.lent() as conn:
-            return perform(conn, flow, snapshot=snapshot)
+        # a database in memory has one connection only
+        lent = self.readers.lent if self.connector.on_disk else self.writer.between_commits
+        with mapped(self.path), lent() as conn:
+            if not snapshot:
+                return run(flow, partial(execute, conn))
+            conn.execute("BEGIN")
+            result = run(flow, partial(execute, conn))
+            conn.execute("COMMIT")
+            return result
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`. A database in memory is read in a thread."""

@@ -22,7 +22,7 @@ from perdure.errors import (
 )
 from perdure.settings import is_dsn
 from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
-from perdure.storage.flow import Flow, Guarded, Request, Stale, T, run
+from perdure.storage.flow import Guarded, Request, Stale, T
 from perdure.storage.locks import file_lock
 
 Synchronous = Literal["full", "normal"]
@@ -317,16 +317,6 @@ def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
     for sql, params, many in others:
         (conn.executemany if many else conn.execute)(sql, params)
     return rows
-
-
-def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
-    """Run a flow that reads."""
-    if not snapshot:
-        return run(flow, partial(execute, conn))
-    conn.execute("BEGIN")
-    result = run(flow, partial(execute, conn))
-    conn.execute("COMMIT")
-    return result
 
 
 def check_name(path: Any, read_only: bool) -> str:

@@ -29,7 +29,6 @@ from perdure.storage.sqlite_connection import (
     execute,
     is_full,
     mapped,
-    perform,
     translated,
 )
 from perdure.storage.threads import Promise, settle
@@ -312,7 +311,7 @@ class SQLiteWriter:
                 self._busy = False
 
     @contextmanager
-    def _between_commits(self) -> Iterator[sqlite3.Connection]:
+    def between_commits(self) -> Iterator[sqlite3.Connection]:
         """The connection, for other work than jobs."""
         with self._in_use(), mapped(self._connector.path):
             try:
@@ -321,14 +320,9 @@ class SQLiteWriter:
                 self._undo()
                 raise
 
-    def read(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """Run a flow that reads a database in memory, which has this connection only."""
-        with self._between_commits() as conn:
-            return perform(conn, flow, snapshot=snapshot)
-
     def add(self, schema: Schema) -> None:
         """Make the tables of one more component."""
-        with self._between_commits() as conn:
+        with self.between_commits() as conn:
             self._connector.add(conn, schema)
 
     # -- the WAL and the size of the file
@@ -416,7 +410,7 @@ class SQLiteWriter:
             Whether it is done. It is not while another process reads the earlier state, or while
             the disk has no room for another copy of the file.
         """
-        with self._between_commits() as conn:
+        with self.between_commits() as conn:
             asked = conn.execute("SELECT name, value FROM settings WHERE name = 'scrub'").fetchone()
             if asked is None:
                 return True
@@ -440,7 +434,7 @@ class SQLiteWriter:
         self._vacuuming = True
         while self._vacuuming:
             commit()
-        with self._between_commits() as conn:
+        with self.between_commits() as conn:
             self._checkpoint(conn, wait_s=1.0)
 
     def end(self) -> None:
