@@ -10,7 +10,7 @@ from functools import partial
 
 from perdure.effects import Effect
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import ALL, Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
@@ -20,7 +20,6 @@ from perdure.stores.vectors import Floats, Model, divided
 
 BATCH = 256  # items embedded at a time
 _BY_THE_WAY = 3  # failed attempts after which an item is no longer tried together with a put
-_ANY = 1 << 62
 
 
 class MissingEmbeddings:
@@ -68,7 +67,7 @@ class MissingEmbeddings:
 
     def pending(self, prefix: bytes) -> Flow[list[Pending]]:
         """Items under a prefix whose vectors could not be made yet."""
-        rows = yield from self._pending(prefix, 0, _ANY)
+        rows = yield from self._pending(prefix, 0, ALL)
         root, records = len(self._parts.root), self._parts.records
         return [
             Pending(
@@ -78,7 +77,7 @@ class MissingEmbeddings:
         ]
 
     def _pending(
-        self, prefix: bytes, since: int, limit: int, attempts: int = _ANY
+        self, prefix: bytes, since: int, limit: int, attempts: int = ALL
     ) -> Flow[list[Row]]:
         sql = self._sql["pending"]
         return (yield from rows_of(sql, since, *span(prefix), attempts, limit))

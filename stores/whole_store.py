@@ -18,7 +18,7 @@ from langgraph.store.base import BaseStore, IndexConfig
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, awaited
-from perdure.storage.flow import Flow, NamedSQL, Statement, by_month, rows_of
+from perdure.storage.flow import ALL, Flow, NamedSQL, Statement, by_month, rows_of
 from perdure.stores.base import (
     Namespace,
     NamespaceSize,
@@ -51,7 +51,6 @@ OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
 _SWEEP: Final = 500  # items closed, or versions dropped, in one transaction
 _FAR: Final = 1_000_000  # days or versions: enough to keep all
-_ALL: Final = 1 << 62  # as `old_versions` knows it
 
 
 class WholeStore(DatabaseOwner, Store):
@@ -412,5 +411,5 @@ def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:
         if number is not None:
             expected = "a number, zero or more"
             check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
-    since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
-    return since, _ALL if rule.last is None else rule.last
+    since = ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
+    return since, ALL if rule.last is None else rule.last
