@@ -33,7 +33,7 @@ from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
-from perdure.server.run_request import RunRequest
+from perdure.server.runs import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who

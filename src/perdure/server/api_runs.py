@@ -20,14 +20,13 @@ from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langgraph_sdk.schema import RunStatus
 
-from perdure.server import api_states
 from perdure.server.access import Refused, Unauthenticated, action
+from perdure.server.api_threads import checkpoint_at, checkpoint_of, config_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
-from perdure.server.run_request import Mode, RunRequest
-from perdure.server.runs import Play, Run, Runs
+from perdure.server.runs import Mode, Play, Run, RunRequest, Runs
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["runs"])
@@ -188,7 +187,7 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
         await call.threads.get(thread_id)
     for ns, checkpoint_id in body.places.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
-        await api_states.checkpoint_at(call, api_states.config_of(thread_id, at))
+        await checkpoint_at(call, config_of(thread_id, at))
     if creates:
         await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
     temporary = temporary and body.on_completion == "delete"
@@ -355,4 +354,4 @@ def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
 def _placed(config: Any) -> Any:
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
-    return {"configurable": api_states.checkpoint_of(config)}
+    return {"configurable": checkpoint_of(config)}

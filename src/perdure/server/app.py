@@ -13,7 +13,6 @@ from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
 from perdure.server import (
-    api_assistants,
     api_memories,
     api_runs,
     api_store,
@@ -30,6 +29,7 @@ from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
+from perdure.server.graphs import routes as assistant_routes
 from perdure.server.guard import LOOPBACK, EncodedSlashes, Guard, add_error_replies
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
@@ -123,7 +123,7 @@ def create_app(
     for each in (
         routes,
         login_routes,
-        api_assistants.routes,
+        assistant_routes,
         api_threads.routes,
         api_runs.routes,
         event_streams.routes,

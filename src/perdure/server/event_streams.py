@@ -26,8 +26,7 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.reply import JSON
 from perdure.server.run_log import Feed, streamed, told
-from perdure.server.run_request import RunRequest
-from perdure.server.runs import Run
+from perdure.server.runs import Run, RunRequest
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2

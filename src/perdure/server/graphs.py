@@ -9,23 +9,28 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
 from uuid import UUID, uuid5
 
+from fastapi import APIRouter, Depends, Request
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 from langgraph_sdk.runtime import AccessContext, ServerRuntime
+from pydantic import BaseModel, Field
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
-from perdure.server.access import Refused
-from perdure.settings import Settings
+from perdure.server.access import Refused, action
+from perdure.server.call import Caller
+from perdure.settings import SEARCH_LIMIT, Settings
 from perdure.stores.whole_store import WholeStore
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
@@ -233,3 +238,105 @@ def _environment(given: Any, folder: Path) -> dict[str, str]:
         raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+
+
+# -- assistants by REST
+
+routes = APIRouter(prefix="/assistants", tags=["assistants"])
+_SINCE: Final = datetime.now(UTC).isoformat()
+
+
+async def graphs_of(request: Request) -> Graphs:
+    """The graphs that are served."""
+    graphs: Graphs = request.app.state.runs.graphs
+    return graphs
+
+
+Served = Annotated[Graphs, Depends(graphs_of)]
+
+
+async def opened(call: Caller, graphs: Served, assistant_id: str) -> AsyncIterator[Graph]:
+    """The graph of an assistant."""
+    await call.permit({"assistant_id": assistant_id})
+    parts = assistant_id, call.saver, call.store
+    async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
+        yield graph
+
+
+Opened = Annotated[Graph, Depends(opened)]
+
+
+class AssistantSearch(BaseModel):
+    """The body of `POST /assistants/search`."""
+
+    graph_id: str | None = None
+    name: str | None = None
+    metadata: dict[str, Any] | None = None
+    limit: int = Field(SEARCH_LIMIT, ge=0)
+    offset: int = Field(0, ge=0)
+
+
+@routes.post("/search")
+@action("assistants:search")
+async def search(call: Caller, graphs: Served, wanted: AssistantSearch) -> list[dict[str, Any]]:
+    """The assistants that a search finds."""
+    permitted = await call.permit(wanted.model_dump())
+    metadata = (permitted.get("metadata") or {}).items()
+    found = [
+        each
+        for each in map(_assistant, graphs)
+        if {wanted.graph_id, wanted.name} <= {None, each["name"]}
+        and metadata <= each["metadata"].items()
+    ]
+    return found[wanted.offset : wanted.offset + wanted.limit]
+
+
+@routes.get("/{assistant_id}")
+@action("assistants:read")
+async def get(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]:
+    """An assistant, by its id or by its graph's name."""
+    await call.permit({"assistant_id": assistant_id})
+    return _assistant(graphs.name(assistant_id))
+
+
+@routes.get("/{assistant_id}/graph")
+@action("assistants:read")
+async def graph(made: Opened, xray: bool | int = False) -> dict[str, Any]:
+    """Its nodes and edges."""
+    return (await made.aget_graph(xray=xray)).to_json()
+
+
+@routes.get("/{assistant_id}/schemas")
+@action("assistants:read")
+async def schemas(made: Opened, graphs: Served, assistant_id: str) -> dict[str, Any]:
+    """The schemas of its input, output and context; null where its types have none in JSON."""
+    output = _schema(made.get_output_jsonschema)
+    return {
+        "graph_id": graphs.name(assistant_id),
+        "input_schema": _schema(made.get_input_jsonschema),
+        "output_schema": output,
+        "state_schema": output,
+        "config_schema": None,
+        "context_schema": _schema(made.get_context_jsonschema),
+    }
+
+
+def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
+        return make()
+    return None
+
+
+def _assistant(name: str) -> dict[str, Any]:
+    return {
+        "assistant_id": id_of(name),
+        "graph_id": name,
+        "name": name,
+        "description": None,
+        "config": {},
+        "context": {},
+        "metadata": {"created_by": "system"},
+        "version": 1,
+        "created_at": _SINCE,
+        "updated_at": _SINCE,
+    }

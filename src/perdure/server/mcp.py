@@ -26,8 +26,7 @@ from perdure.server.access import Identity, Local, action, public
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
-from perdure.server.messages import as_text, cut
-from perdure.server.reply import status_of
+from perdure.server.reply import as_text, cut, status_of
 from perdure.server.threads import ThreadConditions
 from perdure.settings import SEARCH_LIMIT, Settings
 from perdure.stores import Provenance

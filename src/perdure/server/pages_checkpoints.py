@@ -20,9 +20,9 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.call import Caller
-from perdure.server.messages import SHORT, as_text, changes, cut, short
-from perdure.server.pages import Number, Pages, Text, go_to, page
+from perdure.server.pages import SHORT, Number, Pages, Text, changes, go_to, page, short
 from perdure.server.pages_threads import OfThread
+from perdure.server.reply import as_text, cut
 
 routes = Pages()
 PAGE: Final = 100

@@ -18,8 +18,8 @@ from perdure.checkpointers.titles import atitle
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.call import Call, Caller
-from perdure.server.messages import as_text, changes, cut, shown
-from perdure.server.pages import Number, Pages, Values, moment, page, query
+from perdure.server.pages import Number, Pages, Values, changes, moment, page, query, shown
+from perdure.server.reply import as_text, cut
 from perdure.server.threads import ThreadConditions
 
 routes = Pages()

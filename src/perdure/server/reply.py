@@ -68,6 +68,16 @@ def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, BaseException) else str(value)
 
 
+def as_text(value: Any) -> str:
+    """A text as it is, another value as JSON."""
+    return value if isinstance(value, str) else encoded(value).decode()
+
+
+def cut(text: str, long: int) -> tuple[str, int]:
+    """The beginning of a text, and how many characters are left out."""
+    return (text, 0) if len(text) <= long else (text[:long], len(text) - long)
+
+
 def escaped(text: str) -> str:
     """Text in which what cannot be seen is escaped as in JSON, but for line feeds."""
     return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
