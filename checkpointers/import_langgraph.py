@@ -44,7 +44,7 @@ ORDER BY {path}, task_id, idx < 0, idx
 """
 _PATHS: Final = """
 SELECT DISTINCT task_id, {path} FROM checkpoint_writes
-WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s
+WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 """
 
 
@@ -81,20 +81,14 @@ class _SQLiteFile:
 
     def __init__(self, path: str | os.PathLike[str], codec: Codec) -> None:
         self._file, self._codec = SQLiteDatabase(path, None, read_only=True), codec
-        self.path = self._file.path
+        self.path, self.close = self._file.path, self._file.close
 
-    def close(self) -> None:
-        self._file.close()
+    def rows(self, sql: str, *params: Any) -> list[Row]:
+        return self._file.read(partial(rows_of, sql, *params))
 
     def threads(self) -> Iterator[str]:
         self._file.read(self._writes_statement)
-        last = ""
-        while rows := self._file.read(partial(rows_of, _THREADS, last)):
-            yield from (thread_id for (thread_id,) in rows)
-            last = rows[-1][0]
-
-    def addresses(self, thread_id: str) -> set[Row]:
-        return set(self._file.read(lambda: rows_of(_ADDRESSES, thread_id)))
+        return _thread_ids(self.rows)
 
     def _writes_statement(self) -> Flow[str]:
         """The statement that reads writes; files from before langgraph had task paths lack them."""
@@ -114,10 +108,10 @@ class _SQLiteFile:
     def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
         writes = self._file.read(self._writes_statement)
         last = ("", "")
-        while rows := self._file.read(partial(rows_of, _CHECKPOINTS, thread_id, *last, _PAGE)):
+        while rows := self.rows(_CHECKPOINTS, thread_id, *last, _PAGE):
             for ns, uid, parent, name, blob, metadata in rows:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-                stored = self._file.read(partial(rows_of, writes, thread_id, ns, uid))
+                stored = self.rows(writes, thread_id, ns, uid)
                 tasks = _by_task(
                     (task, path, channel, self._load(where, kind, value))
                     for task, path, channel, kind, value in stored
@@ -149,6 +143,9 @@ class _PostgresTables:
         self.path, self.close = self._tables.path, self._tables.close
         self._paths = _PATHS.format(path="task_path")
 
+    def rows(self, sql: str, *params: Any) -> list[Row]:
+        return self._tables.rows(sql.replace("?", "%s"), *params)
+
     def threads(self) -> Iterator[str]:
         if self._tables.lacks("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
             raise NotADatabase(
@@ -162,16 +159,10 @@ class _PostgresTables:
                 ("SELECT_PENDING_SENDS_SQL", "task_path"),
             ):
                 setattr(self._saver, name, getattr(self._saver, name).replace(path, "''"))
-        last = ""
-        while rows := self._tables.rows(_marked(_THREADS), last):
-            yield from (thread_id for (thread_id,) in rows)
-            last = rows[-1][0]
-
-    def addresses(self, thread_id: str) -> set[Row]:
-        return set(self._tables.rows(_marked(_ADDRESSES), thread_id))
+        return _thread_ids(self.rows)
 
     def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
-        for ns, uid in sorted(self.addresses(thread_id), key=lambda row: row[::-1]):
+        for ns, uid in sorted(self.rows(_ADDRESSES, thread_id), key=lambda row: row[::-1]):
             where = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
             config = Address(thread_id, ns, None).config(uid)
             try:
@@ -184,7 +175,7 @@ class _PostgresTables:
                 continue
             writes = stored.pending_writes or ()
             paths: dict[str, str] = dict(
-                self._tables.rows(self._paths, thread_id, ns, uid) if writes else ()
+                self.rows(self._paths, thread_id, ns, uid) if writes else ()
             )
             tasks = _by_task(
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
@@ -204,8 +195,11 @@ def _by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
     return [*tasks.values()]
 
 
-def _marked(sql: str) -> str:
-    return sql.replace("?", "%s")
+def _thread_ids(rows: Callable[..., list[Row]]) -> Iterator[str]:
+    last = ""
+    while page := rows(_THREADS, last):
+        yield from (thread_id for (thread_id,) in page)
+        last = page[-1][0]
 
 
 class Importer:
@@ -230,7 +224,7 @@ class Importer:
         """Import everything."""
         with closing(self.source) as source:
             for thread_id in source.threads():
-                there = source.addresses(thread_id)
+                there = set(source.rows(_ADDRESSES, thread_id))
                 self.read(partial(self._check_unforked, thread_id, there))
                 before = self._new()
                 for checkpoint in source.checkpoints(thread_id):
