@@ -29,7 +29,7 @@ UNTOLD: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
 )
 """Metadata that lists of threads do not tell: langgraph's, perdure's, and that of a run."""
-INNER: Final = ("langgraph_", "perdure_", "checkpoint_", "__", "run_attempt")
+INNER: Final = ("langgraph_", "perdure_", "checkpoint_", "counters_since_", "__", "run_attempt")
 """And that whose name begins so."""
 _TAG_LEVELS: Final = 16  # of what a list finds by its metadata
 _MOST_TAGS: Final = 1_000  # of a thread in a list

@@ -38,6 +38,7 @@ T = TypeVar("T")
 SortBy = Literal["thread_id", "created_at", "updated_at"]
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 _PAGE: Final = 2_000  # rows read at once, of those that are compared
+_LAST: Final = 1 << 62  # more rows than there are
 _TAGS: Final = 20  # texts and numbers that SQL is asked for; the rest is compared
 _BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and perhaps others
     "interrupted": "t.waiting = 1",
@@ -140,7 +141,7 @@ class ThreadList:
     ) -> Flow[list[T]]:
         sql, params = _joined(self._sql["listed"], self._where(query))
         sql += f" ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-        skipped = offset if query.is_exact else 0
+        skipped = min(offset, _LAST) if query.is_exact else 0
         out: list[T] = []
         start, size = skipped, min(limit + offset - skipped, _PAGE)
         while True:
@@ -160,7 +161,8 @@ class ThreadList:
         """Conditions that the threads of a query meet, each with its parameters."""
         where: list[tuple[str, list[Any]]] = []
         if query.ids is not None:
-            where.append(_among("t.thread_id", query.ids))
+            ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
+            where.append(_among("t.thread_id", ids))  # Postgres knows no NUL
         if query.status == "busy":
             sql, ids = _among("t.thread_id", [*query.busy])
             where.append((f"(t.status = 'busy' OR {sql})", ids))

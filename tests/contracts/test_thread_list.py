@@ -68,6 +68,9 @@ def test_a_list_tells_the_metadata_of_the_head(
     assert thread.told["n"] is True  # which equals 1
     put(saver, {"n": 3}, at(uid="2"), uid="3", metadata={"topic": "rivers", "run_id": "r"})
     assert told(saver) == {"topic": "rivers"}
+    metadata = {"topic": "rivers", "counters_since_delta_snapshot": {"messages": (1, 1)}}
+    put(saver, {"n": 4}, at(uid="3"), uid="4", metadata=metadata)  # of a DeltaChannel, in each put
+    assert told(saver) == {"topic": "rivers"}
 
 
 def test_a_branch_tells_nothing(saver: SQLiteCheckpointer) -> None:
@@ -278,5 +281,5 @@ def test_pages_and_orders(saver: SQLiteCheckpointer) -> None:
 
     assert pages[:3] == pages[3:] == [["t3", "t1"], ["t4", "t2"], ["t0"]]
     assert found(saver, sort_by="thread_id", descending=False) == ["t0", "t1", "t2", "t3", "t4"]
-    assert found(saver, ids=["t4", "no", "t0"]) == ["t4", "t0"]
+    assert found(saver, ids=["t4", "no", "t0", "t\0"]) == ["t4", "t0"]
     assert found(saver, ids=[]) == []

@@ -373,6 +373,17 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
     run(settings, use)
 
 
+def test_after_all_threads_there_are_none(settings: Settings) -> None:
+    say(settings, "t", "hi")
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        for offset in (1, 1 << 63, 1 << 70):
+            for wanted in (None, ThreadConditions(text="t"), ThreadConditions(sort_by="status")):
+                assert await threads.search(wanted, 10, offset) == []
+
+    run(settings, use)
+
+
 def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
     say(settings, "t", "hi")
 
