@@ -35,13 +35,13 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.threads import Promise, deliver
-from perdure.stores.base import PROVENANCE, FoundItem, PutItem, StoredItem
+from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.filters import Filter, parse
 from perdure.stores.indexes import Indexes
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.puts import ItemWriter, Limit, Preparer, Put
+from perdure.stores.puts import Index, ItemWriter, Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Selection, micros
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import WHOLE, check_number, fault, meant, recorded
@@ -297,15 +297,25 @@ class Parts:
             newest_first,
         )
 
+    def put(self, place: tuple[bytes, str], value: Any, index: Index, ttl: TTL, *extra: Any) -> Put:
+        """A put or, with a value of None, a delete; see `Preparer.put`."""
+        if isinstance(ttl, NotProvided):
+            ttl = (self.ttl or {}).get("default_ttl")
+        return self.preparer.put(place, value, index, ttl, *extra)
+
     def prepared(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Puts and deletes, checked; of one key, the last counts."""
         last = {self.preparer.place(op.namespace, op.key): op for op in ops}
-        puts = []
-        for place, op in last.items():
-            ttl = (self.ttl or {}).get("default_ttl") if isinstance(op.ttl, NotProvided) else op.ttl
-            extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
-            puts.append(self.preparer.put(place, op.value, op.index, ttl, *extra))
-        return puts
+        return [
+            self.put(
+                place,
+                op.value,
+                op.index,
+                op.ttl,
+                *((op.if_version, op.provenance) if isinstance(op, PutItem) else ()),
+            )
+            for place, op in last.items()
+        ]
 
     def touch(self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None) -> None:
         """Let items that expire live on, now that they were read, if that is wanted.

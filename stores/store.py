@@ -84,7 +84,9 @@ class Store(BaseStore):
 
     async def _batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
         written = [op for op in ops if isinstance(op, PutOp | PutItem)]
-        puts = await self._prepared(written)
+        prepare = partial(self._parts.prepared, written)
+        is_brief = are_brief([op.value for op in written])
+        puts = prepare() if is_brief else await self._parts.runner.called(prepare)
         results: list[Result] = [None] * len(ops)
         if len(written) < len(ops):
             queries = [await self._query(op) for op in ops]
@@ -120,27 +122,21 @@ class Store(BaseStore):
 
     # -- writing
 
-    async def _prepared(self, ops: Sequence[PutOp | PutItem]) -> list[Put]:
-        """Puts and deletes, checked; of one key, the last counts."""
-        prepare = partial(self._parts.prepared, ops)
-        is_brief = are_brief([op.value for op in ops])
-        return prepare() if is_brief else await self._parts.runner.called(prepare)
-
     async def _write(self, puts: Sequence[Put]) -> None:
         model = await self._missing.make(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
             await self._missing.make_some(len(puts))
 
-    async def _put(self, *item: Any) -> None:
-        op = PutItem(*item)
-        if op.value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-        await self._write(await self._prepared([op]))
+    async def _put(self, namespace: Namespace, key: str, value: Any, *how: Any) -> None:
+        """Put or, with a value of None, delete."""
+        parts = self._parts
 
-    async def _delete(self, namespace: Namespace, key: str, if_version: int | None) -> None:
-        op = PutItem(namespace, key, None, if_version=if_version)
-        await self._write(await self._prepared([op]))
+        def prepare() -> Put:
+            return parts.put(parts.preparer.place(namespace, key), value, *how)
+
+        is_brief = are_brief((value,))
+        await self._write([prepare() if is_brief else await parts.runner.called(prepare)])
 
     def put(
         self,
@@ -173,7 +169,7 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        op = namespace, key, value, index, ttl, if_version, provenance
+        op = namespace, key, _some(value), index, ttl, if_version, provenance
         self._parts.runner.run(self._put(*op))
 
     async def aput(
@@ -188,7 +184,7 @@ class Store(BaseStore):
         provenance: Provenance | None = None,
     ) -> None:
         """See `put`."""
-        op = namespace, key, value, index, ttl, if_version, provenance
+        op = namespace, key, _some(value), index, ttl, if_version, provenance
         await self._parts.runner.arun(self._put(*op))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
@@ -197,13 +193,13 @@ class Store(BaseStore):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._parts.runner.run(self._delete(namespace, key, if_version))
+        self._parts.runner.run(self._put(namespace, key, None, None, None, if_version))
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """See `delete`."""
-        await self._parts.runner.arun(self._delete(namespace, key, if_version))
+        await self._parts.runner.arun(self._put(namespace, key, None, None, None, if_version))
 
     # -- reading
 
@@ -557,6 +553,13 @@ class Store(BaseStore):
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
         return ScopedStore(self._parts.under(path, max_items, max_bytes))
+
+
+def _some(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A value that is put."""
+    if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+        raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
+    return value
 
 
 class ScopedStore(Store):
