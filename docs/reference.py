@@ -41,16 +41,16 @@ def _package(name: str) -> str:
     head = f"## {name}\n\n{_markdown(module.__doc__)}"
     if name == "perdure.errors":  # its docstring lists them
         return head
-    public = getattr(module, "__all__", None) or [each for each in vars(module) if each[0] != "_"]
-    found = {each: value for each in public if _ours(value := getattr(module, each))}
-    uses = Counter(base for value in found.values() for base in _bases(value)[1:])
-    shared = {base for base in uses if uses[base] > 1} - {*found.values()}
-    found |= {base.__name__: base for base in shared if any(_methods(base, []))}
+    public = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
+    values = {name: value for name in public if _ours(value := getattr(module, name))}
+    uses = Counter(base for value in values.values() for base in _bases(value)[1:])
+    shared = {base for base in uses if uses[base] > 1} - {*values.values()}
+    values |= {base.__name__: base for base in shared if any(_methods(base, []))}
     parts = [head.split("\n\n")[0], head.split("\n\n")[1]]
-    for each, value in sorted(found.items(), key=lambda pair: (pair[0].lower(), pair[0])):
-        if not (each[0] == "a" and each[1:] in found):
-            apart = [base for base in _bases(value)[1:] if base in found.values()]
-            parts += [f"### `{each}`", *_entry(each, value, apart)]
+    for name, value in sorted(values.items(), key=lambda pair: (pair[0].lower(), pair[0])):
+        if not (name[0] == "a" and name[1:] in values):
+            apart = [base for base in _bases(value)[1:] if base in values.values()]
+            parts += [f"### `{name}`", *_entry(name, value, apart)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -122,37 +122,41 @@ def _fields(cls: Any) -> Iterator[str]:
 def _notes(bases: list[Any]) -> str:
     """The comments beside the fields of data classes."""
     sources = (inspect.getsource(base) for base in reversed(bases) if is_dataclass(base))
-    found = [pair for source in sources for pair in _NOTE.findall(source)]
-    listed = "\n".join(f"- `{name}`: {note[0].upper()}{note[1:]}." for name, note in found)
-    return f"**Attributes**\n\n{listed}" if found else ""
+    notes = [pair for source in sources for pair in _NOTE.findall(source)]
+    listed = "\n".join(f"- `{name}`: {note[0].upper()}{note[1:]}." for name, note in notes)
+    return f"**Attributes**\n\n{listed}" if notes else ""
 
 
 def _signature(name: str, function: Any) -> str:
     node = _source(function)
-    given, places = node.args, [*node.args.posonlyargs, *node.args.args]
-    defaults = [None] * (len(places) - len(given.defaults)) + given.defaults
+    arguments, places = node.args, [*node.args.posonlyargs, *node.args.args]
+    defaults = [None] * (len(places) - len(arguments.defaults)) + arguments.defaults
     pairs = [*zip(places, defaults, strict=True)]
-    pairs += [*zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    pairs += [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     shown = [ast.unparse(a) + (f" = {ast.unparse(value)}" if value else "") for a, value in pairs]
-    if given.vararg or given.kwonlyargs:
-        shown.insert(len(places), "*" + (ast.unparse(given.vararg) if given.vararg else ""))
-    shown += [f"**{ast.unparse(given.kwarg)}"] if given.kwarg else []
+    if arguments.vararg or arguments.kwonlyargs:
+        star = "*" + (ast.unparse(arguments.vararg) if arguments.vararg else "")
+        shown.insert(len(places), star)
+    shown += [f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else []
     returned = ast.unparse(node.returns) if node.returns and node.name != "__init__" else ""
-    parameters = [each for each in shown if each not in ("self", "cls")]
+    parameters = [parameter for parameter in shown if parameter not in ("self", "cls")]
     return _fenced(name, parameters, f" -> {returned}" if returned else "")
 
 
 def _fenced(name: str, parameters: list[str], returned: str) -> str:
     line = f"{name}({', '.join(parameters)}){returned}"
     if len(line) > WIDTH:
-        line = "\n    ".join([f"{name}(", *(f"{each}," for each in parameters)]) + f"\n){returned}"
+        line = (
+            "\n    ".join([f"{name}(", *(f"{parameter}," for parameter in parameters)])
+            + f"\n){returned}"
+        )
     return f"```py\n{line}\n```"
 
 
 def _markdown(docstring: str | None) -> str:
     """A docstring with its sections as lists and its examples as blocks."""
     text = inspect.cleandoc(docstring or "")
-    text = re.sub(r"(?ms)^>>> .+?(?=\n\n|\Z)", lambda found: f"```pycon\n{found[0]}\n```", text)
+    text = re.sub(r"(?ms)^>>> .+?(?=\n\n|\Z)", lambda match: f"```pycon\n{match[0]}\n```", text)
     titles = "Args|Attributes|Raises|Returns|Yields"
     head, *sections = re.split(rf"(?m)^(?={titles}:\n)", text)
     for section in sections:
