@@ -9,6 +9,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.saver import serde_and_seal
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
@@ -59,7 +60,7 @@ class PostgresCheckpointer(Checkpointer):
         pooled: bool = False,
         direct: str | None = None,
         pool_size: int = 10,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         serde, seal = serde_and_seal(key, serde, allow, strict)
         sql = _SQL[tenant is not None]

@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.saver import serde_and_seal
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
@@ -61,7 +62,7 @@ class SQLiteCheckpointer(Checkpointer):
         strict: bool = False,
         synchronous: Synchronous = DURABLE,
         read_only: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
         cache_bytes: int = 128 << 20,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:

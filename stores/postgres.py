@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
@@ -120,7 +121,7 @@ class PostgresStore(WholeStore):
         tenant: str | None = None,
         pooled: bool = False,
         pool_size: int = 10,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         sql = _SQL[tenant is not None]
         super().__init__(

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
@@ -77,7 +78,7 @@ class SQLiteStore(WholeStore):
         max_value_bytes: int = MAX_BYTES,
         synchronous: Synchronous = DURABLE,
         read_only: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(
             _SQL,

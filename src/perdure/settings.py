@@ -36,6 +36,8 @@ LIST_LIMIT: Final = 100
 """The most entries of a list: of namespaces, items, the largest threads."""
 THREADS_LIMIT: Final = 50
 """The most threads that are listed."""
+TIMEOUT_S: Final = 30.0
+"""How long to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
 """A value, and where it comes from."""
 _MOST: Final = 1_000_000  # days are more on no calendar

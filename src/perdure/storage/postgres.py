@@ -26,6 +26,7 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Guarded, Last, Request, Row, Stale, Statement, rows_of, run
 from perdure.storage.locks import Locks, NamedLock
@@ -117,7 +118,7 @@ class PostgresDatabase(Opening[Server]):
         direct: str | None = None,
         read_only: bool = False,
         pool_size: int = 10,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._dsn = checked_dsn(dsn)
         name = schema if isinstance(schema, str) else ""

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
+from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
 from perdure.storage.locks import FileLocks, Locks, NamedLock
@@ -154,7 +155,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         begin: Callable[[], Flow[object]] | None = None,
         synchronous: Synchronous = DURABLE,
         read_only: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = TIMEOUT_S,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
         if synchronous not in get_args(Synchronous):
