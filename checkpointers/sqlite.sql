@@ -111,10 +111,10 @@ UPDATE threads SET waiting = 1 WHERE thread = ? AND waiting = 0;
 -- set_title: what lists tell of a thread, and what finds it by that
 UPDATE threads SET title = ?, found = ? WHERE thread = ?;
 
--- client_of: what the server keeps of a thread
-SELECT thread, status, seq, client FROM threads WHERE thread_id = ?;
+-- client_of: what the server keeps of a thread, and whether it may wait for an answer
+SELECT status, seq, client, waiting FROM threads WHERE thread_id = ?;
 
--- hold_client: the same, as it is read to be changed
+-- hold_client: what the server keeps of a thread, as it is read to be changed
 SELECT thread, status, seq, client FROM threads WHERE thread_id = ?;
 
 -- set_client: that, and what finds the thread by it

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -86,6 +87,7 @@ class ThreadRecords:
     told: bytes | None  # of its metadata, as lists tell it
     status: str
     client: ClientMetadata | None
+    may_wait: bool  # for an answer, as far as its row tells
     logs: list[Row]
     namespaces: list[NamespaceRecords]
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
@@ -126,7 +128,7 @@ def thread_records(
             raise missing(at)
         last = end.snapshot.key & _LOW
     thread, _, created_at, updated_at, _, stored = rows[0]
-    ((_, status, seq, kept),) = yield reader.sql("client_of", thread_id)
+    ((status, seq, kept, waiting),) = yield reader.sql("client_of", thread_id)
     title, told = open_listed(reader.seal, thread_id, stored)
     if checkpoint_id is not None:  # they may be of a later checkpoint
         title = told = None
@@ -137,7 +139,7 @@ def thread_records(
         read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
         if read.checkpoints or (read.writes and last == _LOW):
             namespaces.append(read)
-    about = title, told, status, client
+    about = title, told, status, client, checkpoint_id is not None or bool(waiting)
     return ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
 
 
@@ -233,8 +235,10 @@ def write_thread(
         yield reader.sql("set_title", *seal_listed(reader.seal, target, records.title, told), new)
     if records.client is not None:
         yield reader.sql("set_client", *seal_client(reader.seal, target, records.client), new)
+    if records.status != "idle":
         yield reader.sql("set_status", records.status, new)
-    yield reader.sql("waits", new)
+    if records.may_wait:
+        yield reader.sql("waits", new)
     writer = _ThreadWriter(reader, records, target, new, keys)
     yield from writer.write_logs()
     for namespace in records.namespaces:
@@ -363,6 +367,21 @@ class ThreadContents:
                 at in self.writes and (self.writes[at] == write or at[-1] < 0)  # resumed once more
                 for at, write in other.writes.items()
             )
+            and self._goes_on_from(other)
+        )
+
+    def _goes_on_from(self, other: ThreadContents) -> bool:
+        """Whether each namespace has the head of the other one, or one that was put after it.
+
+        One that was rewound, so that its head is not the newest, goes on from there only.
+        """
+        known = len(other.checkpoints)
+        newest = {ns: uid for ns, uid, *_ in other.checkpoints}
+        next_parents = {ns: parent for ns, _, parent, *_ in reversed(self.checkpoints[known:])}
+        return all(
+            self.heads.get(ns) == head
+            or (ns in next_parents and head in (newest[ns], next_parents[ns]))
+            for ns, head in other.heads.items()
         )
 
 
@@ -404,6 +423,10 @@ class Merge:
         path = self.source.database.path
         if unknown := self.names.keys() - {*threads}:
             raise ConfigurationError(f"{path} has no thread {sorted(unknown)[0]!r} to rename")
+        given = Counter(self.names.get(thread_id, thread_id) for thread_id in threads)
+        if self.names and len(given) < len(threads):
+            ((new, _),) = given.most_common(1)
+            raise ConfigurationError(f"two threads of {path} would be {new!r}; give other ids")
         report, refused = ImportReport(), list[str]()
         for thread_id in threads:
             if self.stopped.is_set():
@@ -448,8 +471,10 @@ class Merge:
                 if back or not onward:
                     return None
             keys[:] = yield from reader.new_keys(records.keys)
-            for _, records.status, _, client in (yield reader.sql("hold_client", target)):
-                records.client = open_client(reader.seal, target, client)
+            for _, status, _, kept in (yield reader.sql("hold_client", target)):
+                if kept is not None:
+                    records.client = open_client(reader.seal, target, kept)
+                    records.status = status
             yield from self.target.delete_thread(target)
             yield from write_thread(reader, records, target, keys, records.updated_at)
             known = len(here.checkpoints)

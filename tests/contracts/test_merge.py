@@ -162,6 +162,52 @@ def test_what_was_removed_here_does_not_come_back(change: str, opened: Any) -> N
     assert before == shape(new)
 
 
+@pytest.mark.parametrize("rewound", ["old", "new"])
+def test_a_thread_that_was_rewound_in_one_and_went_on_in_the_other_is_refused(
+    rewound: str, opened: Any
+) -> None:
+    """Where a thread goes on is not lost with what the other one says after it."""
+    savers = {"old": opened("file", "old"), "new": opened("sealed", "new")}
+    old, new = savers["old"], savers["new"]
+    for number in range(4):
+        put(old, {"n": number}, at(uid=f"{number - 1}") if number else None, uid=f"{number}")
+    new.import_from(old)
+    savers[rewound].rewind("t", "1")
+    other = new if rewound == "old" else old
+    put(other, {"n": 4}, at(uid="3"), uid="4")
+    before = shape(new)
+
+    with pytest.raises(ImportFailed, match="'t'"):
+        new.import_from(old)
+    assert before == shape(new)
+
+
+def test_a_rewound_thread_goes_on_there(opened: Any) -> None:
+    """Rewound before the first merge, and from there on."""
+    old, new = opened("file", "old"), opened("sealed", "new")
+    for number in range(3):
+        put(old, {"n": number}, at(uid=f"{number - 1}") if number else None, uid=f"{number}")
+    old.rewind("t", "1")
+    new.import_from(old)
+    put(old, {"n": 3}, at(uid="1"), uid="3")
+
+    assert new.import_from(old).checkpoints == 1
+    assert shape(old) == shape(new)
+
+
+@pytest.mark.parametrize("names", [{"a": "x", "b": "x"}, {"a": "b"}])
+def test_two_threads_cannot_become_one(names: dict[str, str], opened: Any) -> None:
+    """Nothing is imported then."""
+    old, new = opened("file", "old"), opened("file", "new")
+    for thread in "ab":
+        put(old, {"n": 1}, thread=thread, uid="1")
+
+    with pytest.raises(ConfigurationError, match="two threads"):
+        new.import_from(old, names=names)
+    assert new.threads() == []
+    assert new.import_from(old, names={"a": "b", "b": "a"}).threads == 2
+
+
 class Killed(BaseException):
     """In the place of SIGKILL."""
 

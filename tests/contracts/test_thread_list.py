@@ -268,6 +268,38 @@ def test_a_merge_takes_what_a_client_gave(tmp_path: Path, saver: SQLiteCheckpoin
     )
 
 
+def test_a_merge_takes_what_a_client_gave_since(tmp_path: Path, saver: SQLiteCheckpointer) -> None:
+    """If none gave anything here."""
+    client = ClientMetadata({"topic": "ponds"})
+    with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
+        put(other, {"n": 1}, uid="1")
+        saver.import_from(other)
+        ThreadList(other).change("t", lambda _: (client, "error"))
+        put(other, {"n": 2}, at(uid="1"), uid="2")
+        saver.import_from(other)
+    thread = ThreadList(saver).get("t")
+
+    assert thread is not None
+    assert (thread.client, thread.ended) == (client, "error")
+
+
+def test_a_merge_tells_how_threads_stand(
+    tmp_path: Path, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the source does, and only the heads of those that may wait are read for it."""
+    with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
+        for thread in ("a", "b", "c", "d"):
+            put(other, {"n": 1}, thread=thread, uid="1")
+        other.put_writes(at("b", uid="1"), ASKS, "task", PATH)
+        ThreadList(other).change("c", lambda _: (None, "error"))
+        saver.import_from(other)
+        there = [(each.thread_id, each.status, each.ended) for each in listed(other)]
+    many = heads_read(saver, monkeypatch)
+
+    assert there == [(each.thread_id, each.status, each.ended) for each in listed(saver)]
+    assert many == [1]
+
+
 def test_pages_and_orders(saver: SQLiteCheckpointer) -> None:
     for number in range(5):
         put(saver, {"n": 1}, thread=f"t{(number * 2) % 5}", uid="1")
