@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.types import Interrupt
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
@@ -369,6 +370,27 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
             assert await running.search(wanted, 2, 1) == found[1:3]
             wanted = ThreadConditions(sort_by="status", status="idle")
             assert ids(await running.search(wanted)) == ["pruned", "a"]
+
+    run(settings, use)
+
+
+def test_a_question_of_another_form_is_shown(settings: Settings) -> None:
+    """A program without langgraph may have asked it; lists of all threads have it."""
+    question: list[Any] = ["may I?", Interrupt("and I?", id="i"), {"value": "or I?", "id": "j"}]
+    config, *checkpoint = unfinished("t", 0)
+
+    async def use(threads: Threads, store: SQLiteStore) -> None:
+        made = await threads._saver.aput(config, *checkpoint)
+        writes = [("__interrupt__", question)]
+        await threads._saver.aput_writes(made, writes, "task", "~__pregel_pull, next")
+        (thread,) = await search(threads, status="interrupted")
+        assert thread["interrupts"] == {
+            "task": [
+                {"value": "may I?", "id": None},
+                {"value": "and I?", "id": "i"},
+                {"value": "or I?", "id": "j"},
+            ]
+        }
 
     run(settings, use)
 

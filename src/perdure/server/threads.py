@@ -434,4 +434,6 @@ def _stands(status: ThreadStatus, ended: RunStatus) -> RunStatus:
 
 def interrupt_of(one: Any) -> Any:
     """What a task asked, as clients know it."""
-    return one if isinstance(one, dict) else {"value": one.value, "id": one.id}
+    if isinstance(one, dict):
+        return one
+    return {"value": getattr(one, "value", one), "id": getattr(one, "id", None)}
