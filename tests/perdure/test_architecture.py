@@ -1,4 +1,7 @@
-"""docs/architecture.md lists the functions that a put, a search, a turn and a run pass."""
+"""docs/architecture.md lists the functions that a put, a search, a turn and a run pass.
+
+`python docs/architecture.py` writes the lists.
+"""
 
 from __future__ import annotations
 
