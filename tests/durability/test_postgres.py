@@ -24,10 +24,12 @@ from psycopg.conninfo import make_conninfo
 from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
+from perdure.storage import postgres
 from perdure.storage.flow import Flow, rows_of
 from perdure.storage.postgres import Transaction
-from perdure.storage.postgres_connection import RUN, translated
+from perdure.storage.postgres_connection import RUN, Pipelined, translated
 from tests import postgres_server
+from tests.contracts.puts import at, listed, put
 from tests.durability.cutting import Proxy
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -55,18 +57,28 @@ def agent(saver: PostgresCheckpointer) -> Any:
     return builder.compile(checkpointer=saver)
 
 
+@pytest.mark.parametrize("awaited", [True, False])
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_turn_whose_connection_is_cut(heard: bool, proxy: Proxy, options: dict[str, Any]) -> None:
+def test_a_turn_whose_connection_is_cut(
+    heard: bool, awaited: bool, proxy: Proxy, options: dict[str, Any]
+) -> None:
+    def turn(number: int) -> None:
+        said = {"messages": [("user", f"hello {number}")]}
+        if awaited:
+            asyncio.run(graph.ainvoke(said, CONFIG))
+        else:
+            graph.invoke(said, CONFIG)
+
     with PostgresCheckpointer.open(proxy.dsn, **options) as saver:
         graph = agent(saver)
         turns = 0
         for _ in range(2):
             before = proxy.messages
-            graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
+            turn(turns)
             turns += 1
         for number in range(1, proxy.messages - before, STEP):
             proxy.cut_at(number, heard=heard)
-            graph.invoke({"messages": [("user", f"hello {turns}")]}, CONFIG)
+            turn(turns)
             proxy.cut_at(None)
             turns += 1
             said = [message.content for message in graph.get_state(CONFIG).values["messages"]]
@@ -176,6 +188,63 @@ def test_reads_that_wait_for_a_connection_hold_none(options: dict[str, Any]) -> 
             found = list(pool.map(lambda n: store.search(("a",), query=f"word{n}"), range(8)))
 
     assert [each[0].key for each in found] == [f"k{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
+    overtaken: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it rests on what is no more, as another process has put meanwhile, each is made alone."""
+    monkeypatch.setattr(postgres, "PATIENCE_S", 30.0)
+    requests: list[list[str]] = []
+    ask = Pipelined.ask
+
+    def noted(conn: Pipelined, statements: Any) -> Any:
+        requests.append([statement.sql for statement in statements])
+        return ask(conn, statements)
+
+    async def both(saver: PostgresCheckpointer) -> None:
+        written = saver.aput_writes(at(uid="1"), [("a", 1)], "task")
+        checkpoint: Any = {**empty_checkpoint(), "id": "2", "channel_values": {"a": 1}}
+        requests.clear()
+        await asyncio.gather(written, saver.aput(at(uid="1"), checkpoint, {}, {"a": 2}))
+
+    dsn = postgres_server.dsn()
+    with PostgresCheckpointer.open(dsn, **options) as saver:
+        put(saver, {"a": 0}, uid="1")
+        with PostgresCheckpointer.open(dsn, **options) as other:
+            if overtaken:
+                put(other, {"a": 5}, uid="other")
+            monkeypatch.setattr(Pipelined, "ask", noted)
+            asyncio.run(both(saver))
+            made = len(requests)
+            before, after = other.get_tuple(at(uid="1")), other.get_tuple(at(uid="2"))
+
+    assert before is not None
+    assert after is not None
+    assert before.pending_writes == [("task", "a", 1)]
+    assert after.checkpoint["channel_values"] == {"a": 1}
+    assert (made == 1) is not overtaken
+
+
+def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of another thread ends the wait of a task's, and comes before what follows."""
+    monkeypatch.setattr(postgres, "PATIENCE_S", 30.0)
+
+    async def run(saver: PostgresCheckpointer) -> None:
+        written = asyncio.ensure_future(saver.aput_writes(at(uid="1"), [("a", 1)], "task"))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(put, saver, {"a": 2}, at(uid="1"), uid="2")
+        await asyncio.wait_for(written, 10)
+        await saver.aput(at(uid="2"), {**empty_checkpoint(), "id": "3"}, {}, {})
+
+    with PostgresCheckpointer.open(postgres_server.dsn(), **options) as saver:
+        put(saver, {"a": 0}, uid="1")
+        asyncio.run(run(saver))
+
+        assert listed(saver, at()) == ["3", "2", "1"]
 
 
 @pytest.mark.parametrize(

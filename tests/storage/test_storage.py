@@ -186,7 +186,7 @@ def test_a_patient_write_shares_the_next_commit(
     database: SQLiteDatabase, monkeypatch: pytest.MonkeyPatch, follows: bool
 ) -> None:
     """It waits for another write, as long as that is worth it."""
-    monkeypatch.setattr(sqlite_writer, "_PATIENCE_S", 60.0 if follows else 0.001)
+    monkeypatch.setattr(sqlite_writer, "PATIENCE_S", 60.0 if follows else 0.001)
     database.write(partial(add, 0))
 
     async def run() -> None:

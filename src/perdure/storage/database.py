@@ -9,6 +9,7 @@ one of them fails, it is rolled back and each is run in a transaction of its own
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -19,8 +20,11 @@ from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Prot
 from perdure import settings
 from perdure.errors import SchemaMismatch
 from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.threads import Promise
 
+_log = logging.getLogger("perdure")
 VERSION: Final = 1  # of every schema
+PATIENCE_S: Final = 0.002  # how long a patient write waits for another
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -64,6 +68,50 @@ class Watch:
 
     own: int = 0
     epoch: object = None
+
+
+class Job(Promise[T]):
+    """A transaction to be made: see `Database.write`."""
+
+    __slots__ = ("committed", "component", "make", "patient", "removes", "undone", "watch")
+
+    def __init__(
+        self,
+        make: Callable[[], Flow[T]],
+        committed: Callable[[T], None] | None = None,
+        undone: Callable[[], None] | None = None,
+        component: str = "",
+        watch: Watch | None = None,
+        patient: bool = False,
+        removes: bool = False,
+        *,
+        awaited: bool,
+    ) -> None:
+        super().__init__(awaited=awaited)
+        self.make, self.committed, self.undone = make, committed, undone
+        self.component, self.watch = component, watch
+        self.patient, self.removes = patient, removes
+
+    def succeed(self) -> None:
+        """Its transaction is committed."""
+        try:
+            if self.committed is not None:
+                self.committed(self.result)
+        except Exception:
+            _log.exception("committed() failed; the write is stored, undone() is called")
+            self._undo()
+
+    def fail(self, error: BaseException) -> None:
+        """Its flow, or the commit, failed."""
+        self.error = error
+        self._undo()
+
+    def _undo(self) -> None:
+        try:
+            if self.undone is not None:
+                self.undone()
+        except Exception:
+            _log.exception("undone() failed")
 
 
 def statements(script: str) -> list[Statement]:

@@ -60,6 +60,10 @@ class Guarded(list[Statement]):
     """
 
 
+class Together(Guarded):
+    """Several `Guarded` requests as one transaction; it is sent the rows of all statements."""
+
+
 class Stale(Exception):
     """The first statement of a `Guarded` request has no row; a flow may go on otherwise."""
 

@@ -17,8 +17,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import Lock
-from typing import Any, Final, Self, TypeVar
+from itertools import chain
+from threading import Event, Lock
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from perdure.errors import (
     ConfigurationError,
@@ -27,11 +28,22 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import TIMEOUT_S
-from perdure.storage.database import Schema, Watch
-from perdure.storage.flow import Flow, Guarded, Last, Request, Row, Stale, Statement, rows_of, run
+from perdure.storage.database import PATIENCE_S, Job, Schema, Watch
+from perdure.storage.flow import (
+    Flow,
+    Guarded,
+    Last,
+    Request,
+    Row,
+    Stale,
+    Statement,
+    Together,
+    rows_of,
+    run,
+)
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.shared import Opening
-from perdure.storage.threads import Queues, Ticket
+from perdure.storage.threads import Queues, Ticket, settle
 
 try:
     import psycopg
@@ -84,6 +96,20 @@ SELECT current_setting('server_version'), coalesce(sum(pg_total_relation_size(c.
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ? AND c.relkind = 'r'
 """
+
+
+class _Group(NamedTuple):
+    """Writes about the same name that share a request.
+
+    Attributes:
+        jobs: In the order in which they were handed in.
+        ticket: Its place among others.
+        closed: Set once no more will join; None: nobody may.
+    """
+
+    jobs: list[Job[Any]]
+    ticket: Ticket
+    closed: Event | None = None
 
 
 class PostgresDatabase(Opening[Server]):
@@ -148,6 +174,7 @@ class PostgresDatabase(Opening[Server]):
         self._locks = Locks(locks)
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
+        self._patient: dict[str, _Group] = {}  # those that others may join, by name
 
     @property
     def path(self) -> str:
@@ -203,33 +230,11 @@ class PostgresDatabase(Opening[Server]):
         removes: bool = False,
     ) -> T:
         """See `Database.write`."""
-        server, ticket = self._writable(), self._queues.ask(*exclusive or ())
-        return self._write(server, ticket, make, committed, undone, exclusive)
-
-    def _write(
-        self,
-        server: Server,
-        ticket: Ticket,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None,
-        undone: Callable[[], None] | None,
-        exclusive: Sequence[str] | None,
-    ) -> T:
-        with ticket:
-            try:
-                result = self._run(server, make, [_BEGIN], self._excluding(exclusive))
-            except BaseException:
-                if undone is not None:
-                    undone()
-                raise
-            try:
-                if committed is not None:
-                    committed(result)
-            except Exception:
-                _log.exception("committed() failed; the write is stored, undone() is called")
-                if undone is not None:
-                    undone()
-            return result
+        server, job = self._writable(), Job(make, committed, undone, awaited=False)
+        with self._handing_in:
+            group = self._group(job, exclusive)
+        self._make(server, group, exclusive)
+        return job.future.result()
 
     def awrite(
         self,
@@ -246,15 +251,73 @@ class PostgresDatabase(Opening[Server]):
             self._locks.check()  # here: the threads of a pool are nobody's run
             work = partial(self.write, make, committed, undone, exclusive)
             return self._later(lambda server: server.in_thread(work))
-        server = self._writable()
+        server, job = self._writable(), Job(make, committed, undone, awaited=True)
+        name = exclusive[0] if exclusive is not None and len(exclusive) == 1 else ""
         with self._handing_in:  # in the order of turns: else all threads may wait for one to come
-            ticket = self._queues.ask(*exclusive or ())
-            work = partial(self._write, server, ticket, make, committed, undone, exclusive)
+            group = self._patient.get(name)
+            if group is not None:
+                group.jobs.append(job)
+                if not patient:
+                    self._close(name)
+                return job.future  # type: ignore[return-value]
+            group = self._group(job, exclusive, patient=patient and bool(name))
             try:
-                return server.threads.submit(work, awaited=True, given_up=ticket.leave)  # type: ignore[no-any-return]
+                server.threads.submit(partial(self._make, server, group, exclusive), awaited=None)
             except BaseException:
-                ticket.leave()
+                self._close(name)
+                group.ticket.leave()
                 raise
+        return job.future  # type: ignore[return-value]
+
+    def _group(
+        self, job: Job[Any], exclusive: Sequence[str] | None, *, patient: bool = False
+    ) -> _Group:
+        """A job behind all that were handed in before: who joins one of them would overtake it."""
+        for name in exclusive or ():
+            self._close(name)
+        group = _Group([job], self._queues.ask(*exclusive or ()), Event() if patient else None)
+        if patient and exclusive:
+            self._patient[exclusive[0]] = group
+        return group
+
+    def _close(self, name: str) -> None:
+        """Let nobody join the group for a name, if there is one."""
+        group = self._patient.pop(name, None)
+        if group is not None and group.closed is not None:
+            group.closed.set()
+
+    def _make(self, server: Server, group: _Group, exclusive: Sequence[str] | None) -> None:
+        """Make the transactions of a group, once those before it are made."""
+        if group.closed is not None and not group.closed.wait(PATIENCE_S) and exclusive:
+            with self._handing_in:
+                if self._patient.get(exclusive[0]) is group:
+                    del self._patient[exclusive[0]]
+        jobs = [job for job in group.jobs if job.claim()]
+        if not jobs:
+            group.ticket.leave()
+            return
+        try:
+            with group.ticket:
+                self._commit(server, jobs, exclusive)
+        except BaseException as exc:
+            for job in jobs:
+                job.fail(exc)
+        settle(jobs)
+
+    def _commit(
+        self, server: Server, jobs: list[Job[Any]], exclusive: Sequence[str] | None
+    ) -> None:
+        """Run jobs in one request; if that fails, each in a transaction of its own."""
+        try:
+            make = partial(_together, jobs) if len(jobs) > 1 else jobs[0].make
+            result = self._run(server, make, [_BEGIN], self._excluding(exclusive))
+        except BaseException as exc:
+            alone = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
+            for job in jobs:
+                job.fail(exc) if alone else self._commit(server, [job], exclusive)
+        else:
+            for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
+                job.succeed()
 
     def epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch`: a server is asked by I/O only."""
@@ -267,9 +330,9 @@ class PostgresDatabase(Opening[Server]):
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
-            server, ticket = self._writable(), self._queues.ask()
-            work = partial(self._write, server, ticket, make, None, None, None)
-            server.threads.submit(work, awaited=False)
+            server = self._writable()
+            group = self._group(Job(make, awaited=False), None)
+            server.threads.submit(partial(self._make, server, group, None), awaited=None)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -380,6 +443,26 @@ class PostgresDatabase(Opening[Server]):
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 
 
+def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
+    """The flows of jobs, each of them a `Guarded` request, as one; returns their results.
+
+    Raises:
+        Stale: One of them is not, or rests on what is no more.
+    """
+    flows = [job.make() for job in jobs]
+    requests: list[Any] = [next(flow) for flow in flows]
+    if not all(isinstance(request, Guarded) for request in requests):
+        raise Stale
+    rows, results = iter((yield Together(chain(*requests)))), list[Any]()
+    for flow, request in zip(flows, requests, strict=True):
+        answers = [next(rows) for _ in request]
+        try:
+            flow.send(answers[0])
+        except StopIteration as stop:
+            results.append(stop.value)
+    return results
+
+
 class Transaction:
     """Answers the requests of a flow in one transaction, which `with` ends.
 
@@ -412,7 +495,8 @@ class Transaction:
             if self._conn.brackets:
                 self._conn.ask([_ROLLBACK])
             raise Stale from exc
-        return rows if isinstance(request, list) and not isinstance(request, Guarded) else rows[0]
+        of_first = isinstance(request, Guarded) and not isinstance(request, Together)
+        return rows if isinstance(request, list) and not of_first else rows[0]
 
     def _ask(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
         single = last and not self._conn.brackets  # a request is a transaction

@@ -21,7 +21,7 @@ import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.settings import TIMEOUT_S
-from perdure.storage.database import Schema, Watch
+from perdure.storage.database import Job, Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.shared import Opening, Shared
@@ -35,7 +35,7 @@ from perdure.storage.sqlite_connection import (
     execute,
     mapped,
 )
-from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, SQLiteWriter
+from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
 from perdure.storage.threads import ThreadPool
 
 _READING_THREADS: Final = 4

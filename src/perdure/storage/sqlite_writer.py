@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
 from perdure.storage import sqlite_connection
-from perdure.storage.database import Schema, Watch
-from perdure.storage.flow import Flow, T, run
+from perdure.storage.database import PATIENCE_S, Job, Schema, Watch
+from perdure.storage.flow import run
 from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
@@ -40,56 +40,11 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
-_PATIENCE_S: Final = 0.002  # how long a patient job waits for another
 _LOOK_S: Final = 0.001  # how long to wait while somebody else looks at the connection
 SOON_S: Final = 0.02  # how long to wait to be told the epoch
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _FEW_PAGES: Final = 64  # given back per step on a full disk, whose WAL must fit into the reserve
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
-
-
-class Job(Promise[T]):
-    """A transaction to be made: see `Database.write`."""
-
-    __slots__ = ("committed", "component", "make", "patient", "removes", "undone", "watch")
-
-    def __init__(
-        self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        component: str = "",
-        watch: Watch | None = None,
-        patient: bool = False,
-        removes: bool = False,
-        *,
-        awaited: bool,
-    ) -> None:
-        super().__init__(awaited=awaited)
-        self.make, self.committed, self.undone = make, committed, undone
-        self.component, self.watch = component, watch
-        self.patient, self.removes = patient, removes
-
-    def succeed(self) -> None:
-        """Its transaction is committed."""
-        try:
-            if self.committed is not None:
-                self.committed(self.result)
-        except Exception:
-            _log.exception("committed() failed; the write is stored, undone() is called")
-            self._undo()
-
-    def fail(self, error: BaseException) -> None:
-        """Its flow, or the commit, failed."""
-        self.error = error
-        self._undo()
-
-    def _undo(self) -> None:
-        try:
-            if self.undone is not None:
-                self.undone()
-        except Exception:
-            _log.exception("undone() failed")
 
 
 class _Asked(Promise[object | None]):
@@ -151,7 +106,7 @@ class SQLiteWriter:
                 job = queue.get()
             elif jobs and all(job.patient for job in jobs):
                 now = time.monotonic()
-                until = until or now + _PATIENCE_S
+                until = until or now + PATIENCE_S
                 try:
                     job = queue.get(timeout=max(0.0, until - now))
                 except Empty:

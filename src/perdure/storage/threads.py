@@ -69,7 +69,7 @@ def deliver(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
-_Task = tuple[Promise[Any], Callable[[], Any], Callable[[], object]]
+_Task = tuple[Promise[Any] | None, Callable[[], Any]]  # None: nobody waits, and nothing is raised
 
 
 class ThreadPool:
@@ -92,49 +92,42 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._wake: SimpleQueue[bool] = SimpleQueue()  # of lasting ones; False: no more will come
 
-    def submit(
-        self,
-        work: Callable[[], T],
-        *,
-        awaited: bool,
-        given_up: Callable[[], object] = lambda: None,
-    ) -> Any:
-        """Have work done, or if it is cancelled before it begins, `given_up`.
+    def submit(self, work: Callable[[], object], *, awaited: bool | None) -> Any:
+        """Have work done. Returns its future: asyncio's for a coroutine that calls.
 
-        Returns:
-            Its future: asyncio's for a coroutine that calls.
+        With None there is none: the work tells its outcome itself, and raises nothing.
         """
-        promise: Promise[T] = Promise(awaited=awaited)
+        promise: Promise[Any] | None = None if awaited is None else Promise(awaited=awaited)
         with self._lock:
-            while self._waiting and self._waiting[0][0].future.cancelled():
-                self._waiting.popleft()[2]()  # else they pile up behind threads that hang
+            # else what was cancelled piles up behind threads that hang
+            while self._waiting and (first := self._waiting[0][0]) and first.future.cancelled():
+                self._waiting.popleft()
                 self._undone -= 1
             if len(self._threads) < min(self._undone + 1, self._most):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()  # first: if it cannot, nothing has been handed in
                 self._threads.append(thread)
-            self._waiting.append((promise, work, given_up))
+            self._waiting.append((promise, work))
             self._undone += 1
         if self._lasting:
             self._wake.put(True)
-        return promise.future
+        return None if promise is None else promise.future
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            promise, work, given_up = task
-            is_wanted = promise.claim()
-            if not is_wanted:
-                given_up()
-            else:
+            promise, work = task
+            if promise is None:
+                work()
+            elif is_wanted := promise.claim():
                 try:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
             with self._lock:  # first: who is told the outcome may have more work at once
                 self._undone -= 1
-            if is_wanted:
+            if promise is not None and is_wanted:
                 settle([promise])
-            del task, promise, work, given_up  # else the last result lives until the next
+            del task, promise, work  # else the last result lives until the next
 
     def _next(self) -> _Task | None:
         while not self._lasting or self._wake.get():
