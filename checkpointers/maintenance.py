@@ -151,11 +151,14 @@ class Maintenance:
         )
 
     def untitled(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
-        """Leave no title that quotes what may be removed: a message, or metadata too."""
-        for thread, *_, stored in (yield self.sql("one_thread", thread_id)):
-            title, _ = open_listed(self.seal, thread_id, stored)
+        """Leave no title that quotes what may be removed: a message, or metadata too.
+
+        What lists tell of the thread is read from its head anew, once for all lists.
+        """
+        for row in (yield self.sql("one_thread", thread_id)):
+            title, _ = open_listed(self.seal, thread_id, row[-1])
             if title is None or title.message is not None or of_metadata:
-                yield self.sql("set_title", None, None, thread)
+                yield from self.threads.tell_anew(row)
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
         """Remove a thread and all that belongs to it. An unknown one is no error."""

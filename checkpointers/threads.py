@@ -18,12 +18,12 @@ from perdure.checkpointers.address import (
     check_thread_id,
     optional_text,
 )
-from perdure.checkpointers.cache import Snapshot, Title
+from perdure.checkpointers.cache import NO_TITLE, Snapshot, Title
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
 from perdure.checkpointers.put import TITLE_AMONG, title_of
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
-from perdure.checkpointers.records import leading_to, open_listed, place, span
+from perdure.checkpointers.records import leading_to, open_listed, place, seal_listed, span, told_of
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     HistoryItem,
@@ -185,6 +185,18 @@ class ThreadReader:
             text = called.text if called is not None else ""
             out.append(ThreadHead(thread_id, uid, metadata, *times, status, text))
         return out
+
+    def tell_anew(self, row: Row) -> Flow[None]:
+        """Have lists tell of the thread of a row what its head has, its title too."""
+        title, told = None, dict[str, Any]()
+        for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
+            head = self.reader.open_row(row[1], "", tuple(checkpoint))
+            metadata = self.reader.metadata(head)
+            title = yield from self._title(row[1], head, metadata)
+            told = told_of(metadata)
+        stored = told, self.reader.codec.encode(told, lambda: "metadata", exact=True)
+        listed = seal_listed(self.reader.seal, row[1], title or NO_TITLE, stored)
+        yield self.sql("set_title", *listed, row[0])
 
     def _title(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]

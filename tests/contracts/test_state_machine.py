@@ -54,7 +54,7 @@ class Threads(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in ("writer", "maintenance"):
+        for module in ("writer", "maintenance", "thread_copy"):
             self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
         self.folder = tempfile.TemporaryDirectory()
         self.talks: dict[str, Talk] = {}
