@@ -296,6 +296,14 @@ class Importer:
         ]
 
     def _equal(self, one: Any, other: Any) -> bool:
-        # as bytes where values have no equality of their own: NaN, objects without __eq__
+        if one == other:
+            return True
+        if isinstance(one, dict) and isinstance(other, dict):
+            return one.keys() == other.keys() and all(
+                self._equal(value, other[key]) for key, value in one.items()
+            )
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(self._equal, one, other))
+        # as bytes what has no equality of its own: NaN, objects without __eq__
         dumps = self.reader.codec.serde.dumps_typed
-        return bool(one == other) or dumps(one) == dumps(other)
+        return bool(dumps(one) == dumps(other))

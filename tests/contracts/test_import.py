@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import sqlite3
 import threading
@@ -292,3 +293,20 @@ def test_other_files_are_refused(file_saver: SQLiteCheckpointer, tmp_path: Path)
         file_saver.import_from(other)
     with pytest.raises(NotADatabase, match="not an SQLite database"):
         file_saver.import_from(text)
+
+
+@pytest.mark.parametrize("value", [math.nan, [1.0, {"x": math.nan}], Send("ask", math.nan)])
+def test_values_that_equal_nothing_are_compared_too(
+    saver: SQLiteCheckpointer, tmp_path: Path, value: Any
+) -> None:
+    """NaN, wherever it is, also beside channels in another order."""
+    path = tmp_path / "old.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as peer:
+        config = put(peer, {"x": value, "a": 1}, uid="1")
+        peer.put_writes(config, [("x", value)], "task")
+
+    first, second = saver.import_from(path), saver.import_from(path)
+
+    assert (first.checkpoints, first.writes) == (1, 1)
+    assert (second.checkpoints, second.writes, second.unchanged) == (0, 0, 1)
+    assert str(value) == str(saver.get_tuple(config).checkpoint["channel_values"]["x"])  # type: ignore[union-attr]
