@@ -11,6 +11,8 @@ import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.records import ClientMetadata
+from perdure.checkpointers.thread_list import ThreadList
 from perdure.cli.history import spoken
 from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
@@ -65,6 +67,16 @@ def test_threads_are_found_by_title_and_id(trip: str) -> None:
     assert (none.exit_code, none.stdout) == (1, "")
     assert none.stderr == "no thread has 'nowhere' in its title or id\n"
     assert run("history", "x").startswith("Planning a TRIP\n\n● human")
+
+
+def test_a_thread_that_did_not_begin_takes_no_place(trip: str, db: Path) -> None:
+    """Clients of the server made the newest ones, where nothing was said: no list shows them."""
+    with SQLiteCheckpointer.open(db) as saver:
+        for number in range(3):
+            client = ClientMetadata({}, reserved=True)
+            assert ThreadList(saver).create(f"trip {number}", client)
+
+    assert [thread["thread_id"] for thread in read("threads", "trip", "--limit", "1")] == [trip]
 
 
 def test_whose_threads_are_is_shown_where_it_differs(trip: str) -> None:

@@ -83,7 +83,9 @@ def _with_text(file: OpenedDatabase, text: str, limit: int) -> list[ThreadHead]:
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 
     def match(thread: ListedThread) -> str | None:
-        is_match = text in f"{thread.thread_id}\0{thread.title}".casefold()
+        client = thread.client
+        began = thread.told is not None or client is None or not client.reserved
+        is_match = began and text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_match else None
 
     ids = ThreadList(file.saver).search(ThreadQuery(text=text), match, limit)
