@@ -162,15 +162,27 @@ def test_numbers_of_one_hash_are_compared_in_linear_time() -> None:
     assert Counting.times < 10 * len(numbers)
 
 
-def test_a_status_is_written_when_it_changes(settings: Settings) -> None:
+def test_a_status_is_written_when_it_changes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
+        database, written = threads._saver.database, list[object]()
+        write = database.write
+
+        def counted(make: Any, *args: Any, **options: Any) -> Any:
+            written.append(make)
+            return write(make, *args, **options)
+
+        monkeypatch.setattr(database, "write", counted)
         for _ in range(3):
             await threads.set_status("t", "busy")
 
+        assert len(written) == 1
         assert ids(await search(threads, status="busy")) == ["t"]
         await threads.set_status("t", "error")
+        assert len(written) == 2
         assert await search(threads, status="busy") == []
         assert ids(await search(threads, status="error")) == ["t"]
         await threads.set_status("an id that\0 has no thread", "busy")
