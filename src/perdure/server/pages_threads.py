@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers import CheckpointInfo, HistoryItem, StateDifference, ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.titles import atitle
+from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.call import Call, Caller
@@ -101,9 +101,13 @@ def _open(status: ThreadStatus) -> Values:
 
 async def titles(saver: Checkpointer, ids: Iterable[str]) -> dict[str, str]:
     """The titles of threads, as lists show them, by their ids; of one that has none, `""`."""
-    named = tuple(dict.fromkeys(ids))
-    texts = await asyncio.gather(*(atitle(saver, thread_id) for thread_id in named))
-    return {thread_id: cut(text, _TITLE)[0] for thread_id, text in zip(named, texts, strict=True)}
+    named = dict.fromkeys(ids, "")
+    pairs = await ThreadList(saver).asearch(
+        ThreadQuery(ids=[*named]),
+        lambda thread: (thread.thread_id, cut(thread.title, _TITLE)[0]),
+        len(named),
+    )
+    return named | dict(pairs)
 
 
 # -- a thread
