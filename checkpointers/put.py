@@ -276,7 +276,11 @@ def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def title_after(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """What lists call a thread after a put: as before, if it has a title from elsewhere."""
+    """The title of a thread after a put; the present one stays in most cases.
+
+    It is replaced if there was none to tell, if metadata names one, or if the message that it
+    quotes was put anew.
+    """
     present, title = thread.title, put.title
     if title is None:
         return NO_TITLE if present is None and thread.seq == 1 else present

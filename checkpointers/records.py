@@ -30,7 +30,7 @@ UNTOLD: Final = frozenset(
 )
 """Metadata that lists of threads do not tell: langgraph's, perdure's, and that of a run."""
 INNER: Final = ("langgraph_", "perdure_", "checkpoint_", "counters_since_", "__", "run_attempt")
-"""And that whose name begins so."""
+"""Nor do they tell metadata whose name begins with this."""
 _TAG_LEVELS: Final = 16  # of what a list finds by its metadata
 _MOST_TAGS: Final = 1_000  # of a thread in a list
 
@@ -295,7 +295,7 @@ class ClientMetadata(NamedTuple):
 
 
 def seal_client(seal: Seal, thread_id: str, client: ClientMetadata) -> tuple[bytes, bytes | None]:
-    """It as it stands in the row of its thread, and what finds the thread by it."""
+    """The sealed form of it in the row of its thread, and what finds the thread by it."""
     found = found_by_client(seal, thread_id, client)
     return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), found
 

@@ -179,12 +179,12 @@ class ThreadList:
         return where
 
     def _found(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
-        """That one of some bytes is among those that find a thread, or that its head tells."""
+        """The condition that a row may be found by one of some bytes, or does not tell by what."""
         sql = " OR ".join([self._sql["is_found"]] * len(alternatives))
         return f"({sql})", [part for each in alternatives for part in (each, each)]
 
     def _tags(self, metadata: Iterable[tuple[str, Any]]) -> Iterator[list[bytes]]:
-        """The tags of texts and numbers, of each all that it may be found by."""
+        """For each text or number in metadata, the tags of which a thread that has it has one."""
         for name, value in metadata:
             names = (name, "user_id") if name == "owner" else (name,)
             numbers = [tags_within(self._seal, value, each) for each in names]

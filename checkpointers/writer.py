@@ -300,9 +300,10 @@ class CheckpointWriter:
         head: Head,
         snapshot: Snapshot,
     ) -> list[Statement]:
-        """Have lists call a thread so, and tell this metadata of it, if the put is its root's head.
+        """The statements that note in the thread's row what lists tell: its title, its metadata.
 
-        If it is a branch, the head may wait for an answer still.
+        The metadata is that of the root's head; a put of a branch leaves it, and that head may
+        still wait for an answer.
         """
         if put.at.checkpoint_ns:
             return []

@@ -125,7 +125,10 @@ class _Talk:
         self.config: Any = {"configurable": configurable, "callbacks": [record_views(file.saver)]}
 
     def check(self) -> None:
-        """Refuse a thread of another user, or one that another graph has to go on with first."""
+        """Refuse a thread of another user, or one that another graph has to go on with first.
+
+        What its head says of the thread is noted for the checkpoints of the next turn.
+        """
         try:
             head = self.file.saver.head(self.thread)
         except UnknownThread:

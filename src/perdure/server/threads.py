@@ -356,7 +356,7 @@ class Threads:
 
 
 def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata that JSON can say.
+    """A copy of metadata, which can be stored as JSON.
 
     Raises:
         InvalidValue: It cannot.
