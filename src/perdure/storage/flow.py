@@ -60,7 +60,7 @@ class Guarded(list[Statement]):
     """
 
 
-class Together(Guarded):
+class Combined(Guarded):
     """Several `Guarded` requests as one transaction; it is sent the rows of all statements."""
 
 

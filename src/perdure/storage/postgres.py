@@ -30,6 +30,7 @@ from perdure.errors import (
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import PATIENCE_S, Job, Schema, Watch
 from perdure.storage.flow import (
+    Combined,
     Flow,
     Guarded,
     Last,
@@ -37,7 +38,6 @@ from perdure.storage.flow import (
     Row,
     Stale,
     Statement,
-    Together,
     rows_of,
     run,
 )
@@ -453,7 +453,7 @@ def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
     requests: list[Any] = [next(flow) for flow in flows]
     if not all(isinstance(request, Guarded) for request in requests):
         raise Stale
-    rows, results = iter((yield Together(chain(*requests)))), list[Any]()
+    rows, results = iter((yield Combined(chain(*requests)))), list[Any]()
     for flow, request in zip(flows, requests, strict=True):
         answers = [next(rows) for _ in request]
         try:
@@ -495,7 +495,7 @@ class Transaction:
             if self._conn.brackets:
                 self._conn.ask([_ROLLBACK])
             raise Stale from exc
-        of_first = isinstance(request, Guarded) and not isinstance(request, Together)
+        of_first = isinstance(request, Guarded) and not isinstance(request, Combined)
         return rows if isinstance(request, list) and not of_first else rows[0]
 
     def _ask(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
