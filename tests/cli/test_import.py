@@ -824,3 +824,18 @@ def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
     assert (report["conversations"], report["messages"]) == (3, 3)
     assert [each["conversation"] for each in report["skipped"]] == ["odd"]
     assert sorted(len(info["thread_id"]) for info in read("threads")) == [4, 5, 36]
+
+
+def test_of_a_conversation_with_a_message_that_cannot_be_stored_nothing_is(db: Path) -> None:
+    """The others are there, whole."""
+    talk: list[dict[str, Any]] = [{"role": "user", "content": f"number {i}"} for i in range(40)]
+    talk[30] |= {"role": "assistant", "response_metadata": {"n": 10**30}}
+    path = lines(
+        db.parent / "l.jsonl",
+        [{"thread_id": "big", "messages": talk}, {"thread_id": "small", "messages": talk[:30]}],
+    )
+    report = read("import", str(path))
+
+    assert (report["conversations"], report["messages"]) == (1, 30)
+    assert [each["conversation"] for each in report["skipped"]] == ["big"]
+    assert [info["thread_id"] for info in read("threads")] == ["small"]

@@ -130,6 +130,7 @@ class Importing:
         self._file, self._report, self._wanted = file, report, wanted
         self._later = wanted and later
         report.user = file.user
+        self._codec = Codec(file.saver.serde)
         self._extraction = file.extraction() if wanted and not later else None
         report.memories = None if self._extraction is None else 0
 
@@ -153,6 +154,8 @@ class Importing:
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
         talk.about["user_id"] = talk.about.get("user_id", self._file.user) if self._wanted else ""
         try:
+            for node in talk.nodes.values():  # before anything of it is written
+                self._codec.encode(node.message, lambda: "a message")
             new = ThreadImport(self._file.saver, thread_id, talk).run(advance)
         except SerializationError as exc:  # a field of a message that no file can hold
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
