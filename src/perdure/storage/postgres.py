@@ -132,6 +132,8 @@ class PostgresDatabase(Opening[Server]):
         ConfigurationError: An argument is wrong.
     """
 
+    _kind = Server
+
     def __init__(
         self,
         dsn: str,

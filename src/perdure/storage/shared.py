@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 from weakref import WeakSet
 
 from perdure.errors import StorageUnavailable
@@ -33,7 +33,16 @@ class Shared(ABC):
         refused: Why there is no more to do, if so.
         busy: Held while a transaction is made which a forked process must not inherit.
         gate: Held while work is handed in, and while it is refused from then on.
+        lock: Of its kind, so that a server that does not answer keeps no file waiting; held while
+            one is opened, joined or left.
     """
+
+    lock: ClassVar[threading.RLock]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.lock = threading.RLock()
+        _locks.append(cls.lock)
 
     def __init__(self, name: str, threads: ThreadPool) -> None:
         self.name, self.threads = name, threads
@@ -55,11 +64,11 @@ class Shared(ABC):
 
     def leave(self) -> None:
         """Count one user less; the last one ends it."""
-        with _lock:
+        with self.lock:
             self.users -= 1
             if self.users or self.refused:
                 return
-            for key in [key for key, shared in _open.items() if shared is self]:
+            for key in [key for key, shared in list(_open.items()) if shared is self]:
                 del _open[key]
         self.end()
 
@@ -70,12 +79,13 @@ class Shared(ABC):
 
 _open: Final[dict[Any, Any]] = {}  # what others may join, by what they name
 _all: Final[WeakSet[Shared]] = WeakSet()
-_lock: Final = threading.RLock()  # of both; held while something is opened
+_locks: Final = list[threading.RLock]()  # see `Shared.lock`
 
 
 class Opening(ABC, Generic[S]):
     """The part of a `Database` that is opened, at its first use, and closed."""
 
+    _kind: type[S]
     _shared: S | None = None
     _closed = False
 
@@ -116,7 +126,7 @@ class Opening(ABC, Generic[S]):
     def _connected(self) -> S:
         shared = self._shared
         if shared is None:
-            with _lock:
+            with self._kind.lock:
                 shared = self._shared
                 if shared is None:
                     self._check_open()
@@ -146,7 +156,7 @@ class Opening(ABC, Generic[S]):
 
     def close(self) -> None:
         """See `Database.close`. The last of those who share it closes it."""
-        with _lock:
+        with self._kind.lock:
             self._closed = True
             shared, self._shared = self._shared, None
         if shared is not None:
@@ -160,7 +170,8 @@ def _end_all() -> None:
 
 
 def _before_fork() -> None:
-    _lock.acquire()
+    for lock in _locks:
+        lock.acquire()
     for shared in _all:
         shared.busy.acquire()
 
@@ -168,7 +179,8 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     for shared in _all:
         shared.busy.release()
-    _lock.release()
+    for lock in _locks:
+        lock.release()
 
 
 def _after_fork_in_child() -> None:
@@ -177,7 +189,8 @@ def _after_fork_in_child() -> None:
         shared.refused = "is closed in this forked process: open it again here"
     _all.clear()
     _open.clear()
-    _lock.release()
+    for lock in _locks:
+        lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -147,6 +147,8 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         ConfigurationError: An argument is wrong.
     """
 
+    _kind = SQLiteFile
+
     def __init__(
         self,
         path: str | os.PathLike[str],
