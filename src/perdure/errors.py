@@ -26,7 +26,6 @@
     ├─ VersionConflict                     an item is not at the version that `if_version` names
     ├─ LimitExceeded                       a scoped store would hold more than it may
     ├─ EmbeddingFailed                     the embedder raised, timed out or returned no vectors
-    ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
     ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
     ├─ InvalidPatch (ValueError)           a change that a profile, or its schema, does not take
     ├─ InvalidMessages (TypeError)         what should be messages holds something else
@@ -144,10 +143,6 @@ class LimitExceeded(PerdureError):
 
 class EmbeddingFailed(PerdureError):
     """The embedder raised, took too long, or returned something that is no list of vectors."""
-
-
-class BlockingCallInLoop(PerdureError, RuntimeError):
-    """A blocking call was made where it would wait for the event loop it blocks."""
 
 
 class InvalidUpdate(PerdureError, ValueError):

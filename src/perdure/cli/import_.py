@@ -189,7 +189,7 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
         raise ImportFailed(
             f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
             "Claude (ZIP, folder, conversations.json), a shared link's JSON, JSONL of messages, or "
-            "a database of langgraph"
+            "a database of langgraph or of perdure"
         )
     return talks
 
