@@ -21,7 +21,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import StorageError, WrongKey
 from tests.backends import KEY
 
-FLIPS = int(os.environ.get("PERDURE_FLIPS", "30"))
+FLIPS = int(os.environ.get("PERDURE_FLIPS", "1000"))
 MISSED = 200  # of so many flips one may be missed: pages of SQLite itself have no checksum
 THREADS = [f"thread {n}" for n in range(3)]
 NAMESPACES = ["", "sub:1"]
