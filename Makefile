@@ -7,11 +7,13 @@ BIN   := $(VENV)/bin
 PARTS := graphs memory checkpointers stores
 # bytecode is written: else each process that a test starts compiles all of perdure
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist worksteal
+# Jupyter asks for it of root, as whom containers run
+ROOT  := $(if $(filter 0,$(shell id -u)),--allow-root)
 .DEFAULT_GOAL := test
 .PHONY: chat notebooks docs test test-all test-rest setup check fix lint view types unit clean
 
 chat: setup  ; $(BIN)/perdure chat --thread hello
-notebooks: $(VENV)/.jupyter ; cd notebooks && $(abspath $(BIN))/jupyter lab $(JUPYTER)
+notebooks: $(VENV)/.jupyter ; cd notebooks && $(abspath $(BIN))/jupyter lab $(ROOT) $(JUPYTER)
 docs: setup view ; PYTHONPATH=build/view $(BIN)/python docs/reference.py
 test: setup check
 test-all: setup ; @$(MAKE) --no-print-directory check TESTS=--all
