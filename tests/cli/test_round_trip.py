@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
@@ -48,6 +48,12 @@ BLOCKS = st.sampled_from(
     ]
 )
 CONTENT: Any = TEXT | st.lists(BLOCKS, max_size=3)
+PLAIN = HumanMessage("")
+MADE = HumanMessage("", response_metadata={"model_name": None})
+SAME_TEXT = [  # three messages of one id and one text, two of them on branches
+    *((0, 0, MADE), (0, 0, PLAIN), (0, 1, MADE), (0, 0, PLAIN), (2, 0, PLAIN), (2, 0, PLAIN)),
+    (0, 3, PLAIN),
+]
 CALL = {"name": "depth", "args": {"m": 1}, "id": "call", "type": "tool_call"}
 USAGE = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
 
@@ -134,6 +140,7 @@ def taken(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
         max_size=9,
     )
 )
+@example(SAME_TEXT)
 def test_a_thread_comes_back_equal(source: str, target: str, steps: Any) -> None:
     """Every message of every branch, field for field; exported again, the text is the same."""
     with (

@@ -112,7 +112,7 @@ class Conversation:
         at = created(message) if at is None else at
         held = self.nodes.get(key)
         if variant and held is not None and held[:2] != (parent, message):
-            key = made_up_id(key, parent, message.text)
+            key = made_up_id(key, parent, repr(message))  # variants may differ in any field
         node = self.nodes.setdefault(key, MessageNode(parent, message, at))
         if node.message is not message and node.message != message:
             self.problem("the id of another message", key)
