@@ -168,8 +168,8 @@ class UseMemories(MessagesNode):
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
     left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
-    memories. The options are those of `recall`, and `min_score` that of `SQLiteStore.search`;
-    `as_of` is the name of the moment in the run's config, or a function of the config.
+    memories. The options are those of `recall`; `as_of` is the name of the moment in the run's
+    config, or a function of the config.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from perdure.errors import ConfigurationError
@@ -21,6 +21,12 @@ def number(name: str, value: Any, least: float, most: float = inf) -> float:
     bounds = f"from {least} on" if most == inf else f"from {least} to {most}"
     valid = is_number(value) and least <= value <= most
     return _checked(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
+
+
+def lowest_score(value: Any) -> float | None:
+    """The option `min_score`: a number, or None for the default floor."""
+    valid = value is None or (is_number(value) and isfinite(value))
+    return _checked(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:

@@ -14,13 +14,14 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
-from perdure.memory.options import instance, whole
+from perdure.memory.options import instance, lowest_score, whole
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import (
     TURN,
     Memory,
     StoreAdapter,
     adapter_of,
+    is_below,
     memory_line,
     namespace_of,
     past_since,
@@ -49,6 +50,8 @@ class RecallResult:
     tokens: int = 0  # of the text
     left_out: int = 0  # how many more were found that did not fit into the budget
     lines: tuple[str, ...] = field(default=(), repr=False)  # with speaker, date and thread
+    floor: float = 0.0  # the lowest score of an answer; 0: any
+    below: list[Memory] = field(default_factory=list)  # with `explain`: the best under the floor
 
     def __str__(self) -> str:
         return section("memories", self.lines) if self.lines else ""
@@ -74,7 +77,7 @@ class MemorySearch:
         self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
         self._limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
-        self._min_score = min_score
+        self._min_score = lowest_score(min_score)
         self._counter = token_counter(None)
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
@@ -97,22 +100,28 @@ class MemorySearch:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
         About `rejected` memories will not be accepted, so more are read at once. With `explain`
-        memories have the parts of their scores.
+        the result has those that were found below the floor, too.
         """
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
+        floor = adapter.floor(self._min_score)
         if not query.strip():
-            return RecallResult([])
-        rankings = []
-        options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": explain}
-        options |= {} if self._min_score is None else {"min_score": self._min_score}
+            return RecallResult([], floor=floor)
+        options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
+        options["floor"] = 0.0 if explain else floor
+        rankings, under = [], []
         for prefix in prefixes:
-            rankings.append(await self._ranking(adapter, prefix, options, accepts, rejected))
+            ranking = await self._ranking(adapter, prefix, options, accepts, rejected, floor)
+            rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
+            under.append([pair for pair in ranking if is_below(pair[1], floor)])
         memories = merged(rankings, self._limit)
+        texts = {normal(memory.text) for ranking in rankings for _, memory in ranking}
+        below = [each for each in merged(under, self._limit) if normal(each.text) not in texts]
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
-        return RecallResult(shown, tokens, left_out, tuple(lines[number] for number in taken))
+        told = tuple(lines[number] for number in taken)
+        return RecallResult(shown, tokens, left_out, told, floor, below)
 
     async def _ranking(
         self,
@@ -121,6 +130,7 @@ class MemorySearch:
         options: dict[str, Any],
         accepts: Callable[[Memory], bool],
         rejected: int,
+        floor: float,
     ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
         most = self._limit + max(self._limit // 2, _SPARE)
@@ -134,7 +144,8 @@ class MemorySearch:
                 for rank, memory in enumerate(memories, 1)
                 if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= enough or len(memories) < depth:
+            answers = sum(not is_below(memory, floor) for _, memory in chosen)
+            if answers >= enough or sum(not is_below(m, floor) for m in memories) < depth:
                 return chosen[:most]
             depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
@@ -151,7 +162,9 @@ async def _recall(
     kinds: Sequence[str] | None = None,
     limit: int = SHOWN_LIMIT,
     max_tokens: int | None = 1_000,
+    min_score: float | None = None,
     as_of: datetime | None = None,
+    explain: bool = False,
 ) -> RecallResult:
     """The memories that answer a query. `use_memories` does the same for a model's node.
 
@@ -167,10 +180,14 @@ async def _recall(
         kinds: Only memories of these kinds.
         limit: How many memories at most.
         max_tokens: The tokens that they may take as the model is shown them; None: any number.
+        min_score: The lowest score of an answer, 0 for any; None: `perdure.settings.MIN_SCORE`, and
+            for a store that is not perdure's, whose scores mean something else, any.
         as_of: Recall what was remembered at that moment; only of a perdure store.
+        explain: Whether the result has the memories that were found below the floor, in `below`,
+            `limit` of them at most.
     """
-    search = MemorySearch(namespace, kinds, limit, max_tokens)
-    return await search.found(query, store, config, as_of=as_of, explain=True)
+    search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
+    return await search.found(query, store, config, as_of=as_of, explain=explain)
 
 
 recall, arecall = blocking(_recall), awaiting(_recall)
@@ -268,6 +285,7 @@ def check_recall(
     config: RunnableConfig | None = None,
     namespace: Labels = NAMESPACE,
     limit: int = SEARCH_LIMIT,
+    min_score: float | None = None,
 ) -> RecallReport:
     """Ask questions, and report at which rank each recalls the expected memories.
 
@@ -275,7 +293,8 @@ def check_recall(
     whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
     memories count as recalled; the other options are those of `recall`.
     """
-    search, adapter, checked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
+    search = MemorySearch(namespace, None, limit, None, min_score)
+    adapter, checked = adapter_of(store), []
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # what cannot be a key

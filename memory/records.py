@@ -21,6 +21,7 @@ from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
 from perdure.memory.run_config import Template, Versioned, store_of_graph
 from perdure.memory.sameness import digest
+from perdure.settings import MIN_SCORE
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 FACT: Final = "fact"
@@ -74,7 +75,7 @@ class Memory:
         version: Counts its changes, from 1; None: the store keeps no versions.
         valid_from, valid_to: When it has this text (UTC); `valid_to` is None while it is present.
         previous: Its earlier texts, newest first.
-        score, parts: How well it answers a query; scores of two queries cannot be compared.
+        score, parts: How well it answers a query, and the parts whose sum that is, by name.
     """
 
     namespace: Namespace
@@ -210,13 +211,27 @@ class StoreAdapter:
         item = await self.call("get", namespace, key, **self._past(as_of))
         return None if item is None else memory_of(item)
 
+    def floor(self, min_score: float | None) -> float:
+        """The lowest score of an answer, 0 for any; None: the default.
+
+        A store that is not perdure's has no default: its scores are cosines, or none.
+        """
+        default = MIN_SCORE if self.versioned else 0.0
+        return default if min_score is None else min_score
+
     async def found(
-        self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
+        self,
+        prefix: Namespace,
+        *,
+        as_of: datetime | None = None,
+        floor: float = 0.0,
+        **asked: Any,
     ) -> list[Memory]:
-        """Memories under a prefix; `asked` are options of `Store.search`."""
+        """Memories under a prefix, not below the floor; `asked` are options of `Store.search`."""
+        asked |= {"min_score": floor} if floor else {}
         options = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
         items = await self.call("search", prefix, **options, **self._past(as_of))
-        return [memory_of(item) for item in items]
+        return [memory for memory in map(memory_of, items) if not is_below(memory, floor)]
 
     async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:
         """All memories of a namespace, without those below it; see `found`."""
@@ -245,6 +260,11 @@ class StoreAdapter:
             return {}
         instance("store", self.store, Versioned, "perdure's for as_of=; another keeps no past")
         return {"as_of": as_of}
+
+
+def is_below(memory: Memory, floor: float) -> bool:
+    """Whether a memory scores less than a floor, 0 for none; one without a score does not."""
+    return bool(floor) and memory.score is not None and memory.score < floor
 
 
 class Planned(NamedTuple):

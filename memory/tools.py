@@ -28,9 +28,9 @@ from perdure.memory.conversation import role
 from perdure.memory.gate import Gate, parts_of
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
-from perdure.memory.options import text, whole
+from perdure.memory.options import lowest_score, text, whole
 from perdure.memory.quotation import quoted, section
-from perdure.memory.records import FACT, Memory, Outcome, Role, memory_line
+from perdure.memory.records import FACT, Memory, Outcome, Role, adapter_of, memory_line
 from perdure.memory.run_config import source
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
@@ -107,12 +107,14 @@ def search_memory(
     store: BaseStore | None = None,
     *,
     limit: int = TOOL_LIMIT,
+    min_score: float | None = None,
     name: str = "search_memory",
     description: str = SEARCH,
 ) -> BaseTool:
     """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
     It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
+    `min_score` is that of `recall`.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -121,14 +123,15 @@ def search_memory(
         query=(str, Field(description="What to look for: a question or a few words.")),
         limit=(int | None, number),
     )
-    kept = Collection(store, namespace)
+    kept, least = Collection(store, namespace), lowest_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
         most = arguments.get("limit") or limit
-        memories = await kept.found({"query": query}, most, config=attribution.config)
+        options = {"query": query, "floor": adapter_of(store).floor(least)}
+        memories = await kept.found(options, most, config=attribution.config)
         if not memories:
             return "Nothing is known about that."
         return quote_memories(memories)

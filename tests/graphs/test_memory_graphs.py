@@ -114,7 +114,7 @@ def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
     for number in range(8):
         facts.insert(f"Ann's canoe number {number} is called Nutshell {number}", config=run_of("x"))
     with OpenAIServer(lambda body: "yes " * 40) as server:
-        memory = [use_memories(kinds=["fact"]), trim(max_tokens=1_600)]
+        memory = [use_memories(kinds=["fact"], min_score=0), trim(max_tokens=1_600)]
         agent = memory_agent(client(server), checkpointer=saver, store=store, memory=memory)
         for number in range(30):
             agent.invoke(says(f"And canoe number {number % 8}? {'please ' * 20}"), run_of("t"))

@@ -39,10 +39,10 @@ def store() -> Iterator[SQLiteStore]:
 
 @pytest.fixture(params=["sync", "async"])
 def recalls(request: pytest.FixtureRequest) -> Any:
-    """`recall` in both colours, for Ann."""
+    """`recall` in both colours, for Ann, without a floor."""
 
     def asks(query: str, store: Any, **options: Any) -> RecallResult:
-        given = {"store": store, "config": AS_ANN, **options}
+        given = {"store": store, "config": AS_ANN, "min_score": 0, **options}
         if request.param == "sync":
             return recall(query, **given)
         return asyncio.run(arecall(query, **given))

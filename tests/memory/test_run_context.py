@@ -130,12 +130,13 @@ def test_the_context_comes_before_the_config(file: File, context: Any, how: str)
     told: list[str] = []
 
     def node(state: Any, config: RunnableConfig) -> None:
-        shown = view(use_instructions(instructions), use_memories())(state, config)
-        told.extend([shown[0].text, str(recall("tea"))])
+        shown = view(use_instructions(instructions), use_memories(min_score=0))(state, config)
+        told.extend([shown[0].text, str(recall("tea", min_score=0))])
 
     async def anode(state: Any, config: RunnableConfig) -> None:
-        shown = await view(use_instructions(instructions), use_memories()).acall(state, config)
-        told.extend([shown[0].text, str(await arecall("tea"))])
+        shows = view(use_instructions(instructions), use_memories(min_score=0))
+        shown = await shows.acall(state, config)
+        told.extend([shown[0].text, str(await arecall("tea", min_score=0))])
 
     for user in ("ann", "bob"):
         config: Any = {"configurable": {"user_id": user}}

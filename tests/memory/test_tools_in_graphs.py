@@ -158,7 +158,8 @@ def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection
         [fact] = collection.list(kind="fact", config=ANN)
         call = {"action": "supersede", "id": fact.key, "text": "Ann moved to Bruges"}
     [previous] = fact.previous
-    answer = asked("sync", search_memory(store=store, limit=9), query="Ann lives moved")
+    search = search_memory(store=store, limit=9, min_score=0)
+    answer = asked("sync", search, query="Ann lives moved")
     shown = [json.loads(line) for line in answer.text.splitlines()[2:-1]]
 
     assert previous.message_ids == ("m1",)

@@ -162,7 +162,7 @@ def test_memories_of_messages_that_the_model_is_shown_are_left_out(shows: Any) -
         fact("unknown", "train of nobody knows what"),
     ) as store:  # fmt: skip
         others = {*elsewhere, "train number 3 of both", "train of nobody knows what"}
-        memory = use_memories(store)
+        memory = use_memories(store, min_score=0)
         parts: dict[int, Any] = {
             4: memory,
             3: view(memory, trim(max_tokens=4, token_counter=len)),  # and the system message
@@ -206,7 +206,8 @@ def test_what_a_summary_stands_for_may_be_recalled(shows: Any) -> None:
     state = {"messages": said[2:], "summary": summary, "summarized": ["t-0", "t-1"]}
     sums_up = summarize(QuotingResponder(), trigger=("messages", 90))
     with filled(*turns("t", NOW, *(message.text for message in said))) as store:
-        for parts in ([sums_up, use_memories(store)], [use_memories(store), sums_up]):
+        recalls = use_memories(store, min_score=0)
+        for parts in ([sums_up, recalls], [recalls, sums_up]):
             shown = shows(view(*parts), state, ON_T)
             assert set(memories(shown)) == {"the train number 0", "the train number 1"}
 
@@ -217,7 +218,7 @@ def test_memories_never_take_the_room_of_the_newest_turn(shows: Any) -> None:
     talk = [HumanMessage("the train to Ghent " * 20)]
     with filled(*puts) as store:
         shown = {
-            budget: shows(view(use_memories(store), trim(max_tokens=budget)), talk)
+            budget: shows(view(use_memories(store, min_score=0), trim(max_tokens=budget)), talk)
             for budget in (130, 400, 800, 4_000)
         }
 
@@ -231,7 +232,7 @@ def test_much_that_is_left_out_leaves_room_for_the_rest(shows: Any) -> None:
     said = [HumanMessage("the train, the train", id=f"t-{n}") for n in range(10)]
     old = fact("old", "a train, long ago, in the rain, and a long story about it")
     with filled(old, *turns("t", NOW, *(f"the train, the train {n}" for n in range(10)))) as store:
-        shown = shows(use_memories(store, limit=1), said, ON_T)
+        shown = shows(use_memories(store, limit=1, min_score=0), said, ON_T)
 
     assert memories(shown) == ["a train, long ago, in the rain, and a long story about it"]
 
@@ -299,7 +300,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     counter = token_counter(None)
     cuts = trim(max_tokens=1_000, token_counter=counter)
     with filled(*puts) as store:
-        shown = shows(view(use_memories(store, max_tokens=400), cuts), talk)
+        shown = shows(view(use_memories(store, max_tokens=400, min_score=0), cuts), talk)
         bare = shows(cuts, talk)
     tokens = counter.request + sum(map(counter.message, shown))
 
@@ -433,7 +434,8 @@ def test_memories_that_a_counter_counts_dear_take_no_more_than_there_is(
     puts = [fact(f"k{n}", f"the train number {n} goes to Ghent") for n in range(10)]
     with filled(*puts) as store:
         cut = cuts(max_tokens=1_000, token_counter=dear)
-        shown = shows(view(use_memories(store), cut), [HumanMessage("the train to Ghent")])
+        recalls = use_memories(store, min_score=0)
+        shown = shows(view(recalls, cut), [HumanMessage("the train to Ghent")])
 
     assert dear(shown) <= 1_000
     assert len(memories(shown)) == 4

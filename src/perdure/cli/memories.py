@@ -46,7 +46,7 @@ from perdure.cli.output import (
     show,
 )
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
-from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
+from perdure.settings import MIN_SCORE, SEARCH_LIMIT, SHOWN_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
@@ -101,7 +101,7 @@ def search(
     limit: Limit = SEARCH_LIMIT,
     min_score: Annotated[
         float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
-    ] = 0.2,
+    ] = MIN_SCORE,
     ids: Ids = False,
     as_of: AsOf = None,
     user: User = None,
@@ -115,13 +115,18 @@ def search(
     from perdure.memory import recall
 
     options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
+    options |= {"min_score": min_score, "explain": True}
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
         recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
-        answers = [memory for memory in recalled.memories if (memory.score or 0.0) >= min_score]
+        answers, below = recalled.memories, len(recalled.below)
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [short_id(file, origin, whole=ids or json) for origin in origins]
-    _show(answers, json, f"{whose!r} has no memory that answers that", ids, threads)
+    nothing = f"{whose!r} has no memory that answers that"
+    if below:
+        nearest = "the nearest memory is" if below == 1 else f"the nearest {below} memories are"
+        nothing += f"; {nearest} below the floor {recalled.floor:.2f}, see --min-score 0"
+    _show(answers, json, nothing, ids, threads)
     if not answers:
         raise typer.Exit(1)
 

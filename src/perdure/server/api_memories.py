@@ -26,7 +26,9 @@ class Question(BaseModel):
     kinds: list[str] | None = None
     limit: int = Field(SHOWN_LIMIT, ge=1, le=1000)
     max_tokens: int | None = Field(None, ge=1)
+    min_score: float | None = None
     as_of: AwareDatetime | None = None
+    explain: bool = False
 
 
 class NewMemory(BaseModel):
@@ -68,19 +70,21 @@ async def search(call: Caller, body: Question) -> Response:
     """The memories that answer a question, best first, with the parts of their scores.
 
     These are what an agent is shown with the same options; `text` is what its model would read.
+    With `explain`, `below` has those that were found below the floor, `min_score`.
     """
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     memories, config = await _permitted(call, asked)
-    options: Json = {"kinds": body.kinds, "limit": body.limit, "max_tokens": body.max_tokens}
+    names = ("kinds", "limit", "max_tokens", "min_score", "as_of", "explain")
+    options: Json = {name: getattr(body, name) for name in names}
     found = await arecall(
         body.query,
         store=call.store,
         namespace=memories.namespace.labels,
-        as_of=body.as_of,
         config=config,
         **options,
     )
     shown = {"tokens": found.tokens, "left_out": found.left_out, "text": str(found)}
+    shown |= {"floor": found.floor, "below": found.below}
     return await reply({"memories": found.memories, **shown})
 
 

@@ -20,7 +20,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
 from perdure.server.pages_items import PAGE, Asked, PageItem, collection_of, permitted, record
-from perdure.settings import SHOWN_LIMIT
+from perdure.settings import MIN_SCORE, SHOWN_LIMIT
 
 routes = Pages()
 KINDS: Final = ("fact", "turn", "episode", "profile")
@@ -61,6 +61,7 @@ async def memories(
     kind: Annotated[tuple[str, ...], Query()] = (),
     limit: Annotated[int, Query(ge=1, le=200)] = SHOWN_LIMIT,
     tokens: Number = 1_000,
+    min_score: Annotated[float, Query(ge=0, le=1)] = MIN_SCORE,
     as_of: str = "",
     why: str = "",
     start: Number = 0,
@@ -72,12 +73,16 @@ async def memories(
         "is_own": ns == call.memories,
         "users": await _users(call, ns),
         "most_users": _USERS,
-        "given": {"q": q, "kind": kind, "limit": limit, "tokens": tokens, "as_of": as_of},
+        "given": {
+            **{"q": q, "kind": kind, "limit": limit, "tokens": tokens},
+            **{"min_score": min_score, "as_of": as_of},
+        },
         "kinds": tuple(dict.fromkeys((*KINDS, *kind))),
         "parts": PARTS,
         "why": why,
         "why_not": None,
         "recalled": None,
+        "below": [],
         "start": start,
         "more": False,
     }
@@ -85,8 +90,10 @@ async def memories(
         template, config = verbatim(ns)
         options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
+        options |= {"min_score": min_score, "explain": True}
         recalled = await arecall(q, **options, as_of=when)
         values["recalled"] = {"tokens": recalled.tokens, "left_out": recalled.left_out}
+        values["below"] = recalled.below
         if why:
             values["why_not"] = await call.store.awhy_not(ns, why, query=q, as_of=when)
         return page(request, "memories.html", **values, found=recalled.memories)
