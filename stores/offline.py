@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
+from perdure.stores.text import ENGLISH, language, telling_words
 from perdure.stores.vectors import Floats, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
@@ -128,9 +129,10 @@ class WordPieces:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words a second on one core.
 
-    A text's vector is the mean of its tokens' rows, of length 1. A text with no token of the
-    vocabulary (another script, or only commonest punctuation, whose rows are zero) is a zero
-    vector: it is like nothing. It does not depend on the texts beside it. The order of words
+    A text's vector is the mean of its tokens' rows, of length 1. A text in another language (by
+    `perdure.stores.text.language`; the table has pieces of its words, which mean nothing) or with
+    no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero vector:
+    it is like nothing. It does not depend on the texts beside it. The order of words
     does not count and no text is cut, so a long one says little: embed it by chunks
     (`perdure.stores.text`).
 
@@ -144,10 +146,13 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """The vectors of texts, each of length 1, or zero."""
-        table, pieces = _weights()
+        table, pieces, foreign = _weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
-            ids = np.array(pieces.ids(text), np.intp)
+            numbers = pieces.ids(text)
+            if not foreign.isdisjoint(numbers) and language(text) != ENGLISH:
+                continue
+            ids = np.array(numbers, np.intp)
             for start in range(0, len(ids), _TOKENS_AT_ONCE):
                 tokens = table.take(ids[start : start + _TOKENS_AT_ONCE], axis=0)
                 sums[row] += tokens.sum(axis=0, dtype=np.int32)
@@ -163,12 +168,16 @@ class StaticEmbedder:
             _loaded[1].forget()
 
 
-_loaded: tuple[NDArray[np.int8], WordPieces] | None = None
+_loaded: tuple[NDArray[np.int8], WordPieces, frozenset[int]] | None = None
 _loading = threading.Lock()
 
 
-def _weights() -> tuple[NDArray[np.int8], WordPieces]:
-    """The table, int8[tokens, DIMS], and the tokeniser over its vocabulary; read once a process."""
+def _weights() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
+    """The table, int8[tokens, DIMS], the tokeniser over its vocabulary, and foreign tokens' ids.
+
+    Foreign are stop words of other languages and letters of other scripts: a text with none of them
+    is taken for English without a closer look. Read once a process.
+    """
     global _loaded
     with _loading:
         if _loaded is None:
@@ -176,7 +185,7 @@ def _weights() -> tuple[NDArray[np.int8], WordPieces]:
         return _loaded
 
 
-def _read() -> tuple[NDArray[np.int8], WordPieces]:
+def _read() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:
@@ -189,4 +198,9 @@ def _read() -> tuple[NDArray[np.int8], WordPieces]:
             f"the offline embedder's weights in {str(folder)!r} are missing or damaged ({exc}); "
             "install perdure again, or give the store another embedder"
         ) from exc
-    return table, WordPieces(tokens)
+    foreign = (
+        number
+        for number, token in enumerate(tokens)
+        if token in telling_words() or (not token.isascii() and token.strip("#").isalpha())
+    )
+    return table, WordPieces(tokens), frozenset(foreign)

@@ -298,7 +298,10 @@ class Searcher:
         return replace(query, vector=run(self._vector(query, selection)), is_embedded=True)
 
     async def _vector(self, query: Query, selection: Selection) -> Floats | None:
-        """The vector of a query, as an operation; None: it is searched by words alone."""
+        """The vector of a query, as an operation; None: it is searched by words alone.
+
+        A model in this process that knows none of its words gives a zero vector, like nothing.
+        """
         if query.mode == "text":
             return None
         embedder, runner = self._embeddings.embedder, self._parts.runner
@@ -311,7 +314,8 @@ class Searcher:
         text = query.text[:_LONGEST]
         try:
             if self._embeddings.in_process:
-                return embedder.embed_query(text)
+                vector = embedder.embed_query(text)
+                return vector if query.mode == "semantic" or vector.any() else None
             if selection.as_of is None:  # a call that may cost money
                 sql, under = self._parts.sql["namespaces_under"], span(selection.prefix)
                 if not await runner.read(lambda: rows_of(sql, *under)):

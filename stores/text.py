@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
 
-ANALYZER = "en-1"  # stored beside the tokens; another name there means they must be made again
+FILE: Final = "kin-en.npz"
+STOPS: Final = "stop-words.vocab"
+ANALYZER = "en-2"  # stored beside the tokens; another name there means they must be made again
 
 _MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
 _LONGEST_STEMMED = 32  # longer runs of letters are no English words
@@ -49,6 +51,7 @@ _STOP_WORDS = """
     s t d ll m re ve y
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
+ENGLISH: Final = "english"  # languages have the names of their stemmers
 
 # scripts without spaces between words, and Hangul, whose words carry their particles
 _UNSPACED = (
@@ -66,6 +69,8 @@ _MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
 _GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
 _WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]+(?:'[a-z0-9]+|{_GROUPED})*")
+_ACCENTED = re.compile("[\u00a1\u00bf\u00df-\u024f]")
+_LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
@@ -138,6 +143,59 @@ def asks(text: str) -> bool:
     return _ASKS.search(text) is not None
 
 
+def language(text: str) -> str:
+    """The language whose stop words a text has most of, by its stemmer's name; without any English.
+
+    Returns:
+        "" for a text that is mostly of another script than the Latin one.
+
+    >>> language("Wie heißt mein Hund?"), language("The man died in the war"), language("犬")
+    ('german', 'english', '')
+    """
+    words = _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold(text))
+    if not text.isascii() and sum(len(w) if w.isascii() else -len(w) for w in words) < 0:
+        return ""
+    if telling_words().isdisjoint(words):
+        return ENGLISH
+    lists = _telling()
+
+    def count(stops: frozenset[str]) -> int:
+        return sum(map(stops.__contains__, words))
+
+    best = max(lists, key=lambda name: (count(lists[name]), count(stop_words(name))))
+    fewest = max(1 if _ACCENTED.search(text) else 2, count(STOP_WORDS - stop_words(best)) + 1)
+    return best if count(lists[best]) >= fewest else ENGLISH
+
+
+def stop_words(name: str) -> frozenset[str]:
+    """The stop words of a language, folded as words of texts are; none of a language without."""
+    return STOP_WORDS if name == ENGLISH else _stop_words().get(name, frozenset())
+
+
+@cache
+def telling_words() -> frozenset[str]:
+    """The stop words that tell other languages of Latin script from English."""
+    return frozenset().union(*_telling().values())
+
+
+@cache
+def _telling() -> dict[str, frozenset[str]]:
+    """The same by language."""
+    lists = _stop_words()
+    return {
+        name: stops - STOP_WORDS - lists[ENGLISH]
+        for name, stops in lists.items()
+        if name != ENGLISH and all(map(str.isascii, stops))
+    }
+
+
+@cache
+def _stop_words() -> dict[str, frozenset[str]]:
+    """Stop words by language; under English those of others that are English words too: 1 ms."""
+    lines = (files("perdure.stores") / "weights" / STOPS).read_text("utf-8").splitlines()
+    return {name: frozenset(words) for name, *words in map(str.split, lines)}
+
+
 def is_misspellable(token: str) -> bool:
     """Whether a token may be a slip of another: four letters or more of a spaced script."""
     return 4 <= len(token) <= _LONGEST_STEMMED and token.isalpha() and not _is_unspaced(token)
@@ -195,7 +253,6 @@ def _token(word: str) -> str:
 
 # -- words near a word
 
-FILE: Final = "kin-en.npz"
 _LONG: Final = 6  # letters; from here two slips are forgiven, and one in the first letter
 _LEAST: Final = 0.7  # 1 less slips per letter of the longer word
 

@@ -183,6 +183,24 @@ def test_a_text_without_known_tokens_is_zero() -> None:
     assert pytest.approx(np.linalg.norm(vectors, axis=1), abs=1e-6) == [0.0, 0.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wie heißt mein Hund?",
+        "東京オリンピック",
+        "Привет мир",
+        "أختي ليلى تعمل طبيبة",
+        "¿Qué día es?",
+    ],
+)
+def test_a_text_in_another_language_is_zero(text: str) -> None:
+    """The table has pieces of its words, which mean nothing; English may quote such a text."""
+    foreign, english = StaticEmbedder().embed([text, f"She is known to say to them: {text}"[:60]])
+
+    assert not foreign.any()
+    assert english.any()
+
+
 def test_no_text_is_cut() -> None:
     """The last of 20,000 words counts, and the sums hold them all."""
     embedder = StaticEmbedder()
@@ -203,7 +221,7 @@ def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     read = offline._read
 
-    def counted() -> tuple[object, object]:
+    def counted() -> tuple[object, ...]:
         reads.append(1)
         return read()
 

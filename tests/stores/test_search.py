@@ -56,6 +56,17 @@ def test_text_finds_words_and_nothing_else(store: SQLiteStore) -> None:
     assert found("") == ["run", "tea", "zh", "no"]  # as no query
 
 
+@pytest.mark.parametrize("query", ["Wie heißt mein Hund?", "東京オリンピック", "Где мой ключ?"])
+def test_the_english_vectors_find_nothing_for_other_languages(query: str) -> None:
+    """A query in another language finds by its words only; the offline embedder knows English."""
+    with SQLiteStore.open(":memory:") as store:
+        write(store, A, bread="Sourdough needs a starter", hello="Привет мир", dog="犬が好き")
+
+        assert keys(store.search(A, query=query)) == []
+        assert keys(store.search(A, query="baking bread"))[:1] == ["bread"]
+        assert len(store.search(A, query=query, mode="semantic")) == 3
+
+
 @pytest.mark.parametrize("backend", ["memory", "file", "sealed"])
 def test_a_slip_is_forgiven(backend: str, tmp_path: Path) -> None:
     """A word that nothing has is taken for one that differs by a slip; a known one never."""

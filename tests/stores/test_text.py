@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from perdure.stores.text import (
     STOP_WORDS,
+    _words,
     asks,
     is_misspellable,
+    language,
     nearest,
     query_tokens,
     slips,
+    stop_words,
     synonyms,
     tokens,
 )
@@ -113,6 +116,44 @@ def test_stemming_is_safe_in_threads() -> None:
 def test_stop_words_are_lower_case_words() -> None:
     """Each stop word is what the analyzer makes of a word before it stems it."""
     assert [word for word in STOP_WORDS if not (word.isascii() and word.islower())] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Wie heißt mein Hund?", "german"),
+        ("Je ne mange plus de viande.", "french"),
+        ("¿En qué ciudad resido?", "spanish"),
+        ("Dove abita la sorella di Anna?", "italian"),
+        ("Não gosto de café com leite", "portuguese"),
+        ("Mijn zus woont in een klein huis", "dutch"),
+        ("Нашу собаку зовут Бублик, iPhone", ""),
+        ("أختي ليلى تعمل طبيبة", ""),
+        ("東京オリンピック 2020", ""),
+        ("The man died in the war on a die", "english"),
+        ("Her son comes by car, and the dog sits at the door", "english"),
+        ("Café in Los Angeles", "english"),
+        ("naïve 😀", "english"),
+        ("Die Hard", "english"),
+        ("sourdough", "english"),
+        ("", "english"),
+    ],
+)
+def test_language(text: str, expected: str) -> None:
+    """A text is in the language of its stop words; what English texts have too tells nothing."""
+    assert expected == language(text)
+
+
+def test_stop_words_are_folded() -> None:
+    """All languages' stop words are as words of texts are folded; one without a list has none."""
+    names = ["german", "french", "spanish", "russian", "arabic", "finnish"]
+
+    assert [
+        name for name in names for word in stop_words(name) if list(_words(word)) != [word]
+    ] == []
+    assert {"wann", "fur"} <= stop_words("german")
+    assert stop_words("english") == STOP_WORDS
+    assert stop_words("klingon") == frozenset()
 
 
 @pytest.mark.parametrize(
