@@ -39,12 +39,17 @@ _REJECTED: Final = 3  # times the memories that are wanted, more are read in the
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
+_LONG: Final = 120  # characters of a memory in an explanation
+_TELLS: Final = 0.005  # the least part of a score that is told
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The memories that were recalled. As text it is a section of quoted data for a model."""
+    """The memories that were recalled. As text it is a section of quoted data for a model.
+
+    `explain()` is for a person: why these, and what was below the floor.
+    """
 
     memories: list[Memory]  # best first; `memory.parts` are the parts of a score
     tokens: int = 0  # of the text
@@ -55,6 +60,36 @@ class RecallResult:
 
     def __str__(self) -> str:
         return section("memories", self.lines) if self.lines else ""
+
+    def explain(self) -> str:
+        """What was recalled and, of a recall with `explain=True`, what was below the floor.
+
+        Each memory has a line with its score, key and text, and one with the parts of the score.
+        """
+        floor = f"the floor is {self.floor:.2f}" if self.floor else "there is no floor"
+        lines = [f"recalled, best first ({floor}):", *map(_explained, self.memories)]
+        if not self.memories:
+            lines = [f"nothing was recalled ({floor})"]
+        if self.left_out:
+            lines.append(f"{self.left_out} more did not fit into the budget of tokens")
+        if self.below:
+            lines += ["below the floor, best first:", *map(_explained, self.below)]
+        return "\n".join(lines)
+
+    def nearest(self) -> str:
+        """That memories are below the floor, in words; "" if there are none."""
+        number = len(self.below)
+        which = "memory is" if number == 1 else f"{number} memories are"
+        return f"the nearest {which} below the floor {self.floor:.2f}" if number else ""
+
+
+def _explained(memory: Memory) -> str:
+    score = "   -" if memory.score is None else f"{memory.score:.2f}"
+    parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
+    why = ", ".join(f"{name} {part:+.2f}" for name, part in parts if abs(part) >= _TELLS)
+    text = " ".join(memory.text.split())
+    text = text if len(text) <= _LONG else f"{text[:_LONG]}…"
+    return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
 class MemorySearch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from perdure.cli.app import opened
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import Instructions
 from perdure.memory.profile import Profile
+from perdure.settings import MIN_SCORE
 from perdure.stores import SQLiteStore
 from tests.cli.commands import attempt, read, rows, run
 from tests.cli.memory import CARD, ME, found, keys, talk, texts
@@ -117,6 +119,25 @@ def test_a_search_within_limits() -> None:
     assert first["parts"]["text"] > 0
     assert attempt("memories", "search", "quantum chromodynamics").exit_code == 1
     assert len(found("quantum chromodynamics", "--min-score", "-1")) == 6
+    assert len(found("quantum chromodynamics", "--min-score", "0")) == 6
+
+
+def test_a_search_says_what_was_below_the_floor() -> None:
+    """In words where there is no answer; with --explain each with its score."""
+    add(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
+    floor = f"{MIN_SCORE:.2f}"
+    nothing = attempt("memories", "search", "quantum chromodynamics", "--limit", "4")
+    why = attempt("memories", "search", "quantum chromodynamics", "--explain")
+    whole = attempt("memories", "search", "quantum chromodynamics", "--explain", "--json")
+
+    assert f"the nearest 4 memories are below the floor {floor}, see --min-score 0" in (
+        nothing.stderr
+    )
+    assert why.exit_code == 1
+    assert why.stdout.startswith(f"nothing was recalled (the floor is {floor})\nbelow the floor")
+    assert why.stdout.count("red bicycles") == 6
+    assert [len(json.loads(whole.stdout)[name]) for name in ("memories", "below")] == [0, 6]
+    assert run("memories", "search", "bicycles", "--explain").startswith("recalled, best first")
 
 
 def test_the_past_is_searched_and_listed() -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 
 from perdure import SQLiteStore
-from perdure.settings import Settings
+from perdure.settings import MIN_SCORE, Settings
 
 
 def texts(client: httpx.Client, **asked: str) -> list[str]:
@@ -36,6 +36,15 @@ def test_a_memory_is_added_and_found_with_why(client: httpx.Client, settings: Se
     assert found["memories"][0]["parts"]
     assert "peanuts" in found["text"]
     assert found["tokens"] > 0
+    nothing = {"query": "quantum chromodynamics"}
+    quiet, why, every = (
+        client.post("/memories/search", json=nothing | more).json()
+        for more in ({}, {"explain": True}, {"min_score": 0})
+    )
+    assert (quiet["memories"], quiet["below"], quiet["text"]) == ([], [], "")
+    assert quiet["floor"] == MIN_SCORE
+    assert (len(why["memories"]), len(why["below"]), len(every["memories"])) == (0, 3, 3)
+    assert all(each["score"] < why["floor"] and "parts" in each for each in why["below"])
     assert texts(client, kind="taste") == ["Likes green."]
     assert texts(client, limit="1", offset="1") == ["I live in Lyon."]
     with SQLiteStore.open(settings.db) as store:

@@ -108,6 +108,25 @@ def test_a_search_says_why_not(tab: Page) -> None:
     expect(tab.locator("#why-not")).to_contain_text("Why nuts is at rank 1")
 
 
+@pytest.mark.usefixtures("ann")
+def test_a_search_draws_the_floor(tab: Page, client: httpx.Client) -> None:
+    """What an agent is not given stands below a line, with its score; at 0 there is none."""
+    tab.goto("/ui/memories?q=coffee+from+volcanoes&min_score=0.01")
+    tab.get_by_label("Floor").fill("1")
+    tab.get_by_role("button", name="Search").click()
+
+    line = tab.locator(".memories > li.floor")
+    expect(line).to_contain_text("Below the floor 1.00")
+    expect(line.locator("xpath=following-sibling::li[1]")).to_contain_text("black coffee")
+    found = client.get("/ui/memories.json?q=coffee+from+volcanoes&min_score=1").json()
+    assert (found["found"], len(found["below"])) == ([], 3)
+    tab.get_by_label("Floor").fill("0")
+    tab.get_by_role("button", name="Search").click()
+    expect(tab.locator(".memories > li").first).to_contain_text("black coffee")
+    expect(line).to_have_count(0)
+    assert client.get("/ui/memories?q=coffee&min_score=high").status_code == 422
+
+
 def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Collection) -> None:
     """Without a query they are listed by pages, newest first; of a kind; of a moment."""
     before = datetime.now(UTC).isoformat()

@@ -143,6 +143,11 @@ async def everything(client: Client) -> None:
         other = await client.call_tool("read_thread", {"thread_id": missing})
         assert other.is_error
         assert f"there is no thread '{missing}'" in told(other)
+    nothing: dict[str, Any] = {"query": "quantum chromodynamics"}
+    quiet = told(await client.call_tool("recall", nothing))
+    assert quiet.startswith("Nothing is known of that; the nearest ")
+    assert "below the floor" in quiet
+    assert "ann drinks" in told(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
     assert "less than or equal to 100" in told(wrong)

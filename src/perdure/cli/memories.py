@@ -102,6 +102,9 @@ def search(
     min_score: Annotated[
         float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
     ] = MIN_SCORE,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Why each, and what scores less.")
+    ] = False,
     ids: Ids = False,
     as_of: AsOf = None,
     user: User = None,
@@ -119,14 +122,15 @@ def search(
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
         recalled = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
-        answers, below = recalled.memories, len(recalled.below)
+        answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [short_id(file, origin, whole=ids or json) for origin in origins]
     nothing = f"{whose!r} has no memory that answers that"
-    if below:
-        nearest = "the nearest memory is" if below == 1 else f"the nearest {below} memories are"
-        nothing += f"; {nearest} below the floor {recalled.floor:.2f}, see --min-score 0"
-    _show(answers, json, nothing, ids, threads)
+    nothing += f"; {recalled.nearest()}, see --min-score 0" if recalled.below else ""
+    if explain:
+        as_json(recalled) if json else say(recalled.explain(), wraps=False)
+    else:
+        _show(answers, json, nothing, ids, threads)
     if not answers:
         raise typer.Exit(1)
 

@@ -56,12 +56,17 @@ async def recall(
         str, Field(max_length=_LONGEST, description="What to look for: a question or a few words.")
     ],
     limit: Many = SEARCH_LIMIT,
+    min_score: Annotated[
+        float | None, Field(ge=0, le=1, description="0: also what hardly answers the query.")
+    ] = None,
 ) -> str:
     """Look up what is known of the user from earlier conversations, the best answers first."""
     place = await _place(call, {"query": query, "limit": limit})
+    place |= {"min_score": min_score, "explain": True}
     found = await memory.arecall(query, store=call.store, limit=limit, **place)
     if not found.memories:
-        return "Nothing is known of that."
+        nearest = f"; {found.nearest()}" if found.below else ""
+        return f"Nothing is known of that{nearest}."
     left = f"\n{found.left_out} more were found; ask more narrowly." if found.left_out else ""
     return memory.quote_memories(found.memories) + left
 

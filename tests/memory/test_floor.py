@@ -1,0 +1,177 @@
+"""The floor of a recall: what hardly answers a question is not recalled, and `explain` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import ConfigurationError
+from perdure.memory import arecall, recall, search_memory, use_memories
+from perdure.memory.recall import RecallResult, check_recall
+from perdure.settings import MIN_SCORE
+from perdure.stores import SQLiteStore
+from tests.memory.remembered import ANN, AS_ANN, fact, filled, turns
+
+NOTHING = "quantum chromodynamics"  # of which nobody spoke
+TEAM = ("memories", "team")
+AT = datetime(2024, 5, 8, tzinfo=UTC)
+SAID = (
+    fact("home", "Ann lives in Ghent"),
+    fact("drink", "Ann drinks green tea"),
+    fact("boat", "The canoe of Ann is called Nutshell", kind="thing"),
+    *turns("t", AT, "It rains in Oslo", "My canoe is called Nutshell", "The museum is shut"),
+)
+QUERIES = (NOTHING, "Where does Ann live?", "canoe", "Ann", "tea in Oslo", "the museum")
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[SQLiteStore]:
+    with filled(*SAID, index="offline") as opened:
+        opened.put(TEAM, "shared", {"text": "The canoe lies in the harbour", "kind": "fact"})
+        opened.put(TEAM, "same", {"text": "ann lives in GHENT", "kind": "fact"})
+        yield opened
+
+
+def cosines(texts: Sequence[str]) -> list[list[float]]:
+    """Vectors whose cosines with the query's are what the texts say."""
+    numbers = [float(text) if text[:1] in "-01" else 1.0 for text in texts]
+    return [[number, (1 - number**2) ** 0.5] for number in numbers]
+
+
+@pytest.fixture
+def foreign() -> InMemoryStore:
+    """A store of langgraph's, whose scores are cosines."""
+    other = InMemoryStore(index={"dims": 2, "embed": cosines, "fields": ["text"]})
+    for number in ("0.9", "0.15", "-0.1"):
+        other.put(ANN, number, {"text": number, "kind": "fact"})
+    return other
+
+
+def recalled(query: str, store: Any, **options: Any) -> RecallResult:
+    return recall(query, store=store, config=AS_ANN, **options)
+
+
+def texts(memories: Any) -> list[str]:
+    return [memory.text for memory in memories]
+
+
+@pytest.mark.parametrize("least", [None, 0])
+def test_where_nothing_fits_nothing_is_recalled(store: SQLiteStore, least: float | None) -> None:
+    """Unless the floor is turned off: by the functions, in a view, by the tool, in a check."""
+    asked: dict[str, Any] = {"store": store, "config": AS_ANN, "min_score": least}
+    tool = search_memory(store=store, min_score=least)
+    by_tool = tool.invoke({"query": NOTHING, "limit": 10}, AS_ANN)
+    shown = use_memories(store, min_score=least)([HumanMessage(NOTHING)], AS_ANN)
+    is_found = least == 0
+
+    assert bool(recall(NOTHING, **asked).memories) is is_found
+    assert bool(asyncio.run(arecall(NOTHING, **asked)).memories) is is_found
+    assert ("Ann lives in Ghent" in by_tool) is is_found
+    assert (len(shown) == 2) is is_found
+    assert (check_recall({NOTHING: "home"}, **asked).recall == 1) is is_found
+    assert texts(recall("Where does Ann live?", **asked).memories)[0] == "Ann lives in Ghent"
+
+
+def test_the_search_of_a_store_has_no_floor(store: SQLiteStore) -> None:
+    """It is langgraph's, and its scores are those of a recall."""
+    items = {item.key: item.score for item in store.search(ANN, query=NOTHING)}
+    found = recalled(NOTHING, store, explain=True)
+
+    assert len(items) == len(SAID)
+    assert {memory.key: memory.score for memory in found.below} == items
+
+
+@given(
+    query=st.sampled_from(QUERIES),
+    limit=st.integers(1, 8),
+    kinds=st.sampled_from([None, ["fact"], ["thing", "turn"]]),
+    namespace=st.sampled_from([ANN, [ANN, TEAM], ("memories",)]),
+    least=st.sampled_from([None, 0, 0.05, 0.5, 0.9]),
+)
+def test_explaining_changes_nothing(store: SQLiteStore, query: str, **asked: Any) -> None:
+    """The same is recalled; the rest is below the floor, each text once, `limit` at most."""
+    options = {"min_score": asked.pop("least"), **asked}
+    plain, why = (recalled(query, store, **options, explain=explain) for explain in (False, True))
+    above, below = set(texts(why.memories)), texts(why.below)
+
+    assert (plain.memories, plain.lines) == (why.memories, why.lines)
+    assert (plain.below, plain.floor) == ([], why.floor)
+    assert all(memory.score is None or memory.score >= why.floor for memory in why.memories)
+    assert all(0 <= (memory.score or 0) < why.floor for memory in why.below)
+    assert len(below) == len(set(below)) <= asked["limit"]
+    assert above.isdisjoint(below)
+    assert {memory.kind for memory in why.below} <= {*(asked["kinds"] or ("fact", "thing", "turn"))}
+
+
+def test_another_store_has_no_floor_but_a_given_one(foreign: InMemoryStore) -> None:
+    """What its scores mean is not known."""
+    assert texts(recalled("what", foreign).memories) == ["0.9", "0.15", "-0.1"]
+    assert recalled("what", foreign).floor == 0
+    assert texts(recalled("what", foreign, min_score=0).memories) == ["0.9", "0.15", "-0.1"]
+    found = recalled("what", foreign, min_score=0.5, explain=True)
+    assert (texts(found.memories), texts(found.below)) == (["0.9"], ["0.15", "-0.1"])
+    assert texts(recalled("what", foreign, min_score=0.5).memories) == ["0.9"]
+    tool = search_memory(store=foreign, min_score=0.5)
+    assert tool.invoke({"query": "what"}, AS_ANN).count('"memory"') == 1
+
+
+def test_what_has_no_score_is_not_below_a_floor() -> None:
+    """A store without an index scores nothing."""
+    other = InMemoryStore()
+    other.put(ANN, "home", {"text": "Ann lives in Ghent", "kind": "fact"})
+
+    assert texts(recalled(NOTHING, other, min_score=0.5).memories) == ["Ann lives in Ghent"]
+    assert "     -  home: Ann lives in Ghent" in recalled(NOTHING, other).explain()
+
+
+def test_an_explanation_tells_scores_and_parts(store: SQLiteStore) -> None:
+    """What was recalled comes first, then what was not, each with the floor and why."""
+    found = recalled("Where does Ann live?", store, explain=True, max_tokens=60)
+    nothing = recalled(NOTHING, store, explain=True, limit=2)
+    lines = found.explain().splitlines()
+    home = found.memories[0]
+
+    assert lines[0] == f"recalled, best first (the floor is {MIN_SCORE:.2f}):"
+    assert lines[1] == f"  {home.score:.2f}  home: Ann lives in Ghent"
+    assert all(name in lines[2] for name, part in (home.parts or {}).items() if part > 0.01)
+    assert f"{found.left_out} more did not fit into the budget of tokens" in lines or not (
+        found.left_out
+    )
+    assert nothing.explain().startswith(f"nothing was recalled (the floor is {MIN_SCORE:.2f})\n")
+    assert nothing.explain().splitlines()[1] == "below the floor, best first:"
+    assert nothing.nearest() == f"the nearest 2 memories are below the floor {MIN_SCORE:.2f}"
+    assert (
+        recalled(NOTHING, store, explain=True, limit=1).nearest().startswith("the nearest memory")
+    )
+    assert recalled(NOTHING, store, min_score=0, explain=True).nearest() == ""
+    assert recalled("tea", store, min_score=0).explain().startswith("recalled, best first (there i")
+
+
+def test_a_long_memory_is_cut_in_an_explanation() -> None:
+    """It stays on one line."""
+    with filled(fact("long", "canoe\nof words " * 100)) as store:
+        line = recalled("canoe", store, min_score=0).explain().splitlines()[1]
+
+    assert line.endswith("…")
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize("wrong", ["0.3", True, float("nan"), float("inf"), [0.3]])
+def test_a_floor_is_a_number(store: SQLiteStore, wrong: Any) -> None:
+    """Anything else is refused where it is given, for any store."""
+    for uses in (
+        lambda: recalled("tea", InMemoryStore(), min_score=wrong),
+        lambda: use_memories(store, min_score=wrong),
+        lambda: search_memory(store=store, min_score=wrong),
+        lambda: check_recall({"tea": "drink"}, store=store, min_score=wrong),
+    ):
+        with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):
+            uses()
