@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from fastapi.routing import APIRoute, iter_route_contexts
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.types import Interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.effects import run
@@ -74,6 +75,7 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
         "/ui/threads",
         link("/ui/thread", id=text),
         link("/ui/thread", id=text, ns=text),
+        *questions(saver, text),
         link("/ui/seen", id="seen", view=views(saver, "seen", limit=1)[0].id),
         link("/ui/message", id=text, position=2),
         link("/ui/checkpoints", id=text),
@@ -84,6 +86,32 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
         link("/ui/prune", id=text, last=1),
         link("/ui/delete", id=text),
     ]
+
+
+def questions(saver: SQLiteCheckpointer, text: str) -> list[str]:
+    """Threads with a question of each form; returns the paths of their pages."""
+    paths = []
+    for number, question in enumerate((text, {text: [text]}, _review(text))):
+        asked = put(saver, {"messages": [text]}, thread=f"asks {number}", metadata={"title": text})
+        about = Interrupt(question, id=f"{number:032}")
+        saver.put_writes(asked, [("__interrupt__", (about,))], text, f"~__pregel_pull, {text}")
+        paths.append(link("/ui/thread", id=f"asks {number}"))
+    return paths
+
+
+def _review(text: str) -> Any:
+    """What `HumanInTheLoopMiddleware` asks about two calls."""
+    names = [text, f"{text} 2"]
+    decisions = ["approve", "edit", "reject", "respond"]
+    return {
+        "action_requests": [
+            {"name": name, "args": {text: text}, "description": text} for name in names
+        ],
+        "review_configs": [
+            {"action_name": names[0], "allowed_decisions": decisions},
+            {"action_name": names[1], "allowed_decisions": ["approve"]},
+        ],
+    }
 
 
 def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[str]:

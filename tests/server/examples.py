@@ -63,6 +63,7 @@ BODIES: Final[dict[str, Any]] = {
 """Bodies in JSON, by method and path."""
 
 FORMS: Final[dict[str, dict[str, Any]]] = {
+    "POST /ui/answer": {"assistant": "chat", "of": "1f1e71fc53de6a0e8005e771d5265d49"},
     "POST /ui/compare": {"a": "1", "b": "2"},
     "POST /ui/fork": {"new": FORK},
     "POST /ui/prune": {"last": "1"},

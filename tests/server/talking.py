@@ -7,9 +7,12 @@ import operator
 import threading
 from typing import Annotated, Any, TypedDict
 
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
@@ -74,6 +77,45 @@ def ask() -> StateGraph[State]:
         return {"heard": [interrupt("Are you sure?")]}
 
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+def ask_twice() -> StateGraph[State]:
+    """Asks two people at once, in a node each."""
+
+    def ask_of(name: str) -> Any:
+        return lambda state: {"heard": [f"{name}: {interrupt(f'{name}, are you sure?')!r}"]}
+
+    made = StateGraph(State).add_node("ann", ask_of("Ann")).add_node("bob", ask_of("Bob"))
+    return made.add_edge(START, "ann").add_edge(START, "bob")
+
+
+class Calling(GenericFakeChatModel):
+    """A scripted model that tools may be bound to."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+
+def reviewed(*calls: tuple[str, dict[str, Any]], mode: Any = "batched") -> Any:
+    """An agent whose calls of tools a person reviews: of `drop` only whether it may be."""
+
+    @tool
+    def send(to: str, text: str) -> str:
+        """Send a letter."""
+        return f"sent {text} to {to}"
+
+    @tool
+    def drop(path: str) -> str:
+        """Delete a file."""
+        return f"dropped {path}"
+
+    made: list[Any] = [
+        {"name": name, "args": args, "id": f"c{n}"} for n, (name, args) in enumerate(calls)
+    ]
+    said = iter([AIMessage("Let me see.", tool_calls=made), AIMessage("It is done.")])
+    rules: Any = {"send": True, "drop": {"allowed_decisions": ["approve", "reject"]}}
+    review = HumanInTheLoopMiddleware(rules, interrupt_mode=mode)
+    return create_agent(Calling(messages=said), [send, drop], middleware=[review])
 
 
 def fail() -> StateGraph[State]:

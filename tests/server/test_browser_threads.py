@@ -19,7 +19,7 @@ from perdure.memory import record_views, trim
 from perdure.settings import Settings
 from tests.contracts.puts import at, put, uid_of
 from tests.exports import EXPORT, run
-from tests.server.every_page import ID, link
+from tests.server.every_page import ID, link, questions
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
 
 HTML = {"Accept": "text/html"}
@@ -415,6 +415,7 @@ def test_hostile_text_is_shown_as_text(
         link("/ui/threads", q=TEXTS["attribute"], meta=f"x={TEXTS['closing']}"),
         link("/ui/thread", id=text),
         link("/ui/thread", id=text, ns=text),
+        *questions(saver, text),
         link("/ui/message", id=text, position=0),
         link("/ui/checkpoints", id=text),
         link("/ui/checkpoints", id=text, ns=text),

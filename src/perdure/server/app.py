@@ -22,6 +22,7 @@ from perdure.server import (
     pages_checkpoints,
     pages_items,
     pages_memories,
+    pages_runs,
     pages_storage,
     pages_threads,
 )
@@ -132,6 +133,7 @@ def create_app(
         mcp.routes,
         *([metrics_routes] if telemetry is not None and telemetry.has_metrics else []),
         pages_threads.routes,
+        pages_runs.routes,
         pages_checkpoints.routes,
         pages_memories.routes,
         pages_items.routes,

@@ -16,7 +16,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
-from perdure.server.access import Access, Action, Filter, Forbidden, Identity
+from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
 from perdure.server.databases import Databases, OpenDatabase
 from perdure.server.threads import Threads
 from perdure.stores.base import Namespace
@@ -91,6 +91,15 @@ class Call:
     def another(self, action: Action) -> Call:
         """The same request for what it needs to be permitted as well, such as to read a source."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
+
+    async def may(self, action: Action, thread: Mapping[str, Any]) -> bool:
+        """Whether the user may do something else with a thread that they have reached."""
+        asking = self.another(action)
+        try:
+            await asking.permit({"thread_id": thread["thread_id"], "metadata": {}})
+        except Refused:
+            return False
+        return meets(thread["metadata"], asking._filter)
 
     @property
     def saver(self) -> Checkpointer:

@@ -17,8 +17,10 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
+from perdure.server.api_runs import All
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Values, changes, moment, page, query, shown
+from perdure.server.pages_runs import talk_of
 from perdure.server.reply import as_text, cut
 from perdure.server.threads import ThreadConditions
 
@@ -149,6 +151,7 @@ OfThread = Annotated[Asked, Depends(_asked)]
 async def thread(
     request: Request,
     of: OfThread,
+    runs: All,
     before: Number | None = None,
     order: Number | None = None,
     message: str | None = None,
@@ -160,7 +163,10 @@ async def thread(
     made: Values = {"turns": [], "before": None, "order": None}
     if of.ns in known["namespaces"]:
         made = await turns_of(of.saver, of.id, of.ns, before, order)
-    return page(request, "thread.html", thread=known, **of.named, latest=before is None, **made)
+    made |= {"latest": before is None, "talk": None}
+    if before is None and not of.ns:
+        made["talk"] = await talk_of(of.call, runs, of.thread, known["waits"])
+    return page(request, "thread.html", thread=known, **of.named, **made)
 
 
 async def _to_message(of: Asked, message: str) -> Response:

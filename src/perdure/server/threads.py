@@ -436,4 +436,6 @@ def interrupt_of(one: Any) -> Any:
     """What a task asked, as clients know it."""
     if isinstance(one, dict):
         return one
-    return {"value": getattr(one, "value", one), "id": getattr(one, "id", None)}
+    schema = getattr(one, "response_schema", None)
+    asked = {"value": getattr(one, "value", one), "id": getattr(one, "id", None)}
+    return asked | ({} if schema is None else {"response_schema": schema})

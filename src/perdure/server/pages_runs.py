@@ -1,0 +1,177 @@
+"""Pages on which people talk to graphs: what a graph asks, what is said to it, and its runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from perdure.errors import ConfigurationError, VersionConflict
+from perdure.server.access import action
+from perdure.server.api_runs import All, RunEvents, begin
+from perdure.server.call import Call, Caller
+from perdure.server.pages import Pages, Text, Values, as_json_text, query
+from perdure.server.reply import JSON, as_text, escaped, wants_json
+from perdure.server.runs import RunRequest, Runs
+from perdure.server.threads import Thread
+
+routes = Pages()
+_WAIT_S: Final = 5  # for the end of a run, before a browser without scripts is shown its thread
+
+# -- what a graph asks
+
+Decision = Literal["approve", "edit", "reject", "respond"]
+DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
+
+
+class ToolReview(BaseModel):
+    """A call of a tool that langchain's `HumanInTheLoopMiddleware` has a person review."""
+
+    name: str
+    args: dict[str, Any]
+    description: str = ""
+    allowed: list[Decision] = []
+
+    @property
+    def shown(self) -> str:
+        """The arguments as JSON to be read and edited, in which nothing is hidden."""
+        return escaped(as_json_text(self.args))
+
+
+class _Rule(BaseModel):
+    action_name: str
+    allowed_decisions: list[Decision]
+
+
+class _Batch(BaseModel):
+    """Its question about all calls of a message; the other kind is about one."""
+
+    action_requests: list[ToolReview]
+    review_configs: list[_Rule]
+
+
+def reviews(question: Mapping[str, Any]) -> list[ToolReview]:
+    """The calls that a question is about; none: it is one of another form."""
+    value: Any = question.get("value")
+    with suppress(ValidationError):
+        if not is_of_one_call(value):
+            asked = _Batch.model_validate(value)
+            allowed = {rule.action_name: rule.allowed_decisions for rule in asked.review_configs}
+            return [
+                call.model_copy(update={"allowed": allowed.get(call.name, [])})
+                for call in asked.action_requests
+            ]
+        schema = as_text(question.get("response_schema"))
+        named = [each for each in DECISIONS if f'"const":"{each}"' in schema]
+        return [ToolReview.model_validate({**value, "allowed": named or DECISIONS})]
+    return []
+
+
+def is_of_one_call(value: Any) -> bool:
+    """Whether a question is answered by one decision, not by a list."""
+    return isinstance(value, Mapping) and value.get("type") == "tool_approval"
+
+
+def answer_of(question: Mapping[str, Any], form: Mapping[str, Any]) -> Any:
+    """The answer to a question that a form has.
+
+    Raises:
+        ConfigurationError: A decision is missing or not allowed, or what is to be JSON is none.
+    """
+    decisions = [_decision(call, n, form) for n, call in enumerate(reviews(question))]
+    if decisions:
+        one = is_of_one_call(question["value"])
+        return decisions[0] if one else {"decisions": decisions}
+    text = _lines(form.get("answer", ""))
+    return text if form.get("how") == "text" else _parsed(text, "the answer")
+
+
+def _decision(call: ToolReview, number: int, form: Mapping[str, Any]) -> dict[str, Any]:
+    kind, message = form.get(f"decision-{number}"), _lines(form.get(f"message-{number}", ""))
+    what = f"the call {number + 1} of {call.name!r}"
+    if kind not in call.allowed:
+        raise ConfigurationError(
+            f"the decision on {what} is {kind!r}; expected one of {', '.join(call.allowed)}"
+        )
+    args = _parsed(form.get(f"args-{number}", call.shown), f"the arguments of {what}")
+    if kind == "edit":
+        if not isinstance(args, dict):
+            raise ConfigurationError(f"the arguments of {what} are {args!r:.80}; expected {{…}}")
+        return {"type": kind, "edited_action": {"name": call.name, "args": args}}
+    if args != json.loads(call.shown):
+        raise ConfigurationError(
+            f"the arguments of {what} were changed, and the decision is {kind!r}; "
+            "choose 'edit', or leave them as they were"
+        )
+    has_message = kind == "respond" or (kind == "reject" and message)
+    return {"type": kind, "message": message} if has_message else {"type": kind}
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"{what} {text!r:.80} is no JSON: {exc}") from exc
+
+
+def _lines(text: str) -> str:
+    """A text of a form, whose lines browsers end by CR LF."""
+    return text.replace("\r\n", "\n")
+
+
+async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:
+    """What the page of a thread has to talk: its questions, and who answers, nobody if it may not.
+
+    A graph that a question is of must answer that; a message is answered by any, if the last one
+    is not served.
+    """
+    last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
+    may = await call.may("threads:create_run", thread)
+    asked = [each for of_task in thread["interrupts"].values() for each in of_task]
+    return {
+        "last": last,
+        "assistants": ([last] if last in served else served) if may else [],
+        "questions": [
+            {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
+            for wait, each in zip(waits, asked, strict=False)
+        ],
+    }
+
+
+# -- what is said to it
+
+
+@routes.post("/ui/answer")
+@action("threads:create_run")
+async def answer(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
+    """Answer a question of a graph; others that wait go on waiting."""
+    reading, form = call.another("threads:read"), await request.form()
+    await reading.permit({"thread_id": id})
+    asked = (await reading.threads.get(id))["interrupts"].values()
+    chosen = [each for of_task in asked for each in of_task if each.get("id") == form.get("of")]
+    if not chosen:
+        raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
+    given = {"resume": {chosen[0]["id"]: answer_of(chosen[0], form)}}
+    asked_of = {"assistant_id": assistant, "command": given, "multitask_strategy": "reject"}
+    return await _begun(call, runs, request, id, asked_of)
+
+
+async def _begun(
+    call: Call, runs: Runs, request: Request, thread_id: str, asked: Mapping[str, Any]
+) -> Response:
+    """Begin a run; the script of the page reads its events, other browsers wait for its end."""
+    shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
+    body = RunRequest.model_validate({**asked, **shows})
+    run = await begin(call, runs, body, thread_id, RunEvents().play)
+    if wants_json(request):
+        return JSON(run.shown())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_WAIT_S):
+            await run.wait()
+    return RedirectResponse(f"{query('/ui/thread', id=thread_id)}#talk", 303)

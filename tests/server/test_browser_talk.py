@@ -1,0 +1,203 @@
+"""To talk to a graph in a browser: its questions are answered, it is written to and stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from playwright.sync_api import Browser, Page, expect
+
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.browser import tab  # noqa: F401 - a fixture
+from tests.server.every_page import link
+from tests.server.running import running
+from tests.server.talking import Gate, ask, ask_twice, fail, model, reviewed, says, talk
+
+PAGE = "/ui/thread?id=t"
+LETTER = ("send", {"to": "bob", "text": "hi \u202eann"})
+FILE = ("drop", {"path": "old.txt"})
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def url(settings: Settings, gate: Gate) -> Iterator[str]:
+    graphs = Graphs(
+        {
+            "ask": ask(),
+            "twice": ask_twice(),
+            "one": reviewed(LETTER),
+            "two": reviewed(LETTER, FILE),
+            "each": reviewed(LETTER, FILE, mode="per_call"),
+            "talk": talk(gate),
+            "model": model(),
+            "fail": fail(),
+        }
+    )
+    with running(create_app(settings, graphs=graphs)) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[SyncLangGraphClient]:
+    with get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        yield client
+
+
+@pytest.fixture
+def plain(browser: Browser, url: str) -> Iterator[Page]:
+    """A tab without scripts."""
+    context = browser.new_context(base_url=url, java_script_enabled=False)
+    yield context.new_page()
+    context.close()
+
+
+def values(sdk: SyncLangGraphClient) -> dict[str, Any]:
+    found: Any = sdk.threads.get_state("t")["values"]
+    return dict(found)
+
+
+def results(sdk: SyncLangGraphClient) -> list[str]:
+    """What tools have answered."""
+    return [each["content"] for each in values(sdk)["messages"] if each["type"] == "tool"]
+
+
+# -- a question is answered
+
+
+@pytest.mark.parametrize(("button", "answer"), [("text", "[1, 2]"), ("JSON", [1, 2])])
+def test_any_question_is_answered_by_text_or_json(
+    plain: Page, sdk: SyncLangGraphClient, button: str, answer: Any
+) -> None:
+    sdk.runs.wait("t", "ask", input=says("go"))
+    plain.goto(PAGE)
+    question = plain.get_by_role("group", name="Waits for an answer, at hear: Are you sure?")
+    question.get_by_label("Answer", exact=True).fill("[1, 2]")
+    question.get_by_role("button", name=f"Answer with this {button}").click()
+
+    expect(plain.get_by_role("group", name="Waits")).to_have_count(0)
+    assert plain.url.endswith("/ui/thread?id=t#talk")
+    assert values(sdk)["heard"] == [answer]
+
+
+def test_several_questions_are_answered_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
+    sdk.runs.wait("t", "twice", input=says("go"))
+    plain.goto(PAGE)
+    for name, left in (("Bob", 1), ("Ann", 0)):
+        question = plain.get_by_role("group", name=f"{name}, are you sure?")
+        question.get_by_label("Answer", exact=True).fill(f"{name} is")
+        question.get_by_role("button", name="Answer with this text").click()
+        expect(plain.get_by_role("group", name="are you sure?")).to_have_count(left)
+
+    assert values(sdk)["heard"] == ["Ann: 'Ann is'", "Bob: 'Bob is'"]
+
+
+@pytest.mark.parametrize(
+    ("button", "result"),
+    [
+        ("Approve", "sent hi \u202eann to bob"),
+        ("Reject", "User rejected the tool call for `send` with reason: not to Bob"),
+        ("Respond", "not to Bob"),
+    ],
+)
+def test_a_call_is_reviewed(
+    plain: Page, sdk: SyncLangGraphClient, button: str, result: str
+) -> None:
+    """The arguments are shown as they are: what a character hides is told by its number."""
+    sdk.runs.wait("t", "one", input=says("write to Bob"))
+    plain.goto(PAGE)
+    shown = plain.get_by_label("Arguments, JSON").input_value()
+    assert "\\u202e" in shown
+    assert json.loads(shown) == LETTER[1]
+    if button != "Approve":
+        plain.get_by_label("Reason").fill("not to Bob")
+    plain.get_by_role("button", name=button).click()
+
+    expect(plain.get_by_text("It is done.").first).to_be_visible()
+    assert results(sdk) == [result]
+
+
+def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
+    """An edit that would be dropped by another decision is refused."""
+    sdk.runs.wait("t", "one", input=says("write to Bob"))
+    plain.goto(PAGE)
+    for sent, button, refused in (
+        ('{"to": "cy", "text": "hi"}', "Approve", "were changed, and the decision is 'approve'"),
+        ('{"to": ', "Send as edited", "is no JSON"),
+        ('["cy"]', "Send as edited", "the arguments of the call 1 of 'send' are ['cy']"),
+        ('{"to": "cy", "text": "hi"}', "Send as edited", ""),
+    ):
+        plain.get_by_label("Arguments, JSON").fill(sent)
+        plain.get_by_role("button", name=button).click()
+        if refused:
+            expect(plain.locator("main")).to_contain_text(refused)
+            plain.goto(PAGE)
+
+    expect(plain.get_by_text("It is done.").first).to_be_visible()
+    [result] = results(sdk)
+    assert "sent hi to cy" in result
+
+
+def test_several_calls_of_a_message_are_reviewed(plain: Page, sdk: SyncLangGraphClient) -> None:
+    """Each has the decisions that are allowed for its tool, and all are sent at once."""
+    sdk.runs.wait("t", "two", input=says("write to Bob, drop the file"))
+    plain.goto(PAGE)
+    letter, file = (plain.get_by_role("group", name=name, exact=True) for name in ("send", "drop"))
+    expect(letter.get_by_role("radio")).to_have_count(4)
+    expect(file.get_by_role("radio")).to_have_count(2)
+    letter.get_by_label("Approve").check()
+    file.get_by_label("Reject").check()
+    file.get_by_label("Reason").fill("keep it")
+    plain.get_by_role("button", name="Send the decisions").click()
+
+    expect(plain.get_by_text("It is done.").first).to_be_visible()
+    assert results(sdk) == [
+        "User rejected the tool call for `drop` with reason: keep it",
+        "sent hi \u202eann to bob",
+    ]
+
+
+def test_calls_that_are_asked_about_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
+    sdk.runs.wait("t", "each", input=says("write to Bob, drop the file"))
+    plain.goto(PAGE)
+    file = plain.get_by_role("group", name="drop", exact=True)
+    assert file.get_by_role("button").all_inner_texts() == ["Approve", "Reject"]
+    file.get_by_role("button", name="Approve").click()
+    letter = plain.get_by_role("group", name="send", exact=True)
+    expect(file).to_have_count(0)
+    letter.get_by_role("button", name="Approve").click()
+
+    expect(plain.get_by_text("It is done.").first).to_be_visible()
+    assert results(sdk) == ["sent hi \u202eann to bob", "dropped old.txt"]
+
+
+def test_answers_that_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
+    """One that is not allowed, one of a question that no longer waits, one of another site."""
+    sdk.runs.wait("t", "each", input=says("write to Bob, drop the file"))
+    task = next(
+        each for each in sdk.threads.get_state("t")["tasks"] if "old.txt" in json.dumps(each)
+    )
+    form = {"assistant": "each", "of": task["interrupts"][0]["id"], "decision-0": "edit"}
+    path = link(f"{url}/ui/answer", id="t")
+    allowed = httpx.post(path, data=form)
+    form["decision-0"] = "approve"
+    foreign = httpx.post(path, data=form, headers={"Sec-Fetch-Site": "cross-site"})
+    other = httpx.post(path, data=form, headers={"Origin": "http://127.0.0.1:9"})
+    unknown = httpx.post(path, data=form | {"of": "0" * 32})
+    elsewhere = httpx.post(link(f"{url}/ui/answer", id="no"), data=form)
+
+    assert (allowed.status_code, "expected one of approve, reject" in allowed.text) == (422, True)
+    assert (unknown.status_code, "no longer waits" in unknown.text) == (409, True)
+    assert [each.status_code for each in (foreign, other, elsewhere)] == [403, 403, 404]
+    assert results(sdk) == []
