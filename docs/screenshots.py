@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -33,6 +35,7 @@ from perdure.memory import (
     use_memories,
 )
 from perdure.server import create_app
+from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 
@@ -40,14 +43,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.server.running import running
 
 FOLDER = Path(__file__).parent / "screenshots"
-SIZE = {"width": 1280, "height": 860}
+WIDTH, PHONE, HEIGHT = 1280, 390, 860
 USER = "ann"
 PAGES = [
-    ("threads", "/ui/threads"),
-    ("thread", "/ui/thread?id=garden"),
-    ("checkpoints", "/ui/checkpoints?id=garden"),
-    ("memories", "/ui/memories?q=how+much+sun+does+the+balcony+get&limit=6"),
-    ("memory", "/ui/memory?ns=memories&ns=ann&key=balcony"),
+    ("threads", "/ui/threads", WIDTH),
+    ("thread", "/ui/thread?id=garden", WIDTH),
+    ("question", "/ui/thread?id=letter#talk", WIDTH),
+    ("talk-phone", "/ui/thread?id=garden#talk", PHONE),
+    ("checkpoints", "/ui/checkpoints?id=garden", WIDTH),
+    ("memories", "/ui/memories?q=how+much+sun+does+the+balcony+get&limit=6", WIDTH),
+    ("memory", "/ui/memory?ns=memories&ns=ann&key=balcony", WIDTH),
 ]
 
 Said = str | tuple[str, dict[str, Any]]
@@ -85,6 +90,8 @@ OTHERS = [
     ("bike", "Which oil for a bicycle chain in winter?", "A wet lubricant; wipe off the rest."),
     ("norwegian", "What is the difference of « vet » and « kjenner »?", "Facts, and people."),
 ]
+LETTER = "Ask Nora whether I shall bring the chives."
+DECISIONS: Any = ["approve", "edit", "reject"]
 SUMMARY = (
     "Ann asks what grows on her balcony in half shade; suggested were mint, chives, parsley, "
     "lettuce and radishes."
@@ -95,6 +102,12 @@ SUMMARY = (
 def forecast(place: str, days: int) -> str:
     """The weather of the next days."""
     return "Thu 9/4 °C rain, Fri 10/4 °C, Sat 12/7 °C, Sun 13/7 °C, Mon 13/8 °C"
+
+
+@tool
+def send_mail(to: str, subject: str, text: str) -> str:
+    """Send a mail."""
+    return f"sent to {to}"
 
 
 class Scripted(BaseChatModel):
@@ -136,6 +149,20 @@ def fill(db: str) -> None:
         _talk(saver, store, told, "garden", GARDEN)
         for text in ("The balcony faces west", "The balcony faces north-west, with sun from four"):
             remember(text, key="balcony", store=store, config={"configurable": {"user_id": USER}})
+        config: Any = {
+            "configurable": {"thread_id": "letter", "user_id": USER, "graph_id": "letters"},
+            "callbacks": [record_views(saver)],
+        }
+        letters(checkpointer=saver).invoke({"messages": [("user", LETTER)]}, config)
+
+
+def letters(**parts: Any) -> Any:
+    """An agent that asks before it sends a mail."""
+    mail = {"to": "nora@example.org", "subject": "Seeds", "text": "Shall I bring the chives?"}
+    model = Scripted(said=iter([("send_mail", mail)]))
+    rule: Any = {"allowed_decisions": DECISIONS, "description": "A mail is to be sent."}
+    review = HumanInTheLoopMiddleware({"send_mail": rule})
+    return create_agent(model, [send_mail], middleware=[review], **parts)
 
 
 def _talk(saver: Any, store: Any, told: Instructions, thread: str, turns: Any) -> None:
@@ -168,10 +195,12 @@ def main() -> None:
         fill(db)
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        with running(create_app(Settings(db=db, user=USER))) as url:
-            tab = browser.new_page(base_url=url, viewport=SIZE)  # type: ignore[arg-type]
-            for name, page in PAGES:
+        graphs = Graphs({"chat": chat_graph(), "letters": letters()})
+        with running(create_app(Settings(db=db, user=USER), graphs=graphs)) as url:
+            tab = browser.new_page(base_url=url)
+            for name, page, width in PAGES:
                 if not wanted or name in wanted:
+                    tab.set_viewport_size({"width": width, "height": HEIGHT})
                     tab.goto(page)
                     tab.screenshot(path=FOLDER / f"{name}.png")
         browser.close()

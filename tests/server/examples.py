@@ -67,6 +67,8 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
     "POST /ui/compare": {"a": "1", "b": "2"},
     "POST /ui/fork": {"new": FORK},
     "POST /ui/prune": {"last": "1"},
+    "POST /ui/say": {"assistant": "chat", "text": "hi"},
+    "POST /ui/again": {"assistant": "chat"},
     "POST /ui/memory": {"text": "changed"},
     "POST /ui/forget-all": {"typed": "forget everything"},
 }

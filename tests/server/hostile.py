@@ -36,7 +36,8 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("img", "iframe", "object", "embed", "base", "style", "template"), tag
-        assert tag != "script" or dict(attrs) == {"src": "/assets/htmx.min.js", "defer": None}
+        sources = ("/assets/htmx.min.js", "/assets/talk.js")
+        assert tag != "script" or dict(attrs) in [{"src": s, "defer": None} for s in sources]
         for name, value in attrs:
             assert not name.startswith(("on", "style", "hx-on", "hx-vals", "autofocus")), name
             if name in ("href", "src", "action", "hx-get"):

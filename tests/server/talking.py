@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypedDict
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
@@ -140,6 +142,39 @@ def model() -> StateGraph[MessagesState]:
 
     inner = StateGraph(MessagesState).add_node(speak).add_edge(START, "speak").compile()
     return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
+
+
+class Halting(GenericFakeChatModel):
+    """A model that streams the first half of its answer, and the other once its gate is open."""
+
+    gate: Any
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        yield ChatGenerationChunk(message=AIMessageChunk("One \u202ehalf"))
+        await self.gate.pass_through()
+        yield ChatGenerationChunk(message=AIMessageChunk(" and the other <b>half</b>"))
+
+
+def halting(gate: Gate) -> StateGraph[MessagesState]:
+    """A model that streams its answer, and stops in the middle of it."""
+
+    async def speak(state: MessagesState) -> dict[str, Any]:
+        said = Halting(messages=iter(()), gate=gate)
+        return {"messages": [await said.ainvoke(state["messages"])]}
+
+    return StateGraph(MessagesState).add_node(speak).add_edge(START, "speak")
+
+
+def failing_once() -> StateGraph[State]:
+    """Fails at its first attempt, and answers at the next."""
+    attempts = iter((False, True))
+
+    def stumble(state: State) -> dict[str, Any]:
+        if not next(attempts):
+            raise ZeroDivisionError("one <b>by</b> none")
+        return {"messages": [AIMessage("now it worked")]}
+
+    return StateGraph(State).add_node(stumble).add_edge(START, "stumble")
 
 
 def who() -> StateGraph[State]:

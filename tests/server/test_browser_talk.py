@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +14,24 @@ from langgraph_sdk.client import SyncLangGraphClient
 from playwright.sync_api import Browser, Page, expect
 
 from perdure.server import create_app
+from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests.server.browser import tab  # noqa: F401 - a fixture
 from tests.server.every_page import link
+from tests.server.graphs import ask as ask_from_elsewhere
 from tests.server.running import running
-from tests.server.talking import Gate, ask, ask_twice, fail, model, reviewed, says, talk
+from tests.server.talking import (
+    Gate,
+    ask,
+    ask_twice,
+    failing_once,
+    halting,
+    reviewed,
+    says,
+    talk,
+)
+from tests.server.test_auth_file import written
 
 PAGE = "/ui/thread?id=t"
 LETTER = ("send", {"to": "bob", "text": "hi \u202eann"})
@@ -40,8 +53,8 @@ def url(settings: Settings, gate: Gate) -> Iterator[str]:
             "two": reviewed(LETTER, FILE),
             "each": reviewed(LETTER, FILE, mode="per_call"),
             "talk": talk(gate),
-            "model": model(),
-            "fail": fail(),
+            "halting": halting(gate),
+            "failing": failing_once(),
         }
     )
     with running(create_app(settings, graphs=graphs)) as address:
@@ -201,3 +214,134 @@ def test_answers_that_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
     assert (unknown.status_code, "no longer waits" in unknown.text) == (409, True)
     assert [each.status_code for each in (foreign, other, elsewhere)] == [403, 403, 404]
     assert results(sdk) == []
+
+
+# -- something is said
+
+
+def test_an_answer_is_shown_while_it_is_said(
+    tab: Page,  # noqa: F811 - the fixture
+    sdk: SyncLangGraphClient,
+    gate: Gate,
+) -> None:
+    """By keyboard: the focus stays in the box, and what is typed meanwhile stays there."""
+    sdk.threads.update("t", metadata={"graph_id": "halting"})
+    tab.goto(PAGE)
+    box, said = tab.get_by_label("Message"), tab.get_by_role("log", name="What the run says")
+    box.focus()
+    tab.keyboard.type("go on")
+    tab.keyboard.press("Control+Enter")
+    expect(said.locator(".human")).to_have_text("usergo on")
+    expect(said.locator(".ai .text")).to_have_text("One <U+202E>half")
+    expect(tab.get_by_role("status")).to_have_text("A run is under way.")
+    expect(box).to_have_value("")
+    tab.keyboard.type("and then")
+    gate.open.set()
+
+    expect(tab.get_by_role("status")).to_have_text("The run has ended.")
+    turns = tab.locator("#turns .said")
+    expect(turns).to_have_count(2)
+    expect(turns.last).to_contain_text("half and the other <b>half</b>")
+    expect(said).to_be_empty()
+    expect(box).to_be_focused()
+    expect(box).to_have_value("and then")
+    assert values(sdk)["messages"][0]["content"] == "go on"
+
+
+def test_a_run_that_others_began_is_shown_and_stopped(
+    tab: Page,  # noqa: F811 - the fixture
+    sdk: SyncLangGraphClient,
+    gate: Gate,
+) -> None:
+    """It is gone on with, and then what waited for it runs."""
+    run = sdk.runs.create("t", "talk", input=says("hello"))
+    gate.reached.wait(30)
+    tab.goto(PAGE)
+    tab.get_by_role("button", name="Stop").click()
+    go_on = tab.get_by_role("button", name="Go on")
+    expect(go_on).to_be_visible()
+    assert sdk.runs.get("t", run["run_id"])["status"] == "interrupted"
+    gate.open.set()
+    go_on.click()
+
+    expect(tab.get_by_text("heard 1").first).to_be_visible()
+    expect(go_on).to_have_count(0)
+    assert values(sdk)["heard"] == ["hello"]
+
+
+def test_without_scripts_a_message_is_sent_and_answered(
+    plain: Page, sdk: SyncLangGraphClient, gate: Gate
+) -> None:
+    """Who answers is chosen, and it is asked no more."""
+    gate.open.set()
+    plain.goto(PAGE)
+    plain.get_by_label("Message").fill("hello\nthere")
+    plain.get_by_label("Who answers").select_option("talk")
+    plain.get_by_role("button", name="Send").click()
+
+    expect(plain.locator("#turns .said")).to_have_count(2)
+    expect(plain.get_by_label("Who answers")).to_have_count(0)
+    assert values(sdk)["heard"] == ["hello\nthere"]
+
+
+def test_a_run_that_failed_says_why_and_is_tried_again(
+    plain: Page, sdk: SyncLangGraphClient
+) -> None:
+    sdk.threads.update("t", metadata={"graph_id": "failing"})
+    plain.goto(PAGE)
+    plain.get_by_label("Message").fill("hello")
+    plain.get_by_role("button", name="Send").click()
+    failed = plain.get_by_text("The last run failed: ZeroDivisionError: one <b>by</b> none")
+    expect(failed).to_be_visible()
+    plain.get_by_role("button", name="Go on").click()
+
+    expect(plain.get_by_text("now it worked").first).to_be_visible()
+    expect(failed).to_have_count(0)
+
+
+def test_what_is_refused_is_told_beside_the_box(browser: Browser, url: str) -> None:
+    """The text stays."""
+    with get_sync_client(url=url) as sdk, browser.new_context(base_url=url) as context:
+        page = context.new_page()
+        sdk.threads.create(thread_id="t", metadata={"graph_id": "talk"})
+        page.goto(PAGE)
+        sdk.threads.delete("t")
+        page.get_by_label("Message").fill("hello")
+        page.get_by_role("button", name="Send").click()
+
+        expect(page.get_by_role("status")).to_have_text("there is no thread 't'")
+        expect(page.get_by_label("Message")).to_have_value("hello")
+
+
+READER = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers): return headers[b"x-api-key"].decode()
+
+@auth.on.threads
+async def threads(ctx, value): return {"owner": "ann"}
+
+@auth.on.threads.create_run
+async def runs(ctx, value): return {"owner": ctx.user.identity}
+"""
+
+
+def test_who_may_only_read_a_thread_has_no_forms(
+    settings: Settings, tmp_path: Path, gate: Gate
+) -> None:
+    """Nor has anybody where no graph is served."""
+    ask_from_elsewhere(settings, "t")
+    forms = []
+    access = AuthFile(written(tmp_path, READER, "reader.py"))
+    for graphs, allowed in (({"ask": ask()}, access), ({}, None)):
+        with running(create_app(settings, graphs=Graphs(graphs), access=allowed)) as url:
+            for user in ("ann", "bob"):
+                headers = {"x-api-key": user, "accept": "text/html"}
+                shown = httpx.get(f"{url}{PAGE}", headers=headers).text
+                assert "Waits for an answer, at <b><bdi>part</bdi></b>: <bdi>Sure?</bdi>" in shown
+                forms.append("/ui/answer" in shown)
+
+    assert forms == [True, False, False, False]

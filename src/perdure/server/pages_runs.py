@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, get_args
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -14,11 +15,11 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
-from perdure.server.api_runs import All, RunEvents, begin
+from perdure.server.api_runs import All, RunEvents, begin, reached
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Pages, Text, Values, as_json_text, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
-from perdure.server.runs import RunRequest, Runs
+from perdure.server.runs import Run, RunRequest, Runs
 from perdure.server.threads import Thread
 
 routes = Pages()
@@ -125,6 +126,20 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def runs_of(call: Call, runs: Runs, thread: Thread) -> list[Values]:
+    """The runs of a thread that are known, newest first, as pages show them."""
+    known = reversed(runs.of(call.identity.tenant, thread["thread_id"]))
+    return [run_row(run.shown(), run.error) for run in known]
+
+
+def run_row(shown: Mapping[str, Any], error: Mapping[str, str] | None = None) -> Values:
+    """A run as pages show it; `events`: where the script reads what it says."""
+    at = quote(shown["thread_id"], safe="", errors="surrogatepass")
+    events = f"/threads/{at}/runs/{shown['run_id']}/stream?stream_mode=messages-tuple"
+    is_live = shown["status"] in ("pending", "running")
+    return {**shown, "error": error, "is_live": is_live, "events": events}
+
+
 async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:
     """What the page of a thread has to talk: its questions, and who answers, nobody if it may not.
 
@@ -132,11 +147,15 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     is not served.
     """
     last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may = await call.may("threads:create_run", thread)
-    asked = [each for of_task in thread["interrupts"].values() for each in of_task]
+    may, rows = await call.may("threads:create_run", thread), runs_of(call, runs, thread)
+    live = [row for row in rows if row["is_live"]]
+    interrupts = () if live else thread["interrupts"].values()  # else they may be answered
+    asked = [each for of_task in interrupts for each in of_task]
     return {
         "last": last,
         "assistants": ([last] if last in served else served) if may else [],
+        "live": live[-1] if live else None,
+        "error": rows[0]["error"] if rows else None,
         "questions": [
             {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
             for wait, each in zip(waits, asked, strict=False)
@@ -162,15 +181,54 @@ async def answer(call: Caller, runs: All, request: Request, id: str, assistant: 
     return await _begun(call, runs, request, id, asked_of)
 
 
+@routes.post("/ui/say")
+@action("threads:create_run")
+async def say(
+    call: Caller, runs: All, request: Request, id: str, text: Text, assistant: Text
+) -> Response:
+    """Say something to a graph: a message of the user is its input."""
+    if not text.strip():
+        raise ConfigurationError(f"the message is {text!r:.80}; expected some text")
+    said = {"messages": [{"role": "user", "content": _lines(text)}]}
+    return await _begun(call, runs, request, id, {"assistant_id": assistant, "input": said})
+
+
+@routes.post("/ui/again")
+@action("threads:create_run")
+async def again(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
+    """Go on where a run failed, was stopped or cut off."""
+    reading = call.another("threads:read")
+    await reading.permit({"thread_id": id})
+    await reading.threads.get(id)
+    if not (await reading.saver.ahead(id)).status.next:
+        raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
+    asked = {"assistant_id": assistant, "multitask_strategy": "reject"}
+    return await _begun(call, runs, request, id, asked)
+
+
+@routes.post("/ui/stop")
+@action("threads:update")
+async def stop(call: Caller, runs: All, request: Request, id: str, run_id: str) -> Response:
+    """Stop a run; what it has stored stays."""
+    run = await reached(call, runs, id, run_id)
+    run.cancel()
+    return await _shown(request, id, run)
+
+
 async def _begun(
     call: Call, runs: Runs, request: Request, thread_id: str, asked: Mapping[str, Any]
 ) -> Response:
-    """Begin a run; the script of the page reads its events, other browsers wait for its end."""
+    """Begin a run on a thread."""
     shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
     body = RunRequest.model_validate({**asked, **shows})
     run = await begin(call, runs, body, thread_id, RunEvents().play)
+    return await _shown(request, thread_id, run)
+
+
+async def _shown(request: Request, thread_id: str, run: Run) -> Response:
+    """The script of the page is told of a run at once, other browsers once it has ended."""
     if wants_json(request):
-        return JSON(run.shown())
+        return JSON(run_row(run.shown()))
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAIT_S):
             await run.wait()
