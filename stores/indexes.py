@@ -94,9 +94,15 @@ class Pool:
         """The id of each row."""
         return np.asarray(self.candidates.rows["id"])
 
-    def term(self, word: str) -> Hits:
-        """The rows that have a word, each once, and how often."""
-        return self.terms.get(word, NOWHERE)
+    def term(self, *words: str) -> Hits:
+        """The rows that have one of some words, each once, and how often."""
+        hits = [self.terms[word] for word in dict.fromkeys(words) if word in self.terms]
+        if len(hits) < 2:
+            return hits[0] if hits else NOWHERE
+        rows, places = np.unique(np.concatenate([of for of, _ in hits]), return_inverse=True)
+        counts = np.zeros(len(rows), np.float32)
+        np.maximum.at(counts, places, np.concatenate([often for _, often in hits]))
+        return rows, counts
 
     def rethreaded(self, names: Sequence[Hashable]) -> Pool:
         """The same with threads of one name made one; a name for each number of a thread."""

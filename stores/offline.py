@@ -155,7 +155,7 @@ class StaticEmbedder:
             ids = np.array(numbers, np.intp)
             for start in range(0, len(ids), _TOKENS_AT_ONCE):
                 tokens = table.take(ids[start : start + _TOKENS_AT_ONCE], axis=0)
-                sums[row] += tokens.sum(axis=0, dtype=np.int32)
+                sums[row] += np.add.reduce(tokens, axis=0, dtype=np.int32)
         return unit(sums)
 
     async def aembed(self, texts: Sequence[str]) -> Floats:

@@ -24,7 +24,7 @@ from perdure.stores.namespaces import span
 from perdure.stores.parts import Parts
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Selection, micros
-from perdure.stores.text import STOP_WORDS, query_tokens, synonyms, tokens
+from perdure.stores.text import STOP_WORDS, query_words, synonyms, tokens
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
 
@@ -35,7 +35,8 @@ _HUGE: Final = sys.float_info.max
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
-_Words = dict[str, list[tuple[str, float]]]  # of a query, each with its synonyms and their weight
+# the words of a query, each with its stem, and its synonyms with their weights
+_Words = dict[str, tuple[str, list[tuple[str, float]]]]
 _MANY_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
 # actors that are parts in a conversation: a query with such a word seldom means the speaker
 _ROLES: Final = frozenset(
@@ -214,10 +215,14 @@ class Searcher:
         by_words = query.mode != "semantic"
         # of hashes nothing is known
         by_meaning = by_words and vector is not None and self._masked is None
-        said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
-        words: _Words = {word: synonyms(word) if by_meaning else [] for word in said}
+        said = islice(query_words(query.text[:_LONGEST]).items(), _MOST_WORDS)
+        words: _Words = {word: (stem, synonyms(word) if by_meaning else []) for word, stem in said}
         return words, Sought(
-            {self._kept(word): [other for other, _ in words[word]] for word in said if by_words},
+            {
+                self._kept(word): [self._kept(stem), *(other for other, _ in near)]
+                for word, (stem, near) in words.items()
+                if by_words
+            },
             vector,
             None if vector is None or model is None else model.of(len(vector)),
             corrected=self._masked is None,
@@ -230,9 +235,10 @@ class Searcher:
         cosines = pool.cosines
         actors, names = _named(pool, words)
         terms = []
-        for word, near in words.items() if query.mode != "semantic" else ():
+        for word, (stem, near) in words.items() if query.mode != "semantic" else ():
             kin = [] if word in names else [(pool.term(other)[0], n) for other, n in near]
-            terms.append(Term(*pool.term(self._kept(word)), [pair for pair in kin if len(pair[0])]))
+            hits = pool.term(self._kept(word), self._kept(stem))
+            terms.append(Term(*hits, [pair for pair in kin if len(pair[0])]))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
             return None

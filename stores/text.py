@@ -68,12 +68,15 @@ _SIGNS = "".join(
 _MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
 _GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
 _WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
-_ASCII_WORDS = re.compile(rf"[a-z0-9]+(?:'[a-z0-9]+|{_GROUPED})*")
+_ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_GROUPED}))*+")
 _ACCENTED = re.compile("[\u00a1\u00bf\u00df-\u024f]")
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
-_ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
+# й stays a letter of its own, by which Russian endings are known
+_ACCENTS = re.compile(
+    "[\u0300-\u0305\u0307-\u036f\u0591-\u05bd\u064b-\u065f\u0670]|(?<!\u0438)\u0306"
+)
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
 _NOT = {"wo": "will", "ca": "can", "sha": "shall"}  # won't, can't, shan't
@@ -83,6 +86,11 @@ _LETTERS = str.maketrans(
     | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen, joiners: nothing
     | {"\u200b": " "}
 )
+_SCRIPTS = dict.fromkeys(map(chr, range(0x400, 0x530)), "russian") | dict.fromkeys(
+    map(chr, range(0x600, 0x700)), "arabic"
+)
+# what tells in Japanese: katakana, long runs of hiragana, and anything else without its endings
+_CONTENT = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
 _ASKS = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 
 _local = threading.local()  # a stemmer object carries the word it works on
@@ -100,15 +108,18 @@ def tokens(text: str) -> list[str]:
     ['聊', '聊天', '天', '天记', '记', '记忆', '忆']
     """
     if text.isascii():
-        return list(map(_token, _ASCII_WORDS.findall(text.lower())))
-    found: list[str] = []
-    for word in _words(text):
+        words = _ASCII_WORDS.findall(text.lower())
+        found = list(map(_TOKENS.__getitem__, words))
+        return found if telling_words().isdisjoint(words) else found + _own(text, found)
+    found = []
+    words = list(_words(text))
+    for word in words:
         if _is_unspaced(word):
             found += chain.from_iterable(zip(word, map(add, word, word[1:]), strict=False))
             found.append(word[-1])
         else:
-            found.append(_token(word))
-    return found
+            found.append(_TOKENS[word])
+    return found if telling_words().isdisjoint(words) else found + _own(text, found)
 
 
 def query_tokens(text: str) -> list[str]:
@@ -130,8 +141,33 @@ def query_tokens(text: str) -> list[str]:
         if _is_unspaced(word):
             found.update(dict.fromkeys(word[i : i + 2] for i in range(max(len(word) - 1, 1))))
         else:
-            found[_token(word)] = None
+            found[_TOKENS[word]] = None
     return list(found)
+
+
+def query_words(text: str) -> dict[str, str]:
+    """The words that rank the answers to a query, each with its stem in the query's language.
+
+    They are `query_tokens` without stop words of that language; of Chinese and Japanese what stands
+    between function words, of Japanese without endings.
+
+    >>> query_words("Wo sind die Häuser?"), query_words("我的狗叫什么名字")
+    ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
+    """
+    name = language(text)
+    stems = dict(_stems(text, name))
+    stops = stop_words(name or ENGLISH)
+    if name in ("", ENGLISH):
+        stops |= stop_words("russian") | stop_words("arabic")
+    found: dict[str, str] = {}
+    for word in _words(text):
+        if _is_unspaced(word):
+            for part in _CONTENT.findall(_particles().sub(" ", word)):
+                pairs = [part[i : i + 2] for i in range(max(len(part) - 1, 1))]
+                found.update(zip(pairs, pairs, strict=True))
+        elif word not in stops:
+            found[_TOKENS[word]] = stems.get(word, _TOKENS[word])
+    return found or {token: token for token in query_tokens(text)}
 
 
 def asks(text: str) -> bool:
@@ -196,6 +232,13 @@ def _stop_words() -> dict[str, frozenset[str]]:
     return {name: frozenset(words) for name, *words in map(str.split, lines)}
 
 
+@cache
+def _particles() -> re.Pattern[str]:
+    """The function words of Chinese and Japanese, the longest first."""
+    words = stop_words("chinese") | stop_words("japanese")
+    return re.compile("|".join(sorted(words, key=len, reverse=True)))
+
+
 def is_misspellable(token: str) -> bool:
     """Whether a token may be a slip of another: four letters or more of a spaced script."""
     return 4 <= len(token) <= _LONGEST_STEMMED and token.isalpha() and not _is_unspaced(token)
@@ -216,8 +259,12 @@ def _words(text: str) -> Iterator[str]:
 
 def _fold(text: str) -> str:
     """One form for all ways to write a letter; accents that only modify a letter go."""
-    apart = unicodedata.normalize("NFKD", text).casefold().translate(_LETTERS)
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", apart))
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", _apart(text)))
+
+
+def _apart(text: str) -> str:
+    """The same with accents, each behind its letter."""
+    return unicodedata.normalize("NFKD", text).casefold().translate(_LETTERS)
 
 
 def _plain(word: str) -> str:
@@ -231,23 +278,53 @@ def _plain(word: str) -> str:
     return stripped.replace("'", "").replace(",", "")
 
 
+def _own(text: str, tokens: list[str]) -> list[str]:
+    """The stems that words of a text in another language have there, if they are not tokens."""
+    known = set(tokens)
+    return [stem for _, stem in _stems(text, language(text)) if stem not in known]
+
+
+def _stems(text: str, name: str) -> Iterator[tuple[str, str]]:
+    """The telling words of a text with their stems, if its language is another of Latin script."""
+    words = _WORDS.findall(unicodedata.normalize("NFC", _apart(text))) if name in _telling() else ()
+    for word in map(_plain, words):
+        folded = _fold(word)
+        if folded.isascii() and folded not in stop_words(name):
+            yield folded, _fold(_stem(word, name))
+
+
 def _is_unspaced(word: str) -> bool:
     """Whether a run of `_words` is of a script without spaces between words."""
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
-@lru_cache(_MEMO_WORDS)
-def _token(word: str) -> str:
-    """The stem of an English word; any other word as it is, but plain.
+class _Tokens(dict[str, str]):
+    """The tokens of words: stems of English, Russian and Arabic ones, any other as it is, plain."""
 
-    Source: Porter's English stemmer ("Porter2"), https://snowballstem.org/algorithms/english
+    def __missing__(self, word: str) -> str:
+        plain = _plain(word)
+        script = ENGLISH if plain.isascii() else _SCRIPTS.get(plain[0], "")
+        token = _stem(plain, script) if script and plain.isalpha() else plain
+        if len(self) >= _MEMO_WORDS:
+            self.clear()
+        self[word] = token
+        return token
+
+
+_TOKENS = _Tokens()
+
+
+@lru_cache(_MEMO_WORDS)
+def _stem(word: str, name: str) -> str:
+    """The stem of a word in a language.
+
+    Source: https://snowballstem.org/algorithms; of English Porter's second ("Porter2")
     """
-    word = _plain(word)
-    if len(word) > _LONGEST_STEMMED or not (word.isascii() and word.isalpha()):
+    if len(word) > _LONGEST_STEMMED:
         return word
-    if not hasattr(_local, "stemmer"):
-        _local.stemmer = Stemmer.Stemmer("english", 0)
-    stem: str = _local.stemmer.stemWord(word)
+    if not hasattr(_local, name):
+        setattr(_local, name, Stemmer.Stemmer(name, 0))
+    stem: str = getattr(_local, name).stemWord(word)
     return stem
 
 

@@ -19,6 +19,7 @@ from perdure.stores.text import (
     language,
     nearest,
     query_tokens,
+    query_words,
     slips,
     stop_words,
     synonyms,
@@ -36,7 +37,15 @@ from perdure.stores.text import (
         ("1,000 and 12,345,678 but 1,23", ["1000", "and", "12345678", "but", "1", "23"]),
         ("don't won't she'll O'Brien's", ["do", "will", "she", "obrien"]),
         ("l\u2019été d'août", ["ete", "aout"]),
-        ("Привет, ёлка", ["привет", "елка"]),
+        ("Привет, ёлка", ["привет", "елк"]),
+        ("Мой синий йод, синего йода", ["мо", "син", "йод", "син", "йод"]),
+        ("المعلمون معلمة", ["معلم", "معلم"]),
+        (
+            "Meine Häuser sind groß",
+            ["mein", "hauser", "sind", "gross", "haus"],
+        ),
+        ("J'ai mangé des pommes", ["ai", "mang", "des", "pomm"]),
+        ("die Straßen im Winter", ["die", "strassen", "im", "winter", "strass", "wint"]),
         ("हिन्दी में", ["हिन्दी", "में"]),
         ("聊天gpt模", ["聊", "聊天", "天", "gpt", "模"]),
         ("カタ と", ["カ", "カタ", "タ", "と"]),
@@ -64,6 +73,55 @@ def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) ->
 def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) -> None:
     """A query keeps each telling word once, or all words if none tells."""
     assert expected == query_tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("What did the runners run?", {"runner": "runner", "run": "run"}),
+        ("Wo sind die alten Häuser?", {"alten": "alt", "hauser": "haus"}),
+        (
+            "Was war die Note von Mathe und Chemie?",
+            {"note": "not", "math": "math", "chemi": "chemi"},
+        ),
+        ("Où est le thé de mon chat ?", {"the": "the", "chat": "chat"}),
+        ("¿Dónde están las llaves?", {"llave": "llav"}),
+        ("Где лежат запасные ключи?", {"лежат": "лежат", "запасн": "запасн", "ключ": "ключ"}),
+        ("ما هي مهنة ليلى؟", {"مهن": "مهن", "ليلي": "ليلي"}),
+        ("我的狗叫什么名字\uff1f", {"狗叫": "狗叫", "名字": "名字"}),
+        ("夏休みにはどこへ出かけますか\uff1f", {"夏休": "夏休", "出": "出"}),
+        ("りんごを食べる", {"りん": "りん", "んご": "んご", "ごを": "ごを", "食": "食"}),
+        ("什么的", {"什么": "什么", "么的": "么的"}),
+        ("und dann war die", {"und": "und", "dann": "dann", "war": "war", "die": "die"}),
+    ],
+)
+def test_the_words_that_rank(text: str, expected: dict[str, str]) -> None:
+    """Stop words of the query's language go, of others they stay; each word has its stem there."""
+    assert expected == query_words(text)
+
+
+PIECES = (
+    "die der und ist le la est pas que donde los Häuser étés mangées años ключи ключ الكتب 猫 の "
+    "我的 running runs l'été don't 1,000"
+)
+FOREIGN = st.lists(st.sampled_from(PIECES.split())).map(" ".join)
+
+
+@given(st.text() | FOREIGN)
+def test_a_text_is_found_by_its_own_words(text: str) -> None:
+    """Of each word of a query, whatever its language, a document of the same text has a token."""
+    found = set(tokens(text))
+
+    assert [pair for pair in query_words(text).items() if found.isdisjoint(pair)] == []
+
+
+@given(FOREIGN, FOREIGN)
+def test_no_word_is_lost_by_the_language_of_the_text(one: str, other: str) -> None:
+    """A text keeps the tokens that each part of it has as English: words of any query meet them."""
+    together = set(tokens(f"{one} {other}"))
+
+    assert set() == set(query_tokens(one)) - together
+    assert [pair for pair in query_words(one).items() if together.isdisjoint(pair)] == []
 
 
 @given(st.text())
@@ -238,8 +296,18 @@ def calls(function: Callable[[str], object], text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("function", [tokens, query_tokens, asks])
-@pytest.mark.parametrize("unit", ["yesterday ", "don't 1,000 ", "caf\u00e9s? ", "\u804a\u5929"])
+@pytest.mark.parametrize("function", [tokens, query_tokens, query_words, language, asks])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "yesterday ",
+        "don't 1,000 ",
+        "caf\u00e9s? ",
+        "\u804a\u5929",
+        "die H\u00e4user ",
+        "\u306e\u304b",
+    ],
+)
 def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: str) -> None:
     """Eight times the text makes at most eight times the calls, and a few."""
     few, many = (calls(function, unit * (size // len(unit))) for size in (2_500, 20_000))
