@@ -84,6 +84,7 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
         link("/ui/checkpoint", id=text, checkpoint=b, channel=text),
         link("/ui/compare", id=text, a=a, b=b),
         link("/ui/prune", id=text, last=1),
+        link("/ui/runs", id=text, status="error"),
         link("/ui/delete", id=text),
     ]
 

@@ -86,6 +86,8 @@ OWN: Final = {
     "POST /memories/search",
     "POST /memories",
     "GET /memories",
+    "GET /ui/runs",
+    "GET /ui/runs.json",
     "GET /ui/threads",
     "GET /ui/threads.json",
 }

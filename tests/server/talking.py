@@ -150,9 +150,9 @@ class Halting(GenericFakeChatModel):
     gate: Any
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        yield ChatGenerationChunk(message=AIMessageChunk("One \u202ehalf"))
+        yield ChatGenerationChunk(message=AIMessageChunk(content="One \u202ehalf"))
         await self.gate.pass_through()
-        yield ChatGenerationChunk(message=AIMessageChunk(" and the other <b>half</b>"))
+        yield ChatGenerationChunk(message=AIMessageChunk(content=" and the other <b>half</b>"))
 
 
 def halting(gate: Gate) -> StateGraph[MessagesState]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 from playwright.sync_api import Browser, Page, expect
@@ -16,10 +17,12 @@ from playwright.sync_api import Browser, Page, expect
 from perdure.server import create_app
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests.server.browser import tab  # noqa: F401 - a fixture
 from tests.server.every_page import link
 from tests.server.graphs import ask as ask_from_elsewhere
+from tests.server.hostile import TOGETHER, shown_harmless
 from tests.server.running import running
 from tests.server.talking import (
     Gate,
@@ -32,6 +35,8 @@ from tests.server.talking import (
     talk,
 )
 from tests.server.test_auth_file import written
+from tests.server.test_browser_layout import LONG, OVER
+from tests.server.test_keys import ANN, BOB, entry
 
 PAGE = "/ui/thread?id=t"
 LETTER = ("send", {"to": "bob", "text": "hi \u202eann"})
@@ -311,6 +316,91 @@ def test_what_is_refused_is_told_beside_the_box(browser: Browser, url: str) -> N
 
         expect(page.get_by_role("status")).to_have_text("there is no thread 't'")
         expect(page.get_by_label("Message")).to_have_value("hello")
+
+
+# -- runs
+
+
+def test_runs_are_listed_stopped_and_tried_again(
+    tab: Page,  # noqa: F811 - the fixture
+    sdk: SyncLangGraphClient,
+    gate: Gate,
+) -> None:
+    sdk.runs.create("t", "talk", input=says("hello"))
+    gate.reached.wait(30)
+    sdk.threads.create(thread_id="u")
+    sdk.runs.wait("u", "failing", input=says("please"), raise_error=False)
+    tab.goto("/ui/runs")
+    rows = tab.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("ZeroDivisionError: one <b>by</b> none")
+    tab.get_by_label("Status").select_option("running")
+    tab.get_by_role("button", name="Filter").click()
+    expect(rows).to_have_count(1)
+    tab.get_by_role("button", name="Cancel").click()
+    expect(rows).to_have_count(2)
+    expect(tab.get_by_role("row", name="hello").locator(".tag")).to_have_text("interrupted")
+    failed = tab.get_by_role("row", name="please")
+    failed.get_by_role("button", name="Try again").click()
+
+    expect(tab.get_by_text("now it worked").first).to_be_visible()
+    statuses = tab.locator(".runs .tag").all_inner_texts()
+    assert statuses == ["success", "error"]
+    tab.get_by_role("link", name="All runs of this thread").click()
+    expect(rows).to_have_count(2)
+    expect(tab.get_by_role("button", name="Try again")).to_have_count(0)
+
+
+def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.chmod(0o600)
+    app = create_app(settings, graphs=Graphs({"ask": ask()}), access=Keys(keys))
+    with running(app) as url:
+        ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
+        asked = {"assistant_id": "ask", "input": says("of Ann"), "if_not_exists": "create"}
+        httpx.post(f"{url}/threads/t/runs/wait", json=asked, headers=ann).raise_for_status()
+        [run] = httpx.get(f"{url}/ui/runs", headers=ann).json()["runs"]
+        seen = httpx.get(f"{url}/ui/runs", headers=bob).json()["runs"]
+        stop = link(f"{url}/ui/stop", id="t", run_id=run["run_id"])
+        denied = [
+            httpx.get(link(f"{url}/ui/runs", id="t"), headers=bob),
+            httpx.post(stop, headers=bob),
+            httpx.post(link(f"{url}/ui/again", id="t"), data={"assistant": "ask"}, headers=bob),
+        ]
+        foreign = httpx.post(stop, headers=ann | {"Sec-Fetch-Site": "cross-site"})
+
+    assert (run["status"], seen) == ("interrupted", [])
+    assert [reply.status_code for reply in [*denied, foreign]] == [404, 404, 404, 403]
+
+
+def test_runs_with_long_names_and_errors_fit_the_screen(
+    browser: Browser, settings: Settings
+) -> None:
+    """What a run says is text only."""
+
+    def stumble(state: Any) -> Any:
+        raise ValueError(f"{TOGETHER} {LONG}")
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node(LONG, stumble)
+    builder.add_edge(START, LONG)
+    name = LONG[:150]
+    graphs = Graphs({name: builder, "other": builder})
+    with (
+        running(create_app(settings, graphs=graphs)) as url,
+        get_sync_client(url=url) as sdk,
+        browser.new_context(base_url=url) as context,
+        httpx.Client(base_url=url) as client,
+    ):
+        page = context.new_page()
+        sdk.threads.create(thread_id="t")
+        sdk.runs.wait("t", name, input=says(LONG), raise_error=False)
+        for path in (PAGE, "/ui/runs", link("/ui/runs", id="t", status="error")):
+            shown_harmless(page, client, path)
+            for width in (390, 1280):
+                page.set_viewport_size({"width": width, "height": 860})
+                assert page.evaluate(OVER) <= 0, (path, width)
 
 
 READER = """

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final, Literal, get_args
 from urllib.parse import quote
 
+from langgraph_sdk.schema import RunStatus
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -17,12 +18,15 @@ from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
 from perdure.server.api_runs import All, RunEvents, begin, reached
 from perdure.server.call import Call, Caller
-from perdure.server.pages import Pages, Text, Values, as_json_text, query
+from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
 from perdure.server.runs import Run, RunRequest, Runs
-from perdure.server.threads import Thread
+from perdure.server.threads import Thread, ThreadConditions
 
 routes = Pages()
+_PAGE: Final = 50  # runs
+_SHOWN: Final = 5  # of a thread, on its page
+_CUT_OFF: Final = ("error", "timeout", "interrupted")
 _WAIT_S: Final = 5  # for the end of a run, before a browser without scripts is shown its thread
 
 # -- what a graph asks
@@ -155,7 +159,7 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
         "last": last,
         "assistants": ([last] if last in served else served) if may else [],
         "live": live[-1] if live else None,
-        "error": rows[0]["error"] if rows else None,
+        "runs": rows[:_SHOWN],
         "questions": [
             {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
             for wait, each in zip(waits, asked, strict=False)
@@ -208,11 +212,52 @@ async def again(call: Caller, runs: All, request: Request, id: str, assistant: T
 
 @routes.post("/ui/stop")
 @action("threads:update")
-async def stop(call: Caller, runs: All, request: Request, id: str, run_id: str) -> Response:
-    """Stop a run; what it has stored stays."""
+async def stop(
+    call: Caller, runs: All, request: Request, id: str, run_id: str, listed: bool = False
+) -> Response:
+    """Stop a run, also of the list; what it has stored stays."""
     run = await reached(call, runs, id, run_id)
     run.cancel()
-    return await _shown(request, id, run)
+    stopped = await _shown(request, id, run)
+    return go_to("/ui/runs") if listed else stopped
+
+
+@routes.page("/ui/runs", "threads:search")
+async def all_runs(
+    request: Request,
+    call: Caller,
+    runs: All,
+    id: str = "",
+    status: Literal["", RunStatus] = "",
+    start: Number = 0,
+) -> Response:
+    """The runs of the threads that may be reached, or of one, newest first."""
+    asked = await call.permit({"metadata": {}})
+    if id:
+        await call.threads.get(id)
+    known = [run for run in runs.every(call.identity.tenant) if id in ("", run.thread_id)]
+    newest = {run.thread_id: run.run_id for run in reversed(known)}
+    conditions = ThreadConditions(metadata=asked["metadata"], ids=[*newest])
+    threads = {
+        each["thread_id"]: each for each in await call.threads.search(conditions, len(newest))
+    }
+    rows = []
+    for run in known:
+        thread = threads.get(run.thread_id)
+        if thread is not None and status in ("", run.status):
+            is_cut_off = run.status in _CUT_OFF and not thread["interrupts"]
+            is_open = is_cut_off and run.run_id == newest[run.thread_id]
+            about = {"title": thread["title"], "is_open": is_open}
+            rows.append(run_row(run.shown(), run.error) | about)
+    return page(
+        request,
+        "runs.html",
+        runs=rows[start : start + _PAGE],
+        given={"id": id, "status": status},
+        statuses=get_args(RunStatus),
+        start=start,
+        more=len(rows) > start + _PAGE,
+    )
 
 
 async def _begun(

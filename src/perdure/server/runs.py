@@ -331,6 +331,11 @@ class Runs:
         """Those of a thread that are known, oldest first."""
         return [*self._runs.get((tenant, thread_id), {}).values()]
 
+    def every(self, tenant: str | None) -> list[Run]:
+        """Those of all threads that are known, newest first."""
+        known = (each.values() for (whose, _), each in self._runs.items() if whose == tenant)
+        return sorted(chain(*known), key=lambda run: run.created_at, reverse=True)
+
     def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """A run of a thread.
 
