@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,6 +101,25 @@ _NAMES: Final = {
     **{"image_url": "image", "input_image": "image", "image_file": "image"},
     **{"input_audio": "audio", "input_file": "file"},
 }
+_NAMED: Final = (
+    *("filename", "file_name", "name", "title"),
+    *("alt", "alt_text", "caption", "description", "context"),
+)
+"""Keys of a block, or of a part of one, with what it is called and what it shows."""
+_SAID: Final = ("text", "refusal", "transcript", "stdout", "logs")
+_WITHIN: Final = (
+    *("file", "image", "image_url", "document", "input_audio", "source", "metadata", "extras"),
+    *("value", "content", "output", "outputs"),
+)
+"""Keys with the parts of a block. All other keys may hold bytes, addresses, encrypted results."""
+_RESULT: Final = "result"  # how the type of a block with a tool's result ends
+_DEEPEST: Final = 8  # parts within parts
+_DATA: Final = re.compile(  # a file as an address
+    r"\bdata:(?=[a-z;])(?:[a-z]{1,20}/[\w.+-]{1,80})?(?:;[\w.=+-]{1,80}){0,5},\S*", re.A | re.I
+)
+_BINARY: Final = re.compile(  # also what is no word, and what may sign an address
+    rf"{_DATA.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)[?#]\S*", re.A | re.I
+)
 _FILE: Final = (
     *("filename", "file_name", "name", "title"),
     *("url", "image_url", "file_url", "file_id"),
@@ -113,7 +132,8 @@ def rendered(message: BaseMessage) -> str:
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
-    text = "\n".join(filter(None, map(_block, blocks)))
+    told = (_block(block, message, named=True) for block in blocks)
+    text = "\n".join(filter(None, (*told, *_spoken(message))))
     if isinstance(message, ToolMessage):
         text = middle_out(text, _TOOL_CHARS)
     parts = "\n".join(part for part in (text, *_calls(message)) if part)
@@ -159,15 +179,64 @@ def _role(message: BaseMessage) -> str:
     return undelimited(" ".join(shown.split()))
 
 
-def _block(block: Any) -> str:
-    if isinstance(block, str):
-        return block.strip()
-    kind = str(block.get("type") or "something")
-    if isinstance(block.get("text"), str):
-        return str(block["text"]).strip()
-    if kind in _UNSHOWN:
+def said(message: BaseMessage) -> str:
+    """The text of a message, and what its other parts are called, show and say; nothing binary."""
+    text, content = _DATA.sub("", str(message.text)), message.content
+    if isinstance(content, str) and "audio" not in message.additional_kwargs:
+        return text
+    beside = [b for b in content if isinstance(b, dict) and b.get("type") != "text"]
+    parts = (text, *(_block(block, message) for block in beside), *_spoken(message))
+    return "\n".join(filter(None, parts))
+
+
+def _block(block: Any, message: BaseMessage, *, named: bool = False) -> str:
+    """What a block tells; if that is nothing and it is to be `named`, what stands for it."""
+    if isinstance(block, str) or block.get("type") == "text":
+        text = block if isinstance(block, str) else str(block.get("text") or "")
+        return _DATA.sub("", text).strip()
+    kind = str(block.get("type"))
+    if kind in _UNSHOWN or kind.endswith(("_call", "_use")):
         return ""
-    return block_name(block)
+    # what a tool answered is not what a user said; an assistant's answer shows it
+    is_others = kind.endswith(_RESULT) and role(message) == "human"
+    return ("" if is_others else _attachment(block)) or (block_name(block) if named else "")
+
+
+def _attachment(block: Mapping[str, Any]) -> str:
+    """The names in a block, in brackets, and its text; "" if it has neither."""
+    names, texts = list[str](), list[str]()
+    for key, part in _told(block):
+        (names if key in _NAMED else texts).append(_BINARY.sub(r"\1", part).strip())
+    kind = str(block.get("type") or "something")
+    label = ", ".join(dict.fromkeys(" ".join(name.split()) for name in names if name))
+    heading = f"[{_NAMES.get(kind, kind)} {label}]" if label else ""
+    return "\n".join(filter(None, (heading, *texts)))
+
+
+def _told(part: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """The names and texts in a part of a block, with their keys."""
+    if isinstance(part, str):
+        yield key, part
+    elif isinstance(part, list) and depth < _DEEPEST:
+        for inner in part:
+            yield from _told(inner, key, depth + 1) if isinstance(inner, dict) else ()
+    elif isinstance(part, dict) and depth < _DEEPEST:
+        kind = str(part.get("type"))
+        if kind in _UNSHOWN:
+            return
+        keys = (*_NAMED, *_SAID, *(("data",) if kind == "text" else ()))
+        yield from ((name, part[name]) for name in keys if isinstance(part.get(name), str))
+        answer = (str,) if kind.endswith(_RESULT) else ()
+        for name in _WITHIN:
+            plain = answer if name in ("content", "output") else ()
+            if isinstance(part.get(name), (dict, list, *plain)):
+                yield from _told(part[name], name, depth + 1)
+
+
+def _spoken(message: BaseMessage) -> tuple[str, ...]:
+    """What an answer of OpenAI's says that is a sound."""
+    audio = message.additional_kwargs.get("audio")
+    return (_attachment({"type": "audio", **audio}),) if isinstance(audio, dict) else ()
 
 
 def block_name(block: Mapping[str, Any]) -> str:
@@ -177,7 +246,7 @@ def block_name(block: Mapping[str, Any]) -> str:
     parts = [block, *(part for part in block.values() if isinstance(part, dict))]
     names = (part.get(key) for key in _FILE for part in parts)
     # an address may end with a key, and one that begins with "data:" is the file itself
-    texts = (name.partition("?")[0] for name in names if isinstance(name, str))
+    texts = (_BINARY.sub(r"\1", n).partition("?")[0] for n in names if isinstance(n, str))
     name = next((text for text in texts if text and not text.startswith("data:")), "")
     return f"[{_NAMES.get(kind, kind)} {name}]" if name else f"[{_NAMES.get(kind, kind)}]"
 

@@ -26,6 +26,7 @@ from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import checked
 from perdure.memory.options import is_number
+from perdure.memory.quotation import said
 from perdure.memory.records import WATERMARKS, Role, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, PutItem
 
@@ -52,9 +53,9 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """Its text; "" for a message off the record."""
+        """Its text, and what its attachments tell; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
-        return "" if off_record else storable(str(self.message.text))
+        return "" if off_record else storable(said(self.message))
 
     @property
     def role(self) -> Role:
@@ -181,7 +182,7 @@ def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
 
 
 def _identity(message: BaseMessage) -> bytes:
-    parts = (message.type, message.name or "", str(message.text))
+    parts = (message.type, message.name or "", said(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 

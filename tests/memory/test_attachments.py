@@ -1,0 +1,254 @@
+"""Attachments: what a message says beside its text is in its memory, and nothing binary is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+
+from perdure import SQLiteCheckpointer
+from perdure.memory import Extraction, recall
+from perdure.memory.quotation import rendered, said
+from perdure.stores import SQLiteStore
+from tests.memory.threads import ANN, graph_of, say, texts, user
+
+PNG = base64.b64encode(bytes(range(256)) * 3).decode()
+SIGNED = "https://bucket.example/u/7f.png?X-Amz-Signature=5d41402abc4b2a76b9719d911017c592"
+DATA = f"data:image/png;base64,{PNG}"
+LETTER = "The tenant pays 900 euros on the first of each month."
+
+BLOCKS: list[tuple[dict[str, Any], str]] = [
+    # langchain's standard blocks
+    ({"type": "image", "base64": PNG, "mime_type": "image/png"}, ""),
+    ({"type": "image", "url": SIGNED, "extras": {"alt": "A red canoe"}}, "[image A red canoe]"),
+    ({"type": "audio", "base64": PNG, "extras": {"transcript": "Call Eva"}}, "Call Eva"),
+    ({"type": "video", "url": SIGNED, "title": "Our  trip\n"}, "[video Our trip]"),
+    ({"type": "file", "base64": PNG, "extras": {"filename": "lease.pdf"}}, "[file lease.pdf]"),
+    (
+        {"type": "text-plain", "mime_type": "text/plain", "title": "lease.txt", "text": LETTER},
+        f"[text-plain lease.txt]\n{LETTER}",
+    ),
+    ({"type": "non_standard", "value": {"type": "x", "caption": "Ghent"}}, "[non_standard Ghent]"),
+    # langchain's earlier ones
+    (
+        {
+            **{"type": "file", "source_type": "base64", "data": PNG},
+            "metadata": {"filename": "a.pdf"},
+        },
+        "[file a.pdf]",
+    ),
+    ({"type": "file", "source_type": "text", "text": LETTER}, LETTER),
+    # OpenAI's
+    ({"type": "input_text", "text": "Which rent?"}, "Which rent?"),
+    ({"type": "input_file", "filename": "rent.csv", "file_data": DATA}, "[file rent.csv]"),
+    ({"type": "file", "file": {"filename": "b.pdf", "file_data": DATA}}, "[file b.pdf]"),
+    ({"type": "image_url", "image_url": {"url": DATA}}, ""),
+    ({"type": "image_url", "image_url": SIGNED}, ""),
+    # Anthropic's
+    (
+        {
+            **{"type": "document", "title": "Lease", "context": "Signed in May"},
+            "source": {"type": "text", "media_type": "text/plain", "data": LETTER},
+        },
+        f"[document Lease, Signed in May]\n{LETTER}",
+    ),
+    (
+        {
+            **{"type": "document", "title": "Lease"},
+            "source": {"type": "base64", "media_type": "application/pdf", "data": PNG},
+        },
+        "[document Lease]",
+    ),
+    (
+        {
+            "type": "document",
+            "source": {"type": "content", "content": [{"type": "text", "text": LETTER}]},
+        },
+        LETTER,
+    ),
+    # what nobody said
+    ({"type": "thinking", "thinking": "Hm", "signature": PNG}, ""),
+    ({"type": "non_standard", "value": {"type": "reasoning", "text": "Hm"}}, ""),
+    ({"type": "tool_use", "id": "c1", "name": "look", "input": {"title": "x"}}, ""),
+    ({"type": "image_generation_call", "result": PNG, "name": "x"}, ""),
+    # a name that is an address, or the file itself
+    ({"type": "file", "name": SIGNED}, "[file https://bucket.example/u/7f.png]"),
+    ({"type": "file", "name": DATA}, ""),
+    ({"type": "file", "name": PNG}, ""),
+]
+RESULTS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "server_tool_result", "tool_call_id": "c", "output": "It is 20 °C"}, "It is 20 °C"),
+    (
+        {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "Rain"}]},
+        "Rain",
+    ),
+    (
+        {
+            "type": "web_search_tool_result",
+            "content": [{"title": "Ferries", "url": SIGNED, "encrypted_content": PNG}],
+        },
+        "[web_search_tool_result Ferries]",
+    ),
+    (
+        {
+            **{"type": "search_result", "title": "Ferries", "source": SIGNED},
+            "content": [{"type": "text", "text": "The last one is at nine"}],
+        },
+        "[search_result Ferries]\nThe last one is at nine",
+    ),
+    ({"type": "bash_code_execution_tool_result", "content": {"stdout": "42\n"}}, "42"),
+    ({"type": "tool_result", "content": PNG}, ""),
+]
+
+
+@pytest.mark.parametrize(("block", "told"), BLOCKS, ids=[str(b)[:60] for b, _ in BLOCKS])
+@pytest.mark.parametrize("kind", [HumanMessage, AIMessage])
+def test_what_a_part_tells_is_said(kind: Any, block: dict[str, Any], told: str) -> None:
+    """After the text: names in brackets, then texts; no bytes, no address of a file."""
+    message = kind([{"type": "text", "text": "Please read this."}, block])
+
+    assert said(message) == "\n".join(filter(None, ("Please read this.", told)))
+    assert PNG not in rendered(message)
+    assert "Signature" not in rendered(message)
+    indented = told.replace("\n", "\n    ")
+    assert indented in rendered(message)
+
+
+@pytest.mark.parametrize(("block", "told"), RESULTS, ids=[str(b)[:60] for b, _ in RESULTS])
+def test_the_result_of_a_tool_is_said_where_it_was_shown(block: dict[str, Any], told: str) -> None:
+    """In the assistant's answer; in a user's message it is not what the user said."""
+    assert said(AIMessage([block])) == told
+    assert said(HumanMessage([block])) == ""
+    assert told.replace("\n", "\n    ") in rendered(AIMessage([block]))
+    assert not told or told not in rendered(HumanMessage([block]))
+    assert said(ToolMessage([block], tool_call_id="c")) == told
+
+
+def test_what_an_answer_in_sound_says_is_said() -> None:
+    """OpenAI's has its transcript beside the content."""
+    audio = {"id": "a", "data": PNG, "transcript": "It rains in Oslo", "expires_at": 1}
+
+    assert said(AIMessage("", additional_kwargs={"audio": audio})) == "It rains in Oslo"
+
+
+def test_a_file_within_a_text_is_left_out() -> None:
+    """As when a picture is pasted into Markdown; the rest of the text stays as it is."""
+    text = f"Look ![boat]({DATA} ) there"
+    contents: list[Any] = [text, [text], [{"type": "text", "text": text}]]
+    for content in contents:
+        assert said(HumanMessage(content)) == "Look ![boat]( ) there"
+    plain = "metadata:a/b,c and data:2024/05/01,d and the data: x, y " + "z" * 300
+    assert said(HumanMessage(plain)) == plain
+
+
+def test_deep_and_odd_parts_are_no_error() -> None:
+    """Whatever a provider sends."""
+    deep: dict[str, Any] = {"type": "x", "text": "end"}
+    for _ in range(5_000):
+        deep = {"type": "x", "content": [deep]}
+    odd = {"type": ["x"], "name": 7, "title": None, "text": b"bytes", "content": [1, None, "x"]}
+
+    assert said(HumanMessage([deep, odd, {}])) == ""
+
+
+# -- memories
+
+
+@pytest.fixture
+def said_and_read() -> Any:
+    """What is remembered of messages that were read from a thread."""
+
+    def remembered(*messages: BaseMessage) -> SQLiteStore:
+        with SQLiteCheckpointer.open(":memory:") as saver:
+            say(graph_of(saver, answers=False), "t", *messages)
+            Extraction(saver, store).extract("t", user())
+        return store
+
+    with SQLiteStore.open(":memory:", index=None) as store:
+        yield remembered
+
+
+def test_an_attachment_is_found_by_what_it_is_called_and_says(said_and_read: Any) -> None:
+    """Also of a message without a text; one with a nameless picture alone has no memory."""
+    lease, picture = BLOCKS[5][0], {"type": "image", "base64": PNG, "mime_type": "image/png"}
+    store = said_and_read(
+        HumanMessage([{"type": "text", "text": "Keep this"}, lease], id="m1"),
+        HumanMessage([{"type": "image", "url": SIGNED, "alt": "A red canoe"}], id="m2"),
+        HumanMessage([picture], id="m3"),
+    )
+
+    assert sorted(texts(store)) == [
+        f"user: Keep this\n[text-plain lease.txt]\n{LETTER}",
+        "user: [image A red canoe]",
+    ]
+    for query, word in (("How much does the tenant pay?", "900 euros"), ("canoe", "red canoe")):
+        assert word in recall(query, store=store, config=user()).memories[0].text
+
+
+def test_an_edited_attachment_is_another_message() -> None:
+    """Its memory is renewed: the file's name is part of what was said."""
+    with (
+        SQLiteCheckpointer.open(":memory:") as saver,
+        SQLiteStore.open(":memory:", index=None) as store,
+    ):
+        graph, extraction = graph_of(saver, answers=False), Extraction(saver, store)
+        for name in ("lease.pdf", "lease-2.pdf"):
+            content: Any = [{"type": "text", "text": "Keep this"}, {"type": "file", "name": name}]
+            say(graph, "t", HumanMessage(content, id="m1"))
+            extraction.extract("t", user())
+
+        assert texts(store) == ["user: Keep this\n[file lease-2.pdf]"]
+        assert len(store.history(ANN, store.search(ANN)[0].key)) == 2
+
+
+# -- nothing binary
+
+
+binary = st.binary(min_size=60, max_size=300).map(lambda data: base64.b64encode(data).decode())
+addresses = binary.map(lambda text: f"data:image/png;base64,{text}")
+signed = binary.map(lambda text: f"https://host.example/a/b.png?sig={text}")
+KEYS = """type data base64 url file_data image_url filename name title alt caption context text
+source content output outputs value extras metadata file transcript result encrypted_content"""
+KINDS = """image file audio text-plain document text image_url input_file input_image tool_result
+server_tool_result non_standard base64 anything"""
+keys, kinds = st.sampled_from(KEYS.split()), st.sampled_from(KINDS.split())
+leaves = binary | addresses | signed | binary.map(str.encode) | st.integers() | st.none() | kinds
+parts = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=5).flatmap(
+            lambda part: kinds.map(lambda kind: {**part, "type": kind})
+        )
+    ),
+    max_leaves=12,
+)
+blocks = st.dictionaries(keys, parts, max_size=6).flatmap(
+    lambda part: kinds.filter(lambda kind: kind != "text").map(lambda kind: {**part, "type": kind})
+)
+
+
+def runs(value: Any) -> list[str]:
+    """The base64 in a part of a block."""
+    if isinstance(value, bytes):
+        return [value.decode()]
+    if isinstance(value, str):
+        return [value.rpartition("base64,")[2].rpartition("sig=")[2]] if len(value) > 70 else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [run for part in value for run in runs(part)] if isinstance(value, list) else []
+
+
+@given(st.lists(blocks, min_size=1, max_size=3), st.sampled_from([HumanMessage, AIMessage]))
+def test_no_bytes_are_said(content: list[Any], kind: Any) -> None:
+    """Whatever parts a message has, and wherever in them a file is."""
+    told = said(kind(content)) + rendered(kind(content))
+
+    assert not [run for run in runs(content) if run[:24] in told]
+    assert "sig=" not in told
+    json.dumps(told)
