@@ -56,6 +56,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
+from perdure.checkpointers.said import unsay
 from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
@@ -111,6 +112,7 @@ def _erased(
     yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
     yield reader.sql("removed", rows[0][0])
+    yield from unsay(reader.sql, rows[0][0])
     yield from eraser.untitle()
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})

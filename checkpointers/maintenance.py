@@ -30,6 +30,7 @@ from perdure.checkpointers.records import (
     tags_of,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
+from perdure.checkpointers.said import unsay
 from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
@@ -173,6 +174,7 @@ class Maintenance:
             yield self.sql("drop_items", *span(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
+        yield from unsay(self.sql, thread)
         return PruneReport(checkpoints, items, 1, size)
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
@@ -224,6 +226,8 @@ class Maintenance:
         )
         if not dry_run:
             yield self.sql("removed", thread)
+        if items and not dry_run:
+            yield from unsay(self.sql, thread)
         if not dry_run and any(each.is_head for _, each in doomed):
             yield from self.untitled(thread_id, of_metadata=True)
         elif items and not dry_run:

@@ -63,6 +63,13 @@ CREATE TABLE tags ({tenant_column}
     checkpoint bigint NOT NULL,
     PRIMARY KEY ({tenant}tag, checkpoint)
 );
+CREATE TABLE said ({tenant_column}
+    thread bigint,
+    stamp bigint NOT NULL,
+    position bigint NOT NULL,
+    path bytea NOT NULL,
+    PRIMARY KEY ({tenant}thread)
+);
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
@@ -143,6 +150,10 @@ WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread) G
 
 -- hold_client: see sqlite.sql; others wait until the transaction ends
 SELECT thread, status, seq, client FROM threads WHERE thread_id = ? FOR UPDATE;
+
+-- said_erased: see sqlite.sql
+INSERT INTO said_settings (name, value) VALUES ('erasures', '1')
+ON CONFLICT ({tenant}name) DO UPDATE SET value = (said_settings.value::bigint + 1)::text;
 
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at, thread, title FROM threads t

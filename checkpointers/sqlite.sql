@@ -62,6 +62,12 @@ CREATE TABLE tags (
     checkpoint INTEGER NOT NULL,
     PRIMARY KEY (tag, checkpoint)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE said (
+    thread INTEGER PRIMARY KEY,
+    stamp INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    path BLOB NOT NULL
+) STRICT;
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -325,6 +331,41 @@ SELECT count(*) FROM threads t WHERE 1 = 1;
 
 -- is_found: the condition that bytes, given twice, are among those that find a thread, or that only its head tells, or what a client gave
 t.found IS NULL OR (t.client_found IS NULL AND t.client IS NOT NULL) OR instr(t.found, ?) > 0 OR instr(t.client_found, ?) > 0;
+
+-- is_unread: the condition that the search of what was said has not read all of a thread
+t.seq > 0 AND NOT EXISTS (SELECT 1 FROM said s WHERE s.thread = t.thread AND s.stamp = t.stamp);
+
+-- said_of: how far that search has read a thread, and where it keeps the messages
+SELECT t.thread, t.stamp, t.generation, s.position, s.path FROM threads t LEFT JOIN said s ON s.thread = t.thread WHERE t.thread_id = ?;
+
+-- set_said: how far it has read a thread
+INSERT INTO said (thread, stamp, position, path) VALUES (?, ?, ?, ?)
+ON CONFLICT ({tenant}thread) DO UPDATE SET stamp = excluded.stamp, position = excluded.position, path = excluded.path;
+
+-- unread: have it read a thread again, as it may be another's
+UPDATE said SET stamp = -1 WHERE thread = ?;
+
+-- some_said: some of the threads of which it has read something
+SELECT thread FROM said LIMIT ?;
+
+-- drop_said: it has read nothing of a thread
+DELETE FROM said WHERE thread = ? RETURNING path;
+
+-- drop_said_items: what it keeps of a thread; the tables are those of stores, and are there if it has read something
+DELETE FROM said_items WHERE ns = (SELECT ns FROM said_namespaces WHERE path = ?) AND key >= ? AND key < ? RETURNING size;
+
+-- shrink_said: count the messages and bytes that are gone, and that the namespace has changed
+UPDATE said_namespaces SET items = items - ?, bytes = bytes - ?, changes = changes + 1 WHERE path = ?;
+
+-- drop_said_index: the compact form of its index, which has words of what is gone
+DELETE FROM said_indexes WHERE ns = (SELECT ns FROM said_namespaces WHERE path = ?);
+
+-- drop_said_namespace: a namespace in which nothing is left
+DELETE FROM said_namespaces WHERE path = ? AND items = 0;
+
+-- said_erased: tell every process that words are gone
+INSERT INTO said_settings (name, value) VALUES ('erasures', 1)
+ON CONFLICT ({tenant}name) DO UPDATE SET value = said_settings.value + 1;
 
 -- tagged_threads: those of them whose head has a metadata value
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id), title FROM threads t

@@ -68,6 +68,35 @@ class ListedThread:
     ended: RunStatus
     client: ClientMetadata | None
 
+    @property
+    def counts(self) -> bool:
+        """Whether what a client gave is of this thread: no other program began it."""
+        if self.told is None or self.client is None or not self.client.reserved:
+            return True
+        # both are in the metadata of what the server writes; other programs may name the first
+        return self.told.keys() >= {"assistant_id", "user_id"}
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What its head tells and clients gave, with the `owner`, if it has one.
+
+        The head tells whose it is: whoever made the thread may be another.
+        """
+        told = self.told or {}
+        client = self.client if self.counts and self.client else ClientMetadata({})
+        given, user = client.metadata, told.get("user_id")
+        owner = told.get("owner", user)
+        if owner is None or (user is not None and user == client.source_user):
+            owner = given.get("owner", owner)
+        own = {name: of for name, of in (("owner", owner), ("user_id", user)) if of is not None}
+        return {**told, **given, **own}
+
+    @property
+    def shown_title(self) -> str:
+        """The title that a client gave it, else its own."""
+        given = self.client.metadata if self.counts and self.client else {}
+        return str(given.get("title") or self.title)
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
@@ -82,6 +111,7 @@ class ThreadQuery:
         busy: Those with a run under way, whatever their rows say.
         sort_by, descending: The order; in each, the latest activity first.
         is_exact: Whether no row is to be compared: what comes before a page is not opened.
+        is_unread: Only those that the search of what was said has not read to their end.
     """
 
     metadata: tuple[tuple[str, Any], ...] = ()
@@ -94,6 +124,7 @@ class ThreadQuery:
     sort_by: SortBy = "updated_at"
     descending: bool = True
     is_exact: bool = False
+    is_unread: bool = False
 
 
 class ThreadList:
@@ -172,6 +203,8 @@ class ThreadList:
             where.append(("t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]))
         if query.active_until is not None:
             where.append(("t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]))
+        if query.is_unread:
+            where.append((self._sql["is_unread"], []))
         if query.text and isinstance(self._seal, Clear):
             where.append(self._found([words(query.text)]))
         if not isinstance(self._seal, LangGraphCipher):  # whose tags another process does not know
@@ -272,6 +305,7 @@ class ThreadList:
                         yield self._sql(
                             "set_client", *seal_client(self._seal, thread_id, client), key
                         )
+                        yield self._sql("unread", key)
                     if ended != listed.ended:
                         yield self._sql("set_status", ended, key)
                     if waits:

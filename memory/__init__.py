@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from perdure.memory.reducers import messages as messages
     from perdure.memory.summary import SummaryState as SummaryState
     from perdure.memory.summary import summarize as summarize
+    from perdure.memory.thread_search import asearch_threads as asearch_threads
+    from perdure.memory.thread_search import search_threads as search_threads
     from perdure.memory.tokens import token_counter as token_counter
     from perdure.memory.tool_outputs import aexpand as aexpand
     from perdure.memory.tool_outputs import clear_tool_outputs as clear_tool_outputs
@@ -69,6 +71,7 @@ _MODULES = {
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",
+    "thread_search": "asearch_threads search_threads",
     "tokens": "token_counter",
     "tool_outputs": "aexpand clear_tool_outputs expand",
     "tools": "manage_memory quote_memories search_memory",

@@ -32,7 +32,7 @@ from typing_extensions import TypedDict
 from perdure.effects import Effect, Operation, arun, run
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
-from perdure.storage.encryption import Clear, agree_on_key, seal_for
+from perdure.storage.encryption import Clear, Seal, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.threads import Promise, deliver
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
@@ -51,6 +51,8 @@ T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 _Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
 TextIndex = Literal["sealed", "keyed"]
+SAID: Final = "said_"
+"""What the names of tables begin with that hold what was said in threads, instead of `store_`."""
 _WORDS: Final = "words"  # the setting that says how words are kept
 _KEPT: Final = ("clear", "sealed", "keyed")
 
@@ -189,6 +191,11 @@ def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
 # -- the parts
 
 
+def with_said(script: str) -> str:
+    """The tables of a store, and those of what was said, which no search of the store sees."""
+    return f"{script};\n{script.replace('store_', SAID)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of an open store, or of the part of it under a prefix."""
@@ -269,6 +276,29 @@ class Parts:
             preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
+
+    def beside(self, tables: str, database: Database, seal: Seal) -> Self:
+        """Those of other tables, whose names begin with `tables`: of what is found by its words.
+
+        Args:
+            tables: In place of `store_`.
+            database: That of these tables, or another component's in the same place.
+            seal: Seals what is put.
+        """
+        sql = NamedSQL({name: text.replace("store_", tables) for name, text in self.sql.items()})
+        records = Records(seal)
+        reader, writer = ItemReader(sql, records, self.reader.values), ItemWriter(sql, records)
+        preparer = Preparer(["text"], self.preparer.max_bytes, StoreEmbedder())
+        indexes = Indexes(
+            reader,
+            preparer,
+            self.indexes.budget,
+            self.indexes.approximate_above,
+            post=None if database.read_only else database.post,
+            erased=lambda: None,  # nothing else keeps parts of a text
+        )
+        runner = Runner(database, writer)
+        return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
 
     @property
     def records(self) -> Records:

@@ -14,7 +14,7 @@ from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
 from perdure.stores.filters import EACH, steps_of
-from perdure.stores.parts import TextIndex
+from perdure.stores.parts import TextIndex, with_said
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -129,7 +129,7 @@ class PostgresStore(WholeStore):
             JSONBPlace("i.value", ((),)),
             lambda begin: PostgresDatabase(
                 dsn,
-                Schema("stores", sql["schema"]),
+                Schema("stores", with_said(sql["schema"])),
                 begin=begin,
                 schema=schema,
                 tenant=tenant,

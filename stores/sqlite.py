@@ -14,14 +14,14 @@ from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.filter_sql import JSONPlace
-from perdure.stores.parts import TextIndex
+from perdure.stores.parts import TextIndex, with_said
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # read here, as no event loop may wait for a file
 _SQL: Final = load("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
-SCHEMA: Final = Schema("stores", _SQL["schema"])
+SCHEMA: Final = Schema("stores", with_said(_SQL["schema"]))
 
 
 class SQLiteStore(WholeStore):

@@ -136,6 +136,8 @@ class Settings:
         api_key: Its key; local servers take any.
         key: Encryption key of the database, in hexadecimal.
         user: Whose long-term memories they are.
+        search_threads: Whether the command line and the server search what was said in threads. If
+            not, `perdure serve` removes what was kept for that.
         retention: What retention removes.
         worker: What the worker does.
         sources: Where values that are no defaults come from, by name: `"retention.idle_days"`.
@@ -147,6 +149,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
     user: str = "me"
+    search_threads: bool = True
     retention: Rules = Rules()
     worker: Worker = Worker()
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -154,7 +157,7 @@ class Settings:
 
 _TABLES: Final = {"retention": Rules, "worker": Worker}
 NAMES: Final = {
-    **{name: kind for name, kind in _kinds(Settings).items() if kind == "str"},
+    **{name: kind for name, kind in _kinds(Settings).items() if kind in _KINDS},
     **{f"{t}.{name}": kind for t, of in _TABLES.items() for name, kind in _kinds(of).items()},
 }
 

@@ -51,6 +51,31 @@ def test_threads_are_listed_latest_first(trip: str) -> None:
     assert read("threads", "tr") == found[1:]
 
 
+def test_threads_are_found_by_what_was_said(
+    trip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words are marked, in any form; what was said since is found too."""
+    say("home", "The tents are dry")
+    first, second = run("threads", "--search", "red tents").splitlines()[:2]
+    [hit] = read("threads", "--search", "dry")
+    none = attempt("threads", "--search", "zebra")
+
+    assert first.split()[0] == trip
+    assert second == "  user: I pack a **red** **tent**"
+    assert (hit["thread_id"], hit["text"], hit["marks"]) == (
+        "home",
+        "The tents are dry",
+        [[14, 17]],
+    )
+    assert (none.exit_code, none.stderr) == (1, "nothing was said like 'zebra'\n")
+    assert "give one of them" in error("threads", "red", "--search", "red", into=capsys)
+    assert "text is ' '" in error("threads", "--search", " ", into=capsys)
+    monkeypatch.setenv("PERDURE_SEARCH_THREADS", "false")
+    assert "search_threads is false, from PERDURE_SEARCH_THREADS" in error(
+        "threads", "--search", "red", into=capsys
+    )
+
+
 def test_threads_are_found_by_title_and_id(trip: str) -> None:
     """In any case; the title stays when a program of its own goes on, which tells none."""
     say("x-1", "hello", title="Planning a TRIP", titled=True, update_time=1.7e9)

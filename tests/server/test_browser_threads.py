@@ -56,7 +56,7 @@ def test_the_list_is_searched(tab: Page, saver: SQLiteCheckpointer, garden: str)
     tab.goto("/ui/threads")
     rows = tab.locator("tbody tr")
     assert [row.split("\t")[1:3] for row in rows.all_inner_texts()] == [["ann", "2"], ["ann", "4"]]
-    tab.get_by_label("Text in title or id").fill("GARD")
+    tab.get_by_label("Text in title, id or messages").fill("GARD")
     tab.get_by_role("button", name="Search").click()
     expect(rows).to_have_count(1)
     tab.get_by_role("link", name="What grows on a balcony?").click()

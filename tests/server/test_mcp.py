@@ -124,6 +124,13 @@ async def everything(client: Client) -> None:
 
     threads = json.loads(told(await client.call_tool("search_threads", {"text": "OF "})))
     assert [each["thread_id"] for each in threads["threads"]] == ["of ann"]
+    by_words = json.loads(told(await client.call_tool("search_threads", {"text": "teas like"})))
+    assert by_words["threads"] == []
+    [hit] = by_words["said"]
+    assert (hit["thread_id"], hit["role"]) == ("of ann", "user")
+    assert hit["message"] == "Which **tea** does ann **like**?"
+    assert hit["link"].startswith("/ui/thread?id=of+ann&message=")
+    assert len(hit["date"]) == 10
     text = told(await client.call_tool("read_thread", {"thread_id": "of ann"}))
     assert "<" not in text
     read = json.loads(text)

@@ -102,6 +102,10 @@ def serve(
     with ExitStack() as stack:
         file = stack.enter_context(opened(db, user, create=True))
         _check_tenants(access, file.settings.db)
+        if not file.settings.search_threads:
+            from perdure.memory.thread_search import forget_said
+
+            forget_said(file.saver)
         listening = stack.enter_context(_listening(host, port))
         served = Graphs.load(graphs) if graphs else None
         made = create_app(

@@ -27,7 +27,19 @@ from perdure.cli.app import (
     short_id,
     thread_id,
 )
-from perdure.cli.output import ago, as_json, at_work, counted, line, note, say, say_clean, show
+from perdure.cli.output import (
+    ago,
+    as_json,
+    at_work,
+    counted,
+    day,
+    line,
+    note,
+    progress_bar,
+    say,
+    say_clean,
+    show,
+)
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.settings import THREADS_LIMIT
 
@@ -44,16 +56,22 @@ def threads(
         str | None,
         typer.Argument(metavar="[TEXT]", help="Only threads with this in the title or id."),
     ] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Those in which these words were said.")
+    ] = None,
     limit: Limit = THREADS_LIMIT,
     ids: Ids = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List threads, the last written first.
+    """List threads, the last written first, or by what was said in them.
 
     One without a title has the first words of what a human said in its place. The last activity of
     an imported thread is that of its conversation.
     """
+    if search is not None:
+        _said(search, text, limit, ids, db, json)
+        return
     with opened(db, reads=True) as file:
         heads = _with_text(file, (text or "").casefold(), limit + 1)
         pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
@@ -73,6 +91,39 @@ def threads(
     if len(heads) > limit:
         note(f"there are more than {limit}; --limit N shows them")
     if nothing and not pairs:
+        raise typer.Exit(1)
+
+
+def _said(search: str, text: str | None, limit: int, ids: bool, db: str | None, json: bool) -> None:
+    """Show the threads in which words were said, the best answers first."""
+    from perdure.memory import search_threads
+
+    if text is not None:
+        raise ConfigurationError(f"there are {text!r} and --search; give one of them")
+    with opened(db, reads=True) as file:
+        if not file.settings.search_threads:
+            source = file.settings.sources["search_threads"]
+            raise ConfigurationError(
+                f"search_threads is false, from {source}: what was said is not searched"
+            )
+        with progress_bar("reading threads", "thread") as progress:
+            hits = search_threads(
+                file.saver,
+                file.store,
+                search,
+                limit=limit,
+                progress=lambda done, total: progress(done / total, done),
+            )
+        shown = [short_id(file, hit.thread_id, whole=ids) for hit in hits]
+    if json:
+        as_json([asdict(hit) for hit in hits])
+    for hit, thread in () if json else zip(hits, shown, strict=True):
+        say(f"{thread}  {day(hit.at)}  {line(hit.title, _LONGEST)}", "bold")
+        say(f"  {hit.role}: {hit.marked}")
+    if hits.unread:
+        note(f"{counted(hits.unread, 'thread')} cannot be read, as the database is read-only")
+    if not hits:
+        note(f"nothing was said like {search!r}")
         raise typer.Exit(1)
 
 

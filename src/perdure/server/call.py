@@ -16,9 +16,10 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
+from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
 from perdure.server.databases import Databases, OpenDatabase
-from perdure.server.threads import Threads
+from perdure.server.threads import ThreadConditions, Threads
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
@@ -119,6 +120,14 @@ class Call:
             return Threads(database.saver, self._filter)
         about = partial(runs.busy, tenant), partial(runs.forget, tenant)
         return Threads(database.saver, self._filter, *about)
+
+    async def said(
+        self, text: str, wanted: ThreadConditions, limit: int, wait_s: float
+    ) -> ThreadHits:
+        """What was said in the threads of a search; nothing, if that is turned off."""
+        if not (self._databases.search_threads and text.strip()):
+            return ThreadHits()
+        return await self.threads.said(self.store, text, wanted, limit, wait_s)
 
     async def listed(
         self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any

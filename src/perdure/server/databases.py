@@ -43,6 +43,11 @@ class Databases:
         self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
         self._uses = Counter[str | None]()
 
+    @property
+    def search_threads(self) -> bool:
+        """Whether what was said in threads is searched."""
+        return self._settings.search_threads
+
     async def of(self, tenant: str | None) -> OpenDatabase:
         """What belongs to a tenant."""
         parts = self._parts.pop(tenant, None) or self._opened(tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -19,13 +20,16 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.api_runs import All
 from perdure.server.call import Call, Caller
-from perdure.server.pages import Number, Pages, Values, changes, moment, page, query, shown
+from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import talk_of
 from perdure.server.reply import as_text, cut
 from perdure.server.threads import ThreadConditions
+from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
 PAGE: Final = 50  # threads
+_WAIT_S: Final = 1.0  # for threads to be read that have changed, before hits are shown
+_REFRESH_S: Final = 2
 _QUESTION: Final = 2_000  # characters of what waits for an answer
 _TITLE: Final = 120  # characters of a title that a list shows
 _AFTER: Final = 20  # messages below one that a link leads to
@@ -55,10 +59,31 @@ async def threads(
     )
     found = await call.threads.search(conditions, PAGE + 1, start)
     rows = await asyncio.gather(*(about(call, thread) for thread in found[:PAGE]))
+    hits = await call.said(q, replace(conditions, text=""), SHOWN_LIMIT, _WAIT_S)
+    said = [
+        {
+            **asdict(hit),
+            "title": cut(hit.title, _TITLE)[0],
+            "link": hit.link,
+            "excerpt": hit.excerpt(),
+            "text": cut(hit.text, LONG)[0],
+        }
+        for hit in hits
+    ]
     given = {"q": q, "meta": wanted, "since": since, "until": until}
-    return page(
-        request, "threads.html", threads=rows, given=given, start=start, more=len(found) > PAGE
+    made = page(
+        request,
+        "threads.html",
+        threads=rows,
+        said=said,
+        unread=hits.unread,
+        given=given,
+        start=start,
+        more=len(found) > PAGE,
     )
+    if hits.unread:  # a browser asks again, and shows what was read meanwhile
+        made.headers["Refresh"] = str(_REFRESH_S)
+    return made
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -8,6 +8,7 @@ id: if another program writes the first checkpoint, what the client gave counts 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,9 +36,11 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
+from perdure.memory.thread_search import Searcher, ThreadHits, ThreadSearch
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT
+from perdure.stores.store import Store
 from perdure.stores.values import encode
 
 Thread = dict[str, Any]
@@ -301,8 +304,32 @@ class Threads:
         wanted = wanted or ThreadConditions()
         if wanted.sort_by == "status":
             return await self._by_status(wanted, limit, offset)
-        query, busy = self._query(wanted), {*self._busy()}
-        has_wanted = containing(dict(wanted.metadata or {}))
+        return await self._list.asearch(self._query(wanted), self._match(wanted), limit, offset)
+
+    async def said(
+        self, store: Store, text: str, wanted: ThreadConditions, limit: int, wait_s: float
+    ) -> ThreadHits:
+        """The threads, of those that meet conditions, in which a text was said.
+
+        It waits so long while threads are read that have changed; see `memory.search_threads`.
+        """
+        match = self._match(wanted)
+        query = self._query(wanted)
+        owner = dict(query.metadata).get("owner")
+        searcher = Searcher(
+            query,
+            lambda thread: match(thread) is not None,
+            owner if isinstance(owner, str) else None,
+        )
+
+        def search() -> ThreadHits:
+            return ThreadSearch.of(self._saver, store).search(text, searcher, limit, wait_s=wait_s)
+
+        return await asyncio.to_thread(search)
+
+    def _match(self, wanted: ThreadConditions) -> Callable[[ListedThread], Thread | None]:
+        """What makes a thread of one that meets conditions, and None of any other."""
+        busy, has_wanted = {*self._busy()}, containing(dict(wanted.metadata or {}))
 
         def match(listed: ListedThread) -> Thread | None:
             thread = _shown(listed, busy)
@@ -318,7 +345,7 @@ class Threads:
             )
             return thread if matches else None
 
-        return await self._list.asearch(query, match, limit, offset)
+        return match
 
     async def _by_status(self, wanted: ThreadConditions, limit: int, offset: int) -> list[Thread]:
         """A page of the threads that meet conditions, in order of their status."""
@@ -386,36 +413,20 @@ def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     client = thread.client or ClientMetadata({})
     if not client.reserved or thread.told is None:
         return client, thread.ended
-    if _counts(thread):
+    if thread.counts:
         return client._replace(reserved=False), thread.ended
     return ClientMetadata({}), "idle"
 
 
-def _counts(thread: ListedThread) -> bool:
-    """Whether what a client gave a thread is of this one: no other program began it."""
-    if thread.told is None or thread.client is None or not thread.client.reserved:
-        return True
-    # both are in the metadata of what this server writes; other programs may name the first
-    return thread.told.keys() >= {"assistant_id", "user_id"}
-
-
 def _shown(thread: ListedThread, busy: Collection[str]) -> Thread:
     """A thread as clients know it."""
-    counts, told = _counts(thread), thread.told or {}
-    client = thread.client if counts and thread.client else ClientMetadata({})
-    given, user = client.metadata, told.get("user_id")
-    owner = told.get("owner", user)
-    if owner is None or (user is not None and user == client.source_user):
-        owner = given.get("owner", owner)
-    # the newest checkpoint tells whose it is: whoever made the thread may be another
-    own = {name: text for name, text in (("owner", owner), ("user_id", user)) if text is not None}
-    stands = _stands(thread.status, thread.ended if counts else "idle")
+    stands = _stands(thread.status, thread.ended if thread.counts else "idle")
     return {
         "thread_id": thread.thread_id,
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
-        "metadata": {**told, **given, **own},
-        "title": str(given.get("title") or thread.title),  # which langgraph's clients do not know
+        "metadata": thread.metadata,
+        "title": thread.shown_title,  # which langgraph's clients do not know
         "status": "busy" if thread.thread_id in busy else stands,
         "interrupts": {
             task.id: [interrupt_of(one) for one in task.interrupts]

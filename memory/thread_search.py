@@ -1,0 +1,447 @@
+"""Search of what was said in threads, by its words. Nothing of it is recalled into a prompt.
+
+The messages are items of their own tables in the database of the threads, in a namespace for each
+owner. A search reads the threads that have changed since another one did, and first of all those of
+the searcher; what removes messages from a thread removes them here in the same transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from langchain_core.messages import BaseMessage
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.reports import HistoryItem
+from perdure.checkpointers.said import (
+    ReadThread,
+    advance,
+    key_of,
+    read_thread,
+    unread,
+    unsay_some,
+)
+from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    ForbiddenType,
+    UnknownThread,
+)
+from perdure.memory.options import instance, seconds, whole
+from perdure.memory.options import text as checked_text
+from perdure.memory.thread_messages import ThreadMessage, time_of
+from perdure.settings import SEARCH_LIMIT
+from perdure.storage.flow import Flow
+from perdure.storage.threads import ThreadPool
+from perdure.stores.base import FoundItem, Provenance, PutItem
+from perdure.stores.namespaces import joined
+from perdure.stores.parts import SAID
+from perdure.stores.store import Store
+from perdure.stores.text import is_misspellable, nearest, query_tokens, tokens
+
+_LOG = logging.getLogger("perdure")
+_MESSAGES: Final = 400  # that are written in one transaction, about
+_THREADS: Final = 60  # of one transaction
+_LONGEST: Final = 100_000  # characters of a message that are searched
+_PAGE: Final = 64  # messages that are looked at first
+_KEPT: Final = "_thread_search"  # the attribute of a checkpointer
+_TICK_S: Final = 0.1
+_BEFORE: Final = 40  # characters of an excerpt before its first marked word
+_WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadHit:
+    """A thread and the message in it that answers a search best.
+
+    Attributes:
+        title: That of the thread, as lists show it.
+        role, text: Of the message.
+        at: When it was said (UTC); None: not known.
+        marks: Where words of the search are in the text: from, up to.
+        message_id: The message's; None: it has none.
+        position: The message's place in the thread's log: that of its item in `saver.history()`.
+        score: How well it answers.
+    """
+
+    thread_id: str
+    title: str
+    role: str
+    text: str
+    at: datetime | None
+    marks: tuple[tuple[int, int], ...]
+    message_id: str | None
+    position: int
+    score: float = field(compare=False)
+
+    @property
+    def link(self) -> str:
+        """The path of the message on the pages of `perdure serve`."""
+        if self.message_id is None:
+            return f"/ui/message?{urlencode({'id': self.thread_id, 'position': self.position})}"
+        return f"/ui/thread?{urlencode({'id': self.thread_id, 'message': self.message_id})}"
+
+    def excerpt(self, longest: int = 240) -> list[tuple[str, bool]]:
+        """The text around the first mark in pieces, each with whether it is marked."""
+        first = self.marks[0][0] if self.marks else 0
+        start = max(0, min(first - _BEFORE, len(self.text) - longest))
+        end = min(len(self.text), start + longest)
+        pieces, at = [("…", False)] if start else [], start
+        for begin, stop in self.marks:
+            if begin < end:
+                pieces += [(self.text[at:begin], False), (self.text[begin : min(stop, end)], True)]
+                at = min(stop, end)
+        pieces += [(self.text[at:end], False), ("…" if end < len(self.text) else "", False)]
+        return [piece for piece in pieces if piece[0]]
+
+    @property
+    def marked(self) -> str:
+        """The excerpt on one line, with asterisks around what is marked."""
+        pieces = (f"**{piece}**" if marked else piece for piece, marked in self.excerpt())
+        return " ".join("".join(pieces).split())
+
+    def __str__(self) -> str:
+        when = f", {self.at:%Y-%m-%d}" if self.at else ""
+        return f"{self.thread_id} ({self.title}{when}) {self.role}: {self.marked}"
+
+
+class ThreadHits(list[ThreadHit]):
+    """The threads that a search finds, the best first.
+
+    Attributes:
+        unread: How many threads it has not read to their end yet: the next search may find more.
+    """
+
+    def __init__(self, hits: Sequence[ThreadHit] = (), unread: int = 0) -> None:
+        super().__init__(hits)
+        self.unread = unread
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """Who searches: the threads that they may see.
+
+    Attributes:
+        query, match: Which threads those are, as lists are asked for them.
+        owner: Whose they all are; None: several people's.
+    """
+
+    query: ThreadQuery = field(default_factory=ThreadQuery)
+    match: Callable[[ListedThread], bool] = lambda thread: True
+    owner: str | None = None
+
+
+class _Unread(NamedTuple):
+    """A part of a thread that is to be written."""
+
+    thread_id: str
+    before: ReadThread
+    after: ReadThread
+    items: Sequence[tuple[HistoryItem, float]]
+
+
+class _Reading:
+    """The work of reading threads, in the background."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.future: Future[None] = Future()
+
+
+class ThreadSearch:
+    """Searches of what was said in the threads of a checkpointer.
+
+    Args:
+        saver: One of perdure's.
+        store: One in the same database: what is searched is kept in tables of its own.
+    """
+
+    def __init__(self, saver: Checkpointer, store: Store) -> None:
+        self._saver, self._list = saver, ThreadList(saver)
+        self._database, self._sql = saver.database, saver._sql
+        self._parts = store._parts.beside(SAID, saver.database, saver._seal)
+        self._said = Store(self._parts)
+        self._lock, self._readings = threading.Lock(), dict[Hashable, _Reading]()
+
+    @staticmethod
+    def of(saver: Checkpointer, store: Store) -> ThreadSearch:
+        """That of a checkpointer, which it has as long as it lives: an index is kept in memory.
+
+        Raises:
+            ConfigurationError: They are not perdure's, or not in one database.
+        """
+        expected = "one of perdure: SQLiteCheckpointer.open(path)"
+        instance("saver", saver, Checkpointer, expected)
+        instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
+        saver.database.connect()
+        store.database.connect()
+        place, of_store = saver.database.queue_place, store.database.queue_place
+        if place is None or place != of_store:
+            raise ConfigurationError(
+                f"the store is in {store.database.path!r}, the threads in {saver.database.path!r}; "
+                "expected a store in their database, which is not in memory: what is searched is "
+                "kept there, as it goes with its thread. SQLiteStore.open(path of the threads)"
+            )
+        kept: ThreadSearch = vars(saver).get(_KEPT) or ThreadSearch(saver, store)
+        return vars(saver).setdefault(_KEPT, kept)  # type: ignore[no-any-return]
+
+    def search(
+        self,
+        text: str,
+        searcher: Searcher = Searcher(),
+        limit: int = SEARCH_LIMIT,
+        *,
+        wait_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> ThreadHits:
+        """See `search_threads`."""
+        unread = self._catch_up(searcher, wait_s, progress or (lambda done, total: None))
+        return ThreadHits(self._hits(text, searcher, limit), unread)
+
+    # -- searching
+
+    def _hits(self, text: str, searcher: Searcher, limit: int) -> list[ThreadHit]:
+        place = () if searcher.owner is None else (self._label(searcher.owner),)
+        hits, seen, start, size = list[ThreadHit](), set[str | None](), 0, _PAGE
+        while len(hits) < limit:
+            found = self._said.search(
+                place, query=text, mode="text", context=False, limit=size, offset=start
+            )
+            best: dict[str, FoundItem] = {}
+            for item in found:
+                thread_id = (item.provenance or Provenance()).thread_id
+                if thread_id is not None and thread_id not in seen:
+                    best.setdefault(thread_id, item)
+            seen |= best.keys()
+            visible = dict(self._visible(searcher, replace(searcher.query, ids=[*best])))
+            hits += [_hit(text, item, visible[id]) for id, item in best.items() if id in visible]
+            if len(found) < size:
+                break
+            start, size = start + size, 4 * size
+        return hits[:limit]
+
+    def _visible(self, searcher: Searcher, query: ThreadQuery) -> list[tuple[str, ListedThread]]:
+        def match(thread: ListedThread) -> tuple[str, ListedThread] | None:
+            return (thread.thread_id, thread) if searcher.match(thread) else None
+
+        return self._list.search(query, match, 1 << 31)
+
+    def _label(self, owner: object) -> str:
+        """The namespace of an owner, who is named by no clear text."""
+        data = repr(owner).encode(errors="surrogatepass")
+        return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
+
+    # -- reading
+
+    def _catch_up(self, searcher: Searcher, wait_s: float | None, progress: Progress) -> int:
+        """Read what changed; returns how many threads are left when the time is over."""
+        end = math.inf if wait_s is None else time.monotonic() + wait_s
+        query = replace(searcher.query, is_unread=True)
+        for _ in range(2):  # one that is under way may not know of the newest
+            unread = self._visible(searcher, query)
+            if not unread or self._database.read_only:
+                return len(unread)
+            reading = self._reading(searcher.owner, unread)
+            while not reading.future.done() and (left := end - time.monotonic()) > 0:
+                wait([reading.future], min(_TICK_S, left))
+                progress(reading.done, reading.total)
+            if not reading.future.done():
+                return reading.total - reading.done
+            reading.future.result()
+        return 0
+
+    def _reading(self, owner: Hashable, unread: list[tuple[str, ListedThread]]) -> _Reading:
+        """The reading that is under way for an owner, or a new one."""
+        with self._lock:
+            reading = self._readings.get(owner)
+            if reading is None or reading.future.done():
+                reading = self._readings[owner] = _Reading(len(unread))
+                owners = [(id, thread.metadata.get("owner")) for id, thread in unread]
+                pool = ThreadPool(1, "perdure-thread-search", lasting=False)
+                # of daemons: who searches does not keep the process alive
+                reading.future = pool.submit(lambda: self._read(reading, owners), awaited=False)
+            return reading
+
+    def _read(self, reading: _Reading, owners: Sequence[tuple[str, Any]]) -> None:
+        some = list[_Unread]()
+        for number, (thread_id, owner) in enumerate(owners, 1):
+            for part in self._unread(thread_id, owner):
+                some.append(part)
+                if len(some) >= _THREADS or sum(len(p.items) for p in some) >= _MESSAGES:
+                    self._write(some)
+                    some, reading.done = [], number
+        self._write(some)
+        reading.done = reading.total
+
+    def _unread(self, thread_id: str, owner: Any) -> Iterator[_Unread]:
+        """What of a thread was not read yet, in parts."""
+        path = joined([self._label(owner)])
+        try:
+            read = self._saver._read(lambda: unread(self._saver._threads, thread_id, path))
+        except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
+            _LOG.warning("thread %.80r is not searched: %s", thread_id, exc)
+            known = self._database.read(lambda: read_thread(self._sql, thread_id))
+            read = None if known is None else (known, [])
+        before, items = read or (None, [])
+        while before is not None:
+            part, items = items[:_MESSAGES], items[_MESSAGES:]
+            position = part[-1][0].position + 1 if part else before.position_in(path)
+            after = before._replace(position=position, path=path)
+            yield _Unread(thread_id, before, after if not items else after._replace(stamp=-1), part)
+            before = after if items else None
+
+    def _write(self, some: Sequence[_Unread]) -> None:
+        """Keep messages, and how far their threads were read, in one transaction."""
+        if not some:
+            return
+        paths = {repr(part.after.path) for part in some}  # ids of a namespace grow
+        self._database.write(
+            lambda: self._written(some),
+            exclusive=[*{part.thread_id for part in some}, *paths],
+            watch=self._saver._watch,
+        )
+
+    def _written(self, some: Sequence[_Unread]) -> Flow[None]:
+        items: list[PutItem] = []
+        for part in some:
+            if (yield from advance(self._sql, part.thread_id, part.before, part.after)):
+                items += self._items(part)
+        if items:
+            yield from self._parts.writer.write(self._parts.prepared(items), self._parts.now())
+
+    def _items(self, part: _Unread) -> Iterator[PutItem]:
+        label = (part.after.path or b"").decode().rstrip("\0")
+        for item, at in part.items:
+            if not isinstance(item.value, BaseMessage):
+                continue
+            message = ThreadMessage(item.value, item.value.id or "")
+            if message.role in ("user", "assistant") and message.text:
+                value = {"text": message.text[:_LONGEST], "role": message.role}
+                said_at = item.value.response_metadata.get("create_time")
+                source = Provenance(
+                    thread_id=part.thread_id,
+                    message_ids=(message.id,) if message.id else (),
+                    position=item.position,
+                    at=time_of(said_at) or time_of(at),
+                )
+                key = key_of(part.after.thread, item.position)
+                yield PutItem((label,), key, value, provenance=source)
+
+
+def _hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
+    source, said = item.provenance or Provenance(), item.value["text"]
+    return ThreadHit(
+        thread.thread_id,
+        thread.shown_title,
+        item.value["role"],
+        said,
+        source.at,
+        marks(said, text),
+        next(iter(source.message_ids), None),
+        source.position or 0,
+        item.score or 0.0,
+    )
+
+
+def marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
+    """Where words of a query are in a text, in any form; of a misspelt one, the word it is meant.
+
+    >>> marks("She runs; he ran to the shop.", "running shops")
+    ((4, 8), (24, 28))
+    >>> marks("我喜欢聊天记忆", "聊天")
+    ((3, 5),)
+    """
+    there, wanted = set(tokens(text)), set(query_tokens(query))
+    for word in filter(is_misspellable, wanted - there):
+        wanted |= {*nearest(word, there)}
+    spans: list[tuple[int, int]] = []
+    for run_of_letters in _WORD.finditer(text):
+        letters, start = run_of_letters[0], run_of_letters.start()
+        parts = tokens(letters)
+        if len(parts) == 1 and parts[0] in wanted:
+            spans.append(run_of_letters.span())
+        elif len(parts) > 1:  # a script without spaces, or words joined by marks
+            for part in wanted.intersection(parts):
+                within = re.finditer(re.escape(part), letters, re.IGNORECASE)
+                spans += [(start + at.start(), start + at.end()) for at in within]
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
+def search_threads(
+    saver: Checkpointer,
+    store: Store,
+    text: str,
+    *,
+    user: str | None = None,
+    filter: Mapping[str, Any] | None = None,
+    limit: int = SEARCH_LIMIT,
+    wait_s: float | None = None,
+    progress: Progress | None = None,
+) -> ThreadHits:
+    """Threads by what was said in them, the best first, each with the message that answers best.
+
+    It goes by words, in any form, whatever the slips. The first search reads all threads that the
+    user may see, the latest first, later ones those that have changed. What it keeps is in tables
+    of its own, which nothing else reads: no prompt, no recall and no search of the store. It goes
+    with the thread and the message. Messages with `{"remember": False}` in their
+    `response_metadata`, those of tools and of the system are not searched.
+
+    Args:
+        saver: One of perdure's.
+        store: One of perdure's, in the same database.
+        text: Words that were said.
+        user: Only threads of theirs: with this `owner`, else this `user_id`. None: all.
+        filter: Only threads whose metadata has these values.
+        limit: How many threads at most.
+        wait_s: How long to wait while threads are read. Then it searches what is read by then, and
+            says how many are left in `unread`; the reading goes on. None: until all are read.
+        progress: Called while it waits with how many threads are read, and of how many.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the store is in another database.
+    """
+    checked_text("text", text)
+    instance("user", user, (str, type(None)), "a user's id, or None")
+    wanted = dict(instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}"))
+    wanted |= {} if user is None else {"owner": user}
+
+    def match(thread: ListedThread) -> bool:
+        has = thread.metadata
+        return all(name in has and has[name] == value for name, value in wanted.items())
+
+    searcher = Searcher(ThreadQuery(tuple(wanted.items())), match, user)
+    limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
+    search = ThreadSearch.of(saver, store)
+    return search.search(text, searcher, limit, wait_s=wait_s, progress=progress)
+
+
+async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
+    """See `search_threads`."""
+    return await asyncio.to_thread(search_threads, *args, **options)
+
+
+def forget_said(saver: Checkpointer) -> None:
+    """Remove what searches have kept of all threads; another search reads them again."""
+    while saver.database.write(lambda: unsay_some(saver._sql, _THREADS), removes=True):
+        pass
+    saver.database.shrink()

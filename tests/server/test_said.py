@@ -1,0 +1,86 @@
+"""The threads page finds what was said, of the threads that its user may see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure.checkpointers import open_checkpointer
+from perdure.memory.thread_search import ThreadSearch
+from perdure.server import create_app
+from perdure.settings import Settings
+from perdure.storage.flow import rows_of
+from perdure.stores import open_store
+from tests.server.running import running
+from tests.server.test_mcp import Users
+from tests.talks import talk
+
+HTML = {"Accept": "text/html"}
+
+
+@pytest.fixture(autouse=True)
+def filled(settings: Settings) -> None:
+    with open_checkpointer(settings.db) as saver:
+        for user in ("ann", "bob"):
+            said = [f"{user} has a <b>canoe</b>", "It leaks"]
+            talk(saver, f"of {user}", said=said, user_id=user, topic=f"boats of {user}")
+
+
+def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
+    """Title, date and message with the words marked; the link leads to the message."""
+    page = client.get("/ui/threads?q=canoes", headers=HTML).text
+    found = client.get("/ui/threads.json?q=leaking").json()
+    one = client.get("/ui/threads.json?q=canoes&meta=topic=boats of bob").json()
+    none = client.get("/ui/threads?q=zebra", headers=HTML).text
+
+    assert "What was said" in page
+    assert page.count("<mark><bdi>canoe</bdi></mark>") == 2
+    assert "<b>" not in page.split("What was said")[1]
+    assert {hit["thread_id"] for hit in found["said"]} == {"of bob", "of ann"}
+    assert (found["threads"], found["unread"]) == ([], 0)
+    assert [hit["thread_id"] for hit in one["said"]] == ["of bob"]
+    led = client.get(one["said"][0]["link"], follow_redirects=True)
+    assert (led.status_code, led.url.fragment) == (200, "m-0")
+    assert "No thread matches." in none
+
+
+def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
+    with running(create_app(settings, access=Users())) as url:
+        for user in ("ann", "bob", "zoe"):
+            with httpx.Client(base_url=url, headers={"x-api-key": user}) as client:
+                found = client.get("/ui/threads.json?q=canoe").json()["said"]
+                mine = [] if user == "zoe" else [f"of {user}"]
+                assert [hit["thread_id"] for hit in found] == mine
+
+
+def test_it_is_turned_off(settings: Settings) -> None:
+    """Then nothing is read or kept."""
+    with running(create_app(replace(settings, search_threads=False))) as url:
+        found = httpx.get(f"{url}/ui/threads.json?q=canoe").json()
+    with open_checkpointer(settings.db) as saver, open_store(settings.db):
+        kept = saver.database.read(lambda: rows_of("SELECT * FROM said"))
+    assert found["said"] == kept == []
+
+
+def test_a_page_is_loaded_again_while_threads_are_read(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThreadSearch, "_catch_up", lambda *_: 1_234)
+    page = client.get("/ui/threads?q=canoe", headers=HTML)
+    assert page.headers["refresh"] == "2"
+    assert "1,234 threads are still being read" in page.text
+
+
+def test_it_is_removed_with_a_thread_of_the_server(
+    client: httpx.Client, settings: Settings
+) -> None:
+    assert len(client.get("/ui/threads.json?q=canoe").json()["said"]) == 2
+    assert client.delete("/threads/of ann").status_code == 204
+    [hit] = client.get("/ui/threads.json?q=canoe").json()["said"]
+    with open_checkpointer(settings.db) as saver, open_store(settings.db):
+        sql = "SELECT key FROM said_items"
+        kept: list[Any] = saver.database.read(lambda: rows_of(sql))
+    assert (hit["thread_id"], len(kept)) == ("of bob", 2)
