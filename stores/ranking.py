@@ -2,7 +2,8 @@
 
 Pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
 
-    text         BM25 over the query's words, as a share of the best row's
+    text         BM25 over the query's words, which count more if they are rare in the language too,
+                 as a share of the best row's
     vector       the cosine, as a share of the best row's distance from the mean
     neighbours   what the rows just before and after in the thread lend of both
     thread       how well the thread as a whole answers the words
@@ -14,12 +15,25 @@ A word counts once: a row has it (full worth), or a neighbour has it (a share of
 a reply is found by the words of what it replies to, and a row does not rise for standing in a
 crowd. What a row takes from around it shrinks with its own length: a row of a few words means
 little alone, one of a page has its own words. All numbers were chosen with `benchmarks/recall.py`.
+
+How high the best score is tells how much evidence its row gives, which means the same for one row
+and for 100,000, for short and long queries. Evidence is counted in nats:
+
+    words     the sum of -ln of the share of messages of the language that have a word of the query
+              which the row has (or a share of it: as above), times the share that this is in the
+              sum of all the query's words to the power of 0.35
+    vector    5 times how near the nearest comes, from what any of the scope has (0) to equal (1)
+    chance    less ln n: the more rows, the more the best of them has by chance
+
+The last is the correction for the number of comparisons of Karlin and Altschul, PNAS 87 (1990). The
+numbers were chosen with `benchmarks/quiet.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,6 +52,14 @@ _STRANGERS: Final = 4  # rows of cosine 0 added to a scope's: one row alone is n
 _BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
 _BEHIND: Final = 2.0  # more than any score
 _LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
+# of evidence, chosen with benchmarks/quiet.py
+_RAREST: Final = 2.4e-6  # the share of messages that have a word which no list has
+_HEARSAY: Final = 30.0  # messages of the language that a message of the scope is weighed against
+_COVERAGE: Final = 0.35  # the power of the share of the query that a row answers
+_NEARNESS: Final = 5.0  # what the nearest vector tells at most
+_SCALE: Final = 4.0  # nats that make odds of one to one those of e to one
+_CERTAIN: Final = 80.0  # more is no number of 32 bits
+_RARITY: Final = 1.5  # the power of what a word tells in its weight
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,8 @@ class Term(NamedTuple):
     rows: Ints  # that have the word, each once
     tf: Floats  # how often each has it
     kin: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
+    common: float = 0.0  # the share of messages of the language that have it; 0: not known
+    named: bool = False  # it names the actor of rows
 
 
 @dataclass(frozen=True)
@@ -88,9 +112,10 @@ class Ranked:
 
     scores: Scores  # of `rank`, relative to the best row; `comparable`, 0 to 1
     parts: Mapping[str, Scores] = field(default_factory=dict)
-    # how much of the query the rows answer at best, 0 to 1: the share that the words of one row
-    # have in the worth of all of the query's, or how near its vector comes
-    answered: float = 1.0
+    # what the best row tells, in nats, beyond what the best of so many rows tells by chance; or, of
+    # a search by vectors alone, how near the nearest is, 0 to 1
+    evidence: float = 0.0
+    by_words: bool = False
     order: Scores | None = None  # by which rows are ranked; None: by their scores
 
     @classmethod
@@ -102,9 +127,8 @@ class Ranked:
     def with_vectors_first(self, cosines: Floats) -> Ranked:
         """The same with the rows that have no vector, NaN, after all others, and with score 0."""
         has = np.isfinite(cosines)
-        parts = {name: part * has for name, part in self.parts.items()}
         order = self.places - np.where(has, np.float32(0), np.float32(_BEHIND))
-        return Ranked(self.scores * has, parts, self.answered, order)
+        return replace(self, scores=self.scores * has, order=order)
 
     @property
     def places(self) -> Scores:
@@ -113,15 +137,23 @@ class Ranked:
 
     def parts_of(self, row: int) -> dict[str, float]:
         """The parts of one row's score."""
-        return {name: float(part[row]) for name, part in self.parts.items()}
+        total = sum(float(part[row]) for part in self.parts.values())
+        scale = float(self.scores[row]) / total if total else 0.0
+        return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
     def comparable(self) -> Ranked:
-        """The same scaled so that the best score is `answered`, which means the same everywhere."""
-        best = float(self.scores.max(initial=0))
-        scale = np.float32(self.answered / best if best > 0 else 1)
-        parts = {name: part * scale for name, part in self.parts.items()}
-        order = self.scores * scale
-        return Ranked(np.clip(order, 0, 1), parts, self.answered, order)
+        """The same with scores that mean the same everywhere, in the same order.
+
+        The odds of the best row are e to its evidence / `_SCALE`, so 0.5 is what the best of so
+        many rows has by chance. Those of another row are lower by the square root of its share in
+        the best score. Of a search by vectors alone the best score is how near the vector is.
+        """
+        shares = _shares(self.scores)
+        if self.by_words:
+            most = math.exp(min(self.evidence / _SCALE, _CERTAIN))
+            odds = np.float32(most) * np.sqrt(shares)
+            return replace(self, scores=odds / (1 + odds), order=self.scores)
+        return replace(self, scores=shares * np.float32(self.evidence), order=self.scores)
 
 
 def rank(
@@ -148,16 +180,15 @@ def rank(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    answered = 0.0
+    nearest = evidence = 0.0 if cosines is None else _nearest(cosines)
     around = np.zeros(n, np.float32)
     share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
     if terms:
-        own, lent, parts["thread"], answered = _by_words(terms, lengths, arrangement, weights)
+        own, lent, parts["thread"], told = _by_words(terms, lengths, arrangement, actor, weights)
         scale = (1 - share) / max(lent.max(initial=np.float32(0)), np.float32(1e-9))
         parts["text"] = own * scale
         around += (lent - own) * scale
     if cosines is not None:
-        answered = max(answered, _nearest(cosines))
         own = above_mean(cosines)
         parts["vector"] = own * share
         if arrangement is not None:
@@ -170,7 +201,19 @@ def rank(
         scores = sum(parts.values(), np.zeros(n, np.float32))
         gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
         parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
-    return Ranked(sum(parts.values(), np.zeros(n, np.float32)), parts, answered)
+    scores = sum(parts.values(), np.zeros(n, np.float32))
+    if terms:
+        best = float((told * np.sqrt(_shares(scores))).max(initial=0))
+        total = sum(told_by(term, n) for term in terms)
+        evidence = best * min(best / max(total, 1e-9), 1.0) ** _COVERAGE
+        evidence += _NEARNESS * nearest - math.log(max(n, 1))
+    return Ranked(scores, parts, evidence, by_words=bool(terms))
+
+
+def _shares(scores: Scores) -> Scores:
+    """The share of each row in the best score, 0 to 1."""
+    best = max(float(scores.max(initial=0)), 1e-9)
+    return np.asarray(np.clip(scores / np.float32(best), 0, 1), np.float32)
 
 
 # -- vectors
@@ -212,16 +255,33 @@ def idf(found: int, rows: int) -> float:
     return float(np.log1p((rows - found + 0.5) / (found + 0.5)))
 
 
+def told_by(term: Term, n: int) -> float:
+    """What a row tells by having a word: -ln of the share of other messages that have it, in nats.
+
+    Of messages of the language; of a word whose share there is not known, and that is no name, of
+    those of the scope: a word that the conversation is full of tells little.
+    """
+    share = term.common or _RAREST
+    if not term.common and not term.named:
+        share = (max(_found(term, n) - 1, 0) + _HEARSAY * _RAREST) / (n - 1 + _HEARSAY)
+    return -math.log(share)
+
+
 def worth_of(term: Term, n: int) -> float:
-    """The weight of a word: more if rare; a word with synonyms only is as rare as they are."""
-    found = len(term.rows) or sum(len(rows) for rows, _ in term.kin)
-    return idf(min(found, n), n)
+    """The weight of a word: more if it is rare, in the scope and in the language."""
+    rarity = -math.log(term.common or _RAREST)
+    return idf(_found(term, n), n) * math.pow(rarity, _RARITY)
+
+
+def _found(term: Term, n: int) -> int:
+    """How many rows have a word; one with synonyms only is as rare as they are."""
+    return min(len(term.rows) or sum(len(rows) for rows, _ in term.kin), n)
 
 
 def blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
-) -> Iterator[tuple[Scores, Scores]]:
-    """The words' counts in all n rows, and what they are worth; float32[some, n], float32[some].
+) -> Iterator[tuple[Sequence[Term], Scores]]:
+    """The words that any row has, and their counts in all n rows; float32[some, n].
 
     So many at a time that what is computed of them stays in the cache. Okapi BM25 of a block is
     `worths @ (counts / (counts + length_penalty(...)))`.
@@ -238,7 +298,7 @@ def blocks(
             of[term.rows] = term.tf
             for rows, near in term.kin:
                 of[rows] = np.maximum(of[rows], np.float32(weights.kin * near))
-        yield counts, np.array([worth_of(term, n) for term in part], np.float32)
+        yield part, counts
 
 
 def length_penalty(
@@ -254,11 +314,15 @@ def length_penalty(
 
 
 def _by_words(
-    terms: Sequence[Term], lengths: Floats, arrangement: Arrangement | None, weights: Weights
-) -> tuple[Scores, Scores, Scores, float]:
-    """The word scores of each row, with its neighbours, and of its thread; the share answered."""
+    terms: Sequence[Term],
+    lengths: Floats,
+    arrangement: Arrangement | None,
+    actor: Bools | None,
+    weights: Weights,
+) -> tuple[Scores, Scores, Scores, Scores]:
+    """The word scores of each row, with its neighbours, and of its thread; what its words tell."""
     n = len(lengths)
-    own, lent, covered = np.zeros((3, n), np.float32)
+    own, lent, told = np.zeros((3, n), np.float32)
     penalty = length_penalty(lengths, weights)
     threads = thread_penalty = np.zeros(0, np.float32)
     if arrangement is not None:
@@ -267,21 +331,26 @@ def _by_words(
         of_threads = sizes[arrangement.threads]
         mean = of_threads.mean() if len(of_threads) else 0.0
         thread_penalty = length_penalty(sizes, weights, mean)
-    for counts, worths in blocks(terms, n, weights):
+    for part, counts in blocks(terms, n, weights):
+        worths = np.array([worth_of(term, n) for term in part], np.float32)
+        tells = np.array([told_by(term, n) for term in part], np.float32)
         each = counts / (counts + penalty)
         own += worths @ each
-        covered += worths @ np.minimum(counts, 1)
         if arrangement is not None:
-            lent += worths @ _lend(each, arrangement, weights)
+            each = _lend(each, arrangement, weights)
             sums = np.add.reduceat(counts, arrangement.starts, axis=1)
             threads += worths @ (sums / (sums + thread_penalty) * arrangement.threads)
-    total = sum(worth_of(term, n) for term in terms)
-    answered = min(float(covered.max(initial=0)) / max(total, 1e-9), 1.0)
+        lent += worths @ each
+        for has, term in zip(each, part, strict=True):
+            if term.named and actor is not None:  # what somebody said is about them
+                np.maximum(has, actor / (1 + penalty), out=has)
+        told += tells @ each
+    told *= 1 + penalty  # a word that a row has once counts as 1
     if arrangement is None:
-        return own, own, np.zeros(n, np.float32), answered
-    best = max(float(threads.max(initial=0.0)), 1e-9)
-    shares = (threads * (weights.thread / best)).astype(np.float32)
-    return own, lent, shares[arrangement.run] * arrangement.of_thread, answered
+        return own, lent, np.zeros(n, np.float32), told
+    most = max(float(threads.max(initial=0.0)), 1e-9)
+    shares = (threads * (weights.thread / most)).astype(np.float32)
+    return own, lent, shares[arrangement.run] * arrangement.of_thread, told
 
 
 # -- context

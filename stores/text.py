@@ -5,13 +5,15 @@ script sets no spaces between words, a pair of neighbouring characters. Stop wor
 and are dropped from queries, so a query of stop words alone still finds them.
 
 Synonyms are a table inside the package, made from the static embedder's by `benchmarks/kinship.py`:
-for each English stem its nearest, with the cosine. Pieces overlap, so that an embedder gets all of
+for each English stem its nearest, with the cosine. How common a word is in English tells another,
+made by `benchmarks/commonness.py`. Pieces overlap, so that an embedder gets all of
 a text.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
 import unicodedata
@@ -363,6 +365,37 @@ def _table() -> tuple[
         return stems, numbers, arrays["starts"], arrays["kin"], arrays["near"]
 
 
+# -- how common a word is
+
+COMMON: Final = "common-en.npz"
+STEPS: Final = 16  # of the table's numbers, to one of a logarithm to base e
+_MESSAGE: Final = 15  # words of a message
+
+
+def commonness(token: str) -> float:
+    """The share of messages of ordinary English, of 15 words, that have a token; 0: hardly any.
+
+    Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small list.
+
+    >>> round(commonness("thank"), 3), commonness("xyzzy")
+    (0.009, 0.0)
+    """
+    words, rare = _commonness()
+    word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
+    place = int(np.searchsorted(words, word))
+    if place == len(words) or words[place] != word:
+        return 0.0
+    return 1 - (1 - math.exp(int(rare[place]) / -STEPS)) ** _MESSAGE
+
+
+@cache
+def _commonness() -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
+    """The tokens in order, and the logarithms of their shares in all words, times -16: 2 ms."""
+    raw = (files("perdure.stores") / "weights" / COMMON).read_bytes()
+    with np.load(io.BytesIO(raw)) as arrays:
+        return np.array(arrays["tokens"].tobytes().split(b"\n")), arrays["rare"]
+
+
 class Vocabulary(dict[str, int]):
     """Words with their numbers; a word that is looked up and not there gets the next number."""
 
@@ -390,7 +423,8 @@ def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """The words that one may have been meant to be, nearest first, ties by the alphabet.
 
     One slip is forgiven, from six letters on two; the first letter must be right, or from six
-    letters on the last two.
+    letters on the last two. Of two words of ordinary English neither is a slip of the other, but
+    for an ending.
 
     >>> nearest("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -402,10 +436,12 @@ def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
         for other in dict.fromkeys(vocabulary)
         if (other[:1] == first or other[-2:] == last) and -most <= len(other) - size <= most
     ]
-    found = []
+    found, is_english = [], commonness(word) > 0
     for other, wrong in zip(others, slips(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), size))
         right = 0 < wrong <= (2 if shorter >= _LONG else 1) and 1 - wrong / longer >= _LEAST
+        if is_english and right and not (other.startswith(word) or word.startswith(other)):
+            right = not commonness(other)
         if right and (longer >= _LONG or other[:1] == first):
             found.append((wrong / longer, other))
     return [other for _, other in sorted(found)[:limit]]

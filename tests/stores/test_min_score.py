@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ConfigurationError
+from perdure.settings import MIN_SCORE
 from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import FEWER, keys
 
@@ -34,11 +35,12 @@ def test_nothing_about_physics_among_bananas(
 ) -> None:
     """What only is the nearest there is found no more; what has the words of the query is."""
     fill(store, thread)
-    physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=0.2)
+    least = 0.2 if mode == "semantic" else MIN_SCORE
+    physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=least)
     exact = store.search(A, query="Bananas are yellow", mode=mode, min_score=0.9)
 
     assert keys(physics) == []
-    assert keys(exact) == ["colour"]
+    assert keys(exact)[:1] == ["colour"]
 
 
 @FEWER
@@ -50,13 +52,14 @@ def test_it_is_a_bound_of_the_score(store: SQLiteStore) -> None:
         return keys(store.search(A, query="yellow bananas", mode="text", **options))
 
     best, second = (f.score for f in store.search(A, query="yellow bananas", mode="text", limit=2))
-    assert best == pytest.approx(1)
+    assert best is not None
     assert second is not None
+    assert best > second
     assert found(min_score=second + 1e-6) == ["colour"]
     assert found(min_score=second)[:2] == found()[:2]
     assert found(min_score=second, offset=1)[:1] == found()[1:2]
     assert found(min_score=0) == found()
-    assert found(min_score=1.01) == []
+    assert found(min_score=1) == []
 
 
 def test_without_a_query_there_is_no_score(plain: SQLiteStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from perdure.stores.ranking import (
     idf,
     length_penalty,
     rank,
+    told_by,
+    worth_of,
 )
 from perdure.stores.ranking import arrange as arranged
 
@@ -28,7 +31,7 @@ PLAIN = Weights(k1=1.2, b=0.75)
 
 def term(rows: list[int], tf: list[int] | None = None) -> Term:
     counts = np.array(tf if tf is not None else [1] * len(rows), np.float32)
-    return Term(np.array(rows, np.int64), counts)
+    return Term(np.array(rows, np.int64), counts, common=1 / math.e)  # tells one nat
 
 
 def floats(*values: float) -> np.ndarray:
@@ -50,7 +53,8 @@ def arrange(
 def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
     penalty = length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
-    for counts, worths in blocks(terms, len(scores), weights):
+    for part, counts in blocks(terms, len(scores), weights):
+        worths = np.array([worth_of(term, len(scores)) for term in part], np.float32)
         scores += worths @ (counts / (counts + penalty))
     return scores
 
@@ -97,7 +101,8 @@ def test_bm25_rises_with_repetition_and_falls_with_length(sizes: list[int], tf: 
 
 def test_kin_count_less_than_the_word() -> None:
     """A row with a kindred word scores, but below one with the very word, and not twice."""
-    word = Term(np.array([0]), floats(1), kin=((np.array([0, 1]), 0.9), (np.array([1, 2]), 0.6)))
+    kin = ((np.array([0, 1]), 0.9), (np.array([1, 2]), 0.6))
+    word = Term(np.array([0]), floats(1), kin, common=1 / math.e)
     scores = bm25([word], floats(5, 5, 5, 5))
 
     assert scores[0] > scores[1] > scores[2] > scores[3] == 0
@@ -106,7 +111,7 @@ def test_kin_count_less_than_the_word() -> None:
 
 def test_kin_of_a_word_that_no_row_has() -> None:
     """A word that only kin have is as rare as they are."""
-    word = Term(np.array([], np.int64), floats(), kin=((np.array([1]), 1.0),))
+    word = Term(np.array([], np.int64), floats(), ((np.array([1]), 1.0),), common=1 / math.e)
     scores = bm25([word], floats(5, 5), Weights(kin=1.0))
 
     assert scores.tolist() == bm25([term([1])], floats(5, 5)).tolist()
@@ -240,29 +245,52 @@ def test_the_newest_row_gains_a_share() -> None:
     assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
 
 
-def test_scores_that_mean_the_same_in_every_search() -> None:
-    """The best row scores the share of the query that it has, or how near its vector is."""
-    lengths, nowhere = np.ones(3), Term(np.array([], np.int64), floats())
-    exact = rank(
-        lengths,
-        terms=[term([1])],
-    ).comparable()
-    half = rank(
-        lengths,
-        terms=[term([0]), term([1])],
-    ).comparable()
-    little = rank(
-        lengths,
-        terms=[term([0, 1, 2]), nowhere],
-    ).comparable()
-    near = rank(lengths, terms=[nowhere], cosines=floats(0.9, 0.3, 0.2)).comparable()
-    alike = rank(lengths, terms=[nowhere], cosines=floats(0.3, 0.3, 0.3)).comparable()
+def test_what_a_word_tells() -> None:
+    """-ln of the share of messages that have it: of the language, else of the others in scope.
 
-    assert [exact.scores.max(), half.scores.max()] == pytest.approx([1, 0.5])
-    assert little.scores.max() == pytest.approx(idf(3, 3) / (idf(3, 3) + idf(0, 3)))
-    assert near.scores.max() == pytest.approx((0.9 - 0.2) / 0.8)
-    assert alike.scores.max() == pytest.approx((0.3 - 0.9 / 7) / (1 - 0.9 / 7))
-    assert sum(part[0] for part in near.parts.values()) == pytest.approx(near.scores[0])
+    Of 71 rows eleven have the word, so it is in ten of 70 others; 30 messages of a language that
+    has it in 2.4 of a million are added. A name tells what any word does which no list has.
+    """
+    scarce, frequent = term([3]), term(list(range(11)))
+
+    assert told_by(scarce._replace(common=0.01), 71) == pytest.approx(math.log(100))
+    assert told_by(scarce._replace(common=0), 71) == pytest.approx(-math.log(30 * 2.4e-6 / 100))
+    assert told_by(frequent._replace(common=0), 71) == pytest.approx(-math.log(0.10000072))
+    assert told_by(frequent._replace(common=0, named=True), 71) == -math.log(2.4e-6)
+
+
+def test_scores_that_mean_the_same_in_every_search() -> None:
+    """By hand: of three rows of one word the penalties are all 1.2, and a word counts as one.
+
+    A row with all words has their sum for evidence, less ln 3; one with half of what the query
+    tells has half of it, times 0.5 ** 0.35. The odds are e to a quarter of that.
+    """
+    lengths, nowhere = np.ones(3), term([])._replace(common=math.exp(-8))
+    one, other = (term([row])._replace(common=math.exp(-8)) for row in (1, 0))
+
+    def best(*terms: Term, **options: Any) -> float:
+        return float(rank(lengths, terms=terms, **options).comparable().scores.max())
+
+    def score(evidence: float) -> float:
+        return 1 / (1 + math.exp(-(evidence - math.log(3)) / 4))
+
+    near, alike = floats(0.9, 0.3, 0.2), floats(0.3, 0.3, 0.3)
+
+    assert best(one) == pytest.approx(score(8))
+    assert best(one, other) == pytest.approx(score(8 * 0.5**0.35))
+    assert best(one, nowhere) == pytest.approx(score(8 * 0.5**0.35))
+    assert best(one, cosines=floats(0.2, 0.9, 0.3)) == pytest.approx(score(8 + 5 * 0.7 / 0.8))
+    assert best(nowhere, cosines=near) == pytest.approx(score(5 * 0.7 / 0.8))
+    assert best(cosines=near) == pytest.approx(0.7 / 0.8)
+    assert best(cosines=alike) == pytest.approx((0.3 - 0.9 / 7) / (1 - 0.9 / 7))
+
+
+@pytest.mark.parametrize("n", [2, 30, 5_000])
+def test_what_comes_by_chance_is_no_evidence(n: int) -> None:
+    """A word that one in n messages has, in one of n rows, has even odds: 0.5, for every n."""
+    found = rank(np.ones(n), terms=[term([0])._replace(common=1 / n)]).comparable()
+
+    assert found.scores.max() == pytest.approx(0.5, abs=1e-5)
 
 
 @st.composite
@@ -323,7 +351,8 @@ def test_scores_of_a_search_lie_between_0_and_1(
 
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
     assert (np.diff(found.scores[in_order]) <= 0).all()
-    np.testing.assert_allclose(found.scores, sum(found.parts.values()), atol=1e-5)
+    shown = [sum(found.parts_of(row).values()) for row in range(len(lengths))]
+    np.testing.assert_allclose(found.scores, shown, atol=1e-5)
     if mode in ("cosine", "semantic"):
         assert not found.scores[lacking].any()
         assert lacking[in_order].tolist() == sorted(lacking.tolist())
