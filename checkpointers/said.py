@@ -7,7 +7,8 @@ thread removes them in the same transaction, and the next search reads the threa
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, compress
 from typing import Final, NamedTuple
 
 from perdure.checkpointers.address import Address
@@ -15,7 +16,7 @@ from perdure.checkpointers.manifest import ALIASES, references, unflat
 from perdure.checkpointers.records import span
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
-from perdure.storage.flow import Flow, NamedSQL
+from perdure.storage.flow import Flow, NamedSQL, Statement
 
 _PAGE: Final = 64  # items that are read at once
 _STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
@@ -91,18 +92,24 @@ def _moments(
     return moments
 
 
-def advance(sql: NamedSQL, thread_id: str, before: ReadThread, after: ReadThread) -> Flow[bool]:
-    """Note that a thread was read further; returns whether nobody was quicker.
+def advance(sql: NamedSQL, steps: Sequence[tuple[str, ReadThread, ReadThread]]) -> Flow[list[bool]]:
+    """Note that threads were read further, each given by its id, from where and up to where.
 
-    Nor may anything have been removed from it since.
+    Returns, for each, whether nobody was quicker, and nothing was removed from it since.
     """
-    now = yield from read_thread(sql, thread_id)
-    if now is None or now._replace(stamp=before.stamp) != before:
-        return False
-    if before.path != after.path:  # it is another's now
-        yield from unsay(sql, before.thread)
-    yield sql("set_said", after.thread, after.stamp, after.position, after.path)
-    return True
+    rows = yield [sql("said_of", thread_id) for thread_id, *_ in steps]
+    # another stamp: it went on since, and is read again
+    done = [
+        bool(states) and ReadThread(*states[0])._replace(stamp=before.stamp) == before
+        for states, (_, before, _) in zip(rows, steps, strict=True)
+    ]
+    for _, before, after in compress(steps, done):
+        if before.path not in (None, after.path):  # it is another's now
+            yield from unsay(sql, before.thread)
+    kept = [(to.thread, to.stamp, to.position, to.path) for _, _, to in compress(steps, done)]
+    if kept:
+        yield Statement(sql["set_said"], kept, many=True)
+    return done
 
 
 def unsay_some(sql: NamedSQL, most: int) -> Flow[int]:

@@ -2,7 +2,7 @@
 
 The messages are items of their own tables in the database of the threads, in a namespace for each
 owner. A search reads the threads that have changed since another one did, and first of all those of
-the searcher; what removes messages from a thread removes them here in the same transaction.
+the visible; what removes messages from a thread removes them here in the same transaction.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b
+from itertools import chain, compress, pairwise
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -91,22 +92,19 @@ class ThreadHit:
     @property
     def link(self) -> str:
         """The path of the message on the pages of `perdure serve`."""
-        if self.message_id is None:
-            return f"/ui/message?{urlencode({'id': self.thread_id, 'position': self.position})}"
-        return f"/ui/thread?{urlencode({'id': self.thread_id, 'message': self.message_id})}"
+        known = self.message_id is not None
+        at = {"message": self.message_id} if known else {"position": self.position}
+        return f"/ui/{'thread' if known else 'message'}?{urlencode({'id': self.thread_id, **at})}"
 
     def excerpt(self, longest: int = 240) -> list[tuple[str, bool]]:
         """The text around the first mark in pieces, each with whether it is marked."""
         first = self.marks[0][0] if self.marks else 0
         start = max(0, min(first - _BEFORE, len(self.text) - longest))
         end = min(len(self.text), start + longest)
-        pieces, at = [("…", False)] if start else [], start
-        for begin, stop in self.marks:
-            if begin < end:
-                pieces += [(self.text[at:begin], False), (self.text[begin : min(stop, end)], True)]
-                at = min(stop, end)
-        pieces += [(self.text[at:end], False), ("…" if end < len(self.text) else "", False)]
-        return [piece for piece in pieces if piece[0]]
+        cuts = [start, *(min(at, end) for at in chain(*self.marks)), end]
+        pieces = [(self.text[at:to], n % 2 == 1) for n, (at, to) in enumerate(pairwise(cuts))]
+        around = ("…" if start else "", False), ("…" if end < len(self.text) else "", False)
+        return [piece for piece in (around[0], *pieces, around[1]) if piece[0]]
 
     @property
     def marked(self) -> str:
@@ -132,7 +130,7 @@ class ThreadHits(list[ThreadHit]):
 
 
 @dataclass(frozen=True, slots=True)
-class Searcher:
+class VisibleThreads:
     """Who searches: the threads that they may see.
 
     Attributes:
@@ -162,7 +160,7 @@ class _Reading:
         self.future: Future[None] = Future()
 
 
-class ThreadSearch:
+class SaidSearch:
     """Searches of what was said in the threads of a checkpointer.
 
     Args:
@@ -178,7 +176,7 @@ class ThreadSearch:
         self._lock, self._readings = threading.Lock(), dict[Hashable, _Reading]()
 
     @staticmethod
-    def of(saver: Checkpointer, store: Store) -> ThreadSearch:
+    def of(saver: Checkpointer, store: Store) -> SaidSearch:
         """That of a checkpointer, which it has as long as it lives: an index is kept in memory.
 
         Raises:
@@ -196,49 +194,49 @@ class ThreadSearch:
                 "expected a store in their database, which is not in memory: what is searched is "
                 "kept there, as it goes with its thread. SQLiteStore.open(path of the threads)"
             )
-        kept: ThreadSearch = vars(saver).get(_KEPT) or ThreadSearch(saver, store)
+        kept: SaidSearch = vars(saver).get(_KEPT) or SaidSearch(saver, store)
         return vars(saver).setdefault(_KEPT, kept)  # type: ignore[no-any-return]
 
     def search(
         self,
         text: str,
-        searcher: Searcher = Searcher(),
+        within: VisibleThreads = VisibleThreads(),
         limit: int = SEARCH_LIMIT,
         *,
         wait_s: float | None = None,
         progress: Progress | None = None,
     ) -> ThreadHits:
         """See `search_threads`."""
-        unread = self._catch_up(searcher, wait_s, progress or (lambda done, total: None))
-        return ThreadHits(self._hits(text, searcher, limit), unread)
+        unread = self._catch_up(within, wait_s, progress or (lambda done, total: None))
+        return ThreadHits(self._hits(text, within, limit), unread)
 
     # -- searching
 
-    def _hits(self, text: str, searcher: Searcher, limit: int) -> list[ThreadHit]:
-        place = () if searcher.owner is None else (self._label(searcher.owner),)
-        hits, seen, start, size = list[ThreadHit](), set[str | None](), 0, _PAGE
+    def _hits(self, text: str, within: VisibleThreads, limit: int) -> list[ThreadHit]:
+        place = () if within.owner is None else (self._label(within.owner),)
+        hits, seen, start, size = list[ThreadHit](), set[str](), 0, _PAGE
         while len(hits) < limit:
             found = self._said.search(
                 place, query=text, mode="text", context=False, limit=size, offset=start
             )
             best: dict[str, FoundItem] = {}
             for item in found:
-                thread_id = (item.provenance or Provenance()).thread_id
-                if thread_id is not None and thread_id not in seen:
-                    best.setdefault(thread_id, item)
+                source = item.provenance
+                if source and source.thread_id and source.thread_id not in seen:
+                    best.setdefault(source.thread_id, item)
             seen |= best.keys()
-            visible = dict(self._visible(searcher, replace(searcher.query, ids=[*best])))
-            hits += [_hit(text, item, visible[id]) for id, item in best.items() if id in visible]
+            threads = self._threads(within, ids=[*best])
+            hits += [_hit(text, best[id], threads[id]) for id in best if id in threads]
             if len(found) < size:
                 break
             start, size = start + size, 4 * size
         return hits[:limit]
 
-    def _visible(self, searcher: Searcher, query: ThreadQuery) -> list[tuple[str, ListedThread]]:
-        def match(thread: ListedThread) -> tuple[str, ListedThread] | None:
-            return (thread.thread_id, thread) if searcher.match(thread) else None
-
-        return self._list.search(query, match, 1 << 31)
+    def _threads(self, within: VisibleThreads, **also: Any) -> dict[str, ListedThread]:
+        """Those that may be seen and meet other conditions too, by their ids."""
+        query = replace(within.query, **also)
+        found = self._list.search(query, lambda t: t if within.match(t) else None, 1 << 31)
+        return {thread.thread_id: thread for thread in found}
 
     def _label(self, owner: object) -> str:
         """The namespace of an owner, who is named by no clear text."""
@@ -247,15 +245,14 @@ class ThreadSearch:
 
     # -- reading
 
-    def _catch_up(self, searcher: Searcher, wait_s: float | None, progress: Progress) -> int:
+    def _catch_up(self, within: VisibleThreads, wait_s: float | None, progress: Progress) -> int:
         """Read what changed; returns how many threads are left when the time is over."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        query = replace(searcher.query, is_unread=True)
         for _ in range(2):  # one that is under way may not know of the newest
-            unread = self._visible(searcher, query)
-            if not unread or self._database.read_only:
-                return len(unread)
-            reading = self._reading(searcher.owner, unread)
+            threads = self._threads(within, is_unread=True)
+            if not threads or self._database.read_only:
+                return len(threads)
+            reading = self._reading(within.owner, threads)
             while not reading.future.done() and (left := end - time.monotonic()) > 0:
                 wait([reading.future], min(_TICK_S, left))
                 progress(reading.done, reading.total)
@@ -264,15 +261,15 @@ class ThreadSearch:
             reading.future.result()
         return 0
 
-    def _reading(self, owner: Hashable, unread: list[tuple[str, ListedThread]]) -> _Reading:
+    def _reading(self, owner: Hashable, threads: Mapping[str, ListedThread]) -> _Reading:
         """The reading that is under way for an owner, or a new one."""
         with self._lock:
             reading = self._readings.get(owner)
             if reading is None or reading.future.done():
-                reading = self._readings[owner] = _Reading(len(unread))
-                owners = [(id, thread.metadata.get("owner")) for id, thread in unread]
-                pool = ThreadPool(1, "perdure-thread-search", lasting=False)
+                reading = self._readings[owner] = _Reading(len(threads))
+                owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
                 # of daemons: who searches does not keep the process alive
+                pool = ThreadPool(1, "perdure-thread-search", lasting=False)
                 reading.future = pool.submit(lambda: self._read(reading, owners), awaited=False)
             return reading
 
@@ -308,35 +305,31 @@ class ThreadSearch:
         """Keep messages, and how far their threads were read, in one transaction."""
         if not some:
             return
-        paths = {repr(part.after.path) for part in some}  # ids of a namespace grow
-        self._database.write(
-            lambda: self._written(some),
-            exclusive=[*{part.thread_id for part in some}, *paths],
-            watch=self._saver._watch,
-        )
+        steps = [part[:3] for part in some]
+        puts = [self._parts.prepared(self._items(part)) for part in some]
 
-    def _written(self, some: Sequence[_Unread]) -> Flow[None]:
-        items: list[PutItem] = []
-        for part in some:
-            if (yield from advance(self._sql, part.thread_id, part.before, part.after)):
-                items += self._items(part)
-        if items:
-            yield from self._parts.writer.write(self._parts.prepared(items), self._parts.now())
+        def flow() -> Flow[None]:
+            done = yield from advance(self._sql, steps)
+            if written := [*chain(*compress(puts, done))]:
+                yield from self._parts.writer.write(written, self._parts.now())
+
+        # ids of a namespace grow: who adds to one waits for others
+        names = {part.thread_id for part in some} | {repr(part.after.path) for part in some}
+        self._database.write(flow, exclusive=[*names], watch=self._saver._watch)
 
     def _items(self, part: _Unread) -> Iterator[PutItem]:
         label = (part.after.path or b"").decode().rstrip("\0")
         for item, at in part.items:
-            if not isinstance(item.value, BaseMessage):
-                continue
-            message = ThreadMessage(item.value, item.value.id or "")
-            if message.role in ("user", "assistant") and message.text:
-                value = {"text": message.text[:_LONGEST], "role": message.role}
-                said_at = item.value.response_metadata.get("create_time")
+            message = item.value
+            said = ThreadMessage(message, getattr(message, "id", None) or "")
+            is_searched = isinstance(message, BaseMessage) and said.role in ("user", "assistant")
+            if is_searched and said.text:
+                value = {"text": said.text[:_LONGEST], "role": said.role}
                 source = Provenance(
                     thread_id=part.thread_id,
-                    message_ids=(message.id,) if message.id else (),
+                    message_ids=(said.id,) if said.id else (),
                     position=item.position,
-                    at=time_of(said_at) or time_of(at),
+                    at=time_of(message.response_metadata.get("create_time")) or time_of(at),
                 )
                 key = key_of(part.after.thread, item.position)
                 yield PutItem((label,), key, value, provenance=source)
@@ -365,26 +358,18 @@ def marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     >>> marks("我喜欢聊天记忆", "聊天")
     ((3, 5),)
     """
-    there, wanted = set(tokens(text)), set(query_tokens(query))
+    there, wanted, inside = set(tokens(text)), set(query_tokens(query)), set[int]()
     for word in filter(is_misspellable, wanted - there):
         wanted |= {*nearest(word, there)}
-    spans: list[tuple[int, int]] = []
-    for run_of_letters in _WORD.finditer(text):
-        letters, start = run_of_letters[0], run_of_letters.start()
-        parts = tokens(letters)
-        if len(parts) == 1 and parts[0] in wanted:
-            spans.append(run_of_letters.span())
-        elif len(parts) > 1:  # a script without spaces, or words joined by marks
-            for part in wanted.intersection(parts):
-                within = re.finditer(re.escape(part), letters, re.IGNORECASE)
-                spans += [(start + at.start(), start + at.end()) for at in within]
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return tuple(merged)
+    for run in _WORD.finditer(text):
+        parts = tokens(run[0])
+        for part in wanted.intersection(parts):
+            # of a script without spaces, and of words joined by marks, only the part
+            form = re.escape(part) if len(parts) > 1 else ".+"
+            for at in re.finditer(form, run[0], re.IGNORECASE):
+                inside |= {*range(run.start() + at.start(), run.start() + at.end())}
+    begins = sorted(at for at in inside if at - 1 not in inside)
+    return tuple(zip(begins, sorted(at + 1 for at in inside if at + 1 not in inside), strict=True))
 
 
 def search_threads(
@@ -429,10 +414,10 @@ def search_threads(
         has = thread.metadata
         return all(name in has and has[name] == value for name, value in wanted.items())
 
-    searcher = Searcher(ThreadQuery(tuple(wanted.items())), match, user)
+    visible = VisibleThreads(ThreadQuery(tuple(wanted.items())), match, user)
     limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
-    search = ThreadSearch.of(saver, store)
-    return search.search(text, searcher, limit, wait_s=wait_s, progress=progress)
+    search = SaidSearch.of(saver, store)
+    return search.search(text, visible, limit, wait_s=wait_s, progress=progress)
 
 
 async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:

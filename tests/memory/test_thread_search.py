@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure import retention
 from perdure.checkpointers import Retention, SQLiteCheckpointer
@@ -25,7 +27,7 @@ from perdure.checkpointers.thread_list import ThreadList
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import asearch_threads, memories, recall, remember, search_threads
 from perdure.memory.collection import Collection
-from perdure.memory.thread_search import ThreadSearch, forget_said, marks
+from perdure.memory.thread_search import SaidSearch, forget_said, marks
 from perdure.settings import Rules
 from perdure.storage.flow import rows_of
 from perdure.stores import SQLiteStore, indexes
@@ -33,6 +35,7 @@ from tests.backends import KEY, Place, places
 from tests.contracts.puts import at, put, uid_of
 from tests.durability.processes import in_processes, killed
 from tests.rounds import rounds
+from tests.store_backends import Words
 from tests.talks import talk
 
 SECRET = "zorbaxing"
@@ -283,6 +286,44 @@ def test_nothing_else_sees_it(both: Opened) -> None:
     assert both.search("nutshell") == ["home"]
 
 
+def test_no_model_is_asked_for_vectors(place: Place) -> None:
+    """What is said is not sent to the store's embedder, then or by a `reembed`."""
+    words = Words()
+    index = {"embed": words, "dims": words.dims}
+    with place.saver() as saver, place.store(index=index) as store:
+        talk(saver, "t", said=["a horse"])
+        assert len(search_threads(saver, store, "horses")) == 1
+        assert store.reembed() == 0
+        assert store.stats().pending == 0
+    assert not any("horse" in text for texts in words.calls for text in texts)
+
+
+def test_a_copy_is_read_anew(place: Place, tmp_path: Path) -> None:
+    from perdure.cli.table_copy import StoreTables, ThreadTables
+
+    tables = {table.name for end in (ThreadTables, StoreTables) for table in end.tables}
+    assert not any(name.startswith("said") for name in tables)
+    with closing(Opened(place)) as both, closing(Opened(Place(tmp_path / "to.db"))) as other:
+        fill(both)
+        assert len(both.search("canoe")) == 3
+        other.saver.import_from(both.saver)
+        other.store.import_from(both.store)
+        assert other.kept() == []
+        assert len(other.search("canoe")) == 3
+
+
+def test_words_are_encrypted_as_the_threads_are(tmp_path: Path) -> None:
+    """By langgraph's serializer too, beside a store without a key."""
+    serde = EncryptedSerializer.from_pycryptodome_aes(
+        serde=JsonPlusSerializer(allowed_msgpack_modules=None), key=KEY[:16]
+    )
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path, serde=serde) as saver, SQLiteStore.open(path) as store:
+        talk(saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
+        assert len(search_threads(saver, store, "horse", user="ann-of-ghent")) == 1
+    assert not any(text in raw(tmp_path) for text in (b"zorbax", b"t-0"))
+
+
 # -- it goes with the thread and the message
 
 
@@ -401,13 +442,13 @@ def test_what_goes_while_it_is_read_is_not_kept(
     """Between the read of a thread and the write of what was read."""
     talk(both.saver, "t", said=[f"the {SECRET} horse"])
     talk(both.saver, "u", said=["the horse stays"])
-    write = ThreadSearch._write
+    write = SaidSearch._write
 
-    def late(search: ThreadSearch, some: Any) -> None:
+    def late(search: SaidSearch, some: Any) -> None:
         both.saver.delete_thread("t")
         write(search, some)
 
-    monkeypatch.setattr(ThreadSearch, "_write", late)
+    monkeypatch.setattr(SaidSearch, "_write", late)
     assert both.search("horse") == ["u"]
     assert len(both.keys()) == 1
 

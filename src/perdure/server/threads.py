@@ -36,7 +36,7 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.memory.thread_search import Searcher, ThreadHits, ThreadSearch
+from perdure.memory.thread_search import SaidSearch, ThreadHits, VisibleThreads
 from perdure.server.access import Filter, Forbidden, containing, meets
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT
@@ -316,14 +316,14 @@ class Threads:
         match = self._match(wanted)
         query = self._query(wanted)
         owner = dict(query.metadata).get("owner")
-        searcher = Searcher(
+        visible = VisibleThreads(
             query,
             lambda thread: match(thread) is not None,
             owner if isinstance(owner, str) else None,
         )
 
         def search() -> ThreadHits:
-            return ThreadSearch.of(self._saver, store).search(text, searcher, limit, wait_s=wait_s)
+            return SaidSearch.of(self._saver, store).search(text, visible, limit, wait_s=wait_s)
 
         return await asyncio.to_thread(search)
 
