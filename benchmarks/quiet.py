@@ -6,8 +6,8 @@ The file has conversations of two people each (LoCoMo: data/locomo10.json of
 github.com/snap-research/locomo); each turn is an item. Three kinds of messages have no answer:
 small talk, tasks that need no memory, and questions about another conversation in which its
 speakers' names are replaced by this one's. The floor that keeps 97 % of recall@10 is chosen on all
-other conversations. The table has the share of each kind's messages that find anything above it, the
-number of items, and how often the best score of an answered question is higher than that of a
+other conversations. The table has the share of each kind's messages that find anything above it,
+the number of items, and how often the best score of an answered question is higher than that of a
 message (AUC). `--nameless` takes the names out of all questions: people say I and you.
 
 perdure's floor by default, `perdure.settings.MIN_SCORE`, has a line of its own. InMemoryStore has

@@ -27,10 +27,11 @@ from perdure.memory.records import (
     past_since,
 )
 from perdure.memory.run_config import Template
-from perdure.memory.sameness import normal
+from perdure.memory.sameness import equivalent, normal
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
+from perdure.stores.text import asks, query_tokens
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
@@ -177,7 +178,9 @@ class MemorySearch:
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(memories, 1)
-                if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
+                if (self._kinds is None or memory.kind in self._kinds)
+                and accepts(memory)
+                and not _only_asks(memory, options["query"])
             ]
             answers = sum(not is_below(memory, floor) for _, memory in chosen)
             if answers >= enough or sum(not is_below(m, floor) for m in memories) < depth:
@@ -203,9 +206,11 @@ async def _recall(
 ) -> RecallResult:
     """The memories that answer a query. `use_memories` does the same for a model's node.
 
-    In one namespace the order is that of the store's search; the results of several are merged by
-    rank. A text comes once. A memory that was superseded is left out if the one that superseded it
-    is recalled, else it is shown with the date until which it held.
+    In one namespace the order is that of the store's search, but a memory that was extracted or
+    written by a tool counts as at half its rank, and comes before the turns that it was made from.
+    The results of several are merged by rank. What says the same comes once, and a turn that only
+    asks what the query asks is left out. A memory that was superseded is left out if the one that
+    superseded it is recalled, else it is shown with the date until which it held.
 
     Args:
         query: In the user's words.
@@ -234,16 +239,52 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
     By reciprocal rank fusion, as scores cannot be compared: Cormack, Clarke and Buettcher (SIGIR
     2009).
     """
-    by_text: dict[str, tuple[Memory, dict[int, int]]] = {}  # with the rank in each search
+    places: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            text = normal(memory.text)
-            shown, ranks = by_text.get(text, (memory, {}))
-            better = rank < min(ranks.values(), default=rank)
-            by_text[text] = memory if better else shown, {search: rank, **ranks}
-    every = sorted(by_text.values(), key=lambda entry: _date(entry[0]), reverse=True)
+            for number, (shown, ranks) in enumerate(places):
+                if equivalent(shown.text, memory.text):
+                    better = rank < min(ranks.values())
+                    places[number] = memory if better else shown, {search: rank, **ranks}
+                    break
+            else:
+                places.append((memory, {search: rank}))
+    every = sorted(places, key=lambda entry: _date(entry[0]), reverse=True)
     every.sort(key=lambda entry: sum(1 / (_K + rank) for rank in entry[1].values()), reverse=True)
-    return _without_past(_without_sources([memory for memory, _ in every]), limit)[:limit]
+    memories = _facts_first(_without_sources([memory for memory, _ in every]))
+    return _without_past(memories, limit)[:limit]
+
+
+def _facts_first(memories: Sequence[Memory]) -> list[Memory]:
+    """The same with what is no turn at half its rank, and before the turns it was made from."""
+    turns = {
+        message: rank
+        for rank, memory in reversed([*enumerate(memories, 1)])
+        if memory.kind == TURN
+        for message in _messages(memory)
+    }
+
+    def place(rank: int, memory: Memory) -> tuple[float, bool]:
+        if memory.kind == TURN:
+            return rank, True
+        before = [turns[message] - 0.5 for message in _messages(memory) if message in turns]
+        return min([rank / 2, *before]), False
+
+    places = {id(memory): place(rank, memory) for rank, memory in enumerate(memories, 1)}
+    return sorted(memories, key=lambda memory: places[id(memory)])
+
+
+def _messages(memory: Memory) -> list[tuple[str | None, str]]:
+    """The messages that a memory was made from."""
+    source = memory.provenance
+    return [(source.thread_id, id) for id in source.message_ids] if source else []
+
+
+def _only_asks(memory: Memory, query: str) -> bool:
+    """Whether a memory is a turn that asks what a query asks: it does not answer it."""
+    if memory.kind != TURN or not asks(memory.text):
+        return False
+    return set(query_tokens(memory.text)) <= set(query_tokens(query))
 
 
 def _without_sources(memories: Sequence[Memory]) -> list[Memory]:

@@ -93,7 +93,7 @@ def test_what_says_the_same_comes_once(recalls: Any) -> None:
 
 
 def test_a_turn_gives_way_to_the_fact_that_was_made_of_it(recalls: Any) -> None:
-    """If the fact answers better; a turn that does says more, and then both are there."""
+    """If the fact answers better; a turn that does says more, and then it comes after it."""
     source: dict[str, Any] = {"thread_id": "a", "message_ids": ("a-0",)}
     with filled(
         *turns("a", IN_MARCH, "By the way, since last month I live in Ghent with Bo and two cats"),
@@ -105,8 +105,36 @@ def test_a_turn_gives_way_to_the_fact_that_was_made_of_it(recalls: Any) -> None:
         both = recalls("Since last month with Bo and two cats, by the way", store)
 
     assert "a-0" not in keys(home.memories)
-    assert keys(both.memories)[0] == "a-0"
+    assert keys(both.memories)[-1] == "a-0"
     assert set(keys(both.memories)) == {"a-0", "home", "cats", "batch"}
+
+
+def test_a_fact_comes_before_the_question_that_was_asked_before(recalls: Any) -> None:
+    """The same question is no answer, and what followed it then answers less than a fact."""
+    asked = "How do I like to be contacted?"
+    with filled(
+        *turns("a", IN_MARCH, asked, "I do not know how you like to be contacted yet"),
+        *turns("b", LAST_WEEK, "Write me an email rather than call"),
+        fact("mail", "Ann prefers to be contacted by email"),
+        index="offline",
+    ) as store:
+        found = recalls("how do I like to be contacted?", store)
+
+    assert keys(found.memories)[0] == "mail"
+    assert asked not in [memory.text for memory in found.memories]
+
+
+def test_what_says_nearly_the_same_takes_one_place(recalls: Any) -> None:
+    """Near words for one another are one memory; other numbers, names and tenses are others."""
+    with filled(
+        fact("buy", "Ann wants to buy a big house"),
+        fact("huge", "Ann wants to buy a huge house"),
+        fact("bo", "Bo wants to buy a big house"),
+        fact("two", "Ann wants to buy 2 big houses"),
+    ) as store:
+        found = recalls("who wants to buy a house", store)
+
+    assert sorted(keys(found.memories)) in (["bo", "buy", "two"], ["bo", "huge", "two"])
 
 
 def test_only_the_kinds_that_are_wanted(recalls: Any) -> None:
