@@ -20,6 +20,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from langgraph_sdk import get_sync_client
 from playwright.sync_api import sync_playwright
 
 from perdure.checkpointers import SQLiteCheckpointer
@@ -50,6 +51,7 @@ PAGES = [
     ("thread", "/ui/thread?id=garden", WIDTH),
     ("question", "/ui/thread?id=letter#talk", WIDTH),
     ("talk-phone", "/ui/thread?id=garden#talk", PHONE),
+    ("runs", "/ui/runs", WIDTH),
     ("checkpoints", "/ui/checkpoints?id=garden", WIDTH),
     ("memories", "/ui/memories?q=how+much+sun+does+the+balcony+get&limit=6", WIDTH),
     ("memory", "/ui/memory?ns=memories&ns=ann&key=balcony", WIDTH),
@@ -92,6 +94,11 @@ OTHERS = [
 ]
 LETTER = "Ask Nora whether I shall bring the chives."
 DECISIONS: Any = ["approve", "edit", "reject"]
+RUNS: list[tuple[str, Any]] = [
+    ("bread", [{"role": "user", "content": "And how do I keep it?"}]),
+    ("bike", [{"role": "narrator", "content": "It is raining."}]),
+    ("norwegian", [{"role": "user", "content": "Which of them is for a place?"}]),
+]
 SUMMARY = (
     "Ann asks what grows on her balcony in half shade; suggested were mint, chives, parsley, "
     "lettuce and radishes."
@@ -197,6 +204,11 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         graphs = Graphs({"chat": chat_graph(), "letters": letters()})
         with running(create_app(Settings(db=db, user=USER), graphs=graphs)) as url:
+            with get_sync_client(url=url) as client:
+                for thread, text in RUNS:
+                    client.threads.update(thread, metadata={"graph_id": "chat"})
+                    said: Any = {"messages": text}
+                    client.runs.wait(thread, "chat", input=said, raise_error=False)
             tab = browser.new_page(base_url=url)
             for name, page, width in PAGES:
                 if not wanted or name in wanted:

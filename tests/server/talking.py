@@ -117,7 +117,9 @@ def reviewed(*calls: tuple[str, dict[str, Any]], mode: Any = "batched") -> Any:
     said = iter([AIMessage("Let me see.", tool_calls=made), AIMessage("It is done.")])
     rules: Any = {"send": True, "drop": {"allowed_decisions": ["approve", "reject"]}}
     review = HumanInTheLoopMiddleware(rules, interrupt_mode=mode)
-    return create_agent(Calling(messages=said), [send, drop], middleware=[review])
+    return create_agent(
+        Calling(messages=said, disable_streaming=True), [send, drop], middleware=[review]
+    )
 
 
 def fail() -> StateGraph[State]:

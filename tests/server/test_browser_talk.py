@@ -153,6 +153,7 @@ def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     for sent, button, refused in (
         ('{"to": "cy", "text": "hi"}', "Approve", "were changed, and the decision is 'approve'"),
         ('{"to": ', "Send as edited", "is no JSON"),
+        ("[" * 100_000, "Send as edited", "is no JSON"),
         ('["cy"]', "Send as edited", "the arguments of the call 1 of 'send' are ['cy']"),
         ('{"to": "cy", "text": "hi"}', "Send as edited", ""),
     ):
@@ -272,6 +273,27 @@ def test_a_run_that_others_began_is_shown_and_stopped(
     expect(tab.get_by_text("heard 1").first).to_be_visible()
     expect(go_on).to_have_count(0)
     assert values(sdk)["heard"] == ["hello"]
+
+
+def test_a_question_that_comes_up_is_told_and_answered_on_the_same_page(
+    tab: Page,  # noqa: F811 - the fixture
+    sdk: SyncLangGraphClient,
+) -> None:
+    """The focus goes from the box, which is gone, to what is asked."""
+    sdk.threads.update("t", metadata={"graph_id": "one"})
+    tab.goto(PAGE)
+    tab.get_by_label("Message").fill("write to Bob")
+    tab.get_by_label("Message").press("Control+Enter")
+    status = tab.get_by_role("status")
+    expect(status).to_have_text("The graph asks something.")
+    expect(tab.get_by_role("region", name="Talk")).to_be_focused()
+    tab.keyboard.press("Tab")
+    expect(tab.get_by_label("Arguments, JSON")).to_be_focused()
+    tab.get_by_role("button", name="Approve").click()
+
+    expect(status).to_have_text("The run has ended.")
+    expect(tab.locator("#turns .said").last).to_contain_text("It is done.")
+    assert results(sdk) == ["sent hi \u202eann to bob"]
 
 
 def test_without_scripts_a_message_is_sent_and_answered(

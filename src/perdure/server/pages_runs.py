@@ -69,7 +69,7 @@ def reviews(question: Mapping[str, Any]) -> list[ToolReview]:
             asked = _Batch.model_validate(value)
             allowed = {rule.action_name: rule.allowed_decisions for rule in asked.review_configs}
             return [
-                call.model_copy(update={"allowed": allowed.get(call.name, [])})
+                call.model_copy(update={"allowed": allowed.get(call.name, DECISIONS)})
                 for call in asked.action_requests
             ]
         schema = as_text(question.get("response_schema"))
@@ -83,7 +83,7 @@ def is_of_one_call(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
-def answer_of(question: Mapping[str, Any], form: Mapping[str, Any]) -> Any:
+def answer_of(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
     """The answer to a question that a form has.
 
     Raises:
@@ -97,7 +97,7 @@ def answer_of(question: Mapping[str, Any], form: Mapping[str, Any]) -> Any:
     return text if form.get("how") == "text" else _parsed(text, "the answer")
 
 
-def _decision(call: ToolReview, number: int, form: Mapping[str, Any]) -> dict[str, Any]:
+def _decision(call: ToolReview, number: int, form: Mapping[str, str]) -> dict[str, Any]:
     kind, message = form.get(f"decision-{number}"), _lines(form.get(f"message-{number}", ""))
     what = f"the call {number + 1} of {call.name!r}"
     if kind not in call.allowed:
@@ -121,7 +121,7 @@ def _decision(call: ToolReview, number: int, form: Mapping[str, Any]) -> dict[st
 def _parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigurationError(f"{what} {text!r:.80} is no JSON: {exc}") from exc
 
 
@@ -174,7 +174,8 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
 @action("threads:create_run")
 async def answer(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
     """Answer a question of a graph; others that wait go on waiting."""
-    reading, form = call.another("threads:read"), await request.form()
+    reading = call.another("threads:read")
+    form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
     await reading.permit({"thread_id": id})
     asked = (await reading.threads.get(id))["interrupts"].values()
     chosen = [each for of_task in asked for each in of_task if each.get("id") == form.get("of")]
