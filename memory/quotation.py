@@ -114,11 +114,12 @@ _WITHIN: Final = (
 """Keys with the parts of a block. All other keys may hold bytes, addresses, encrypted results."""
 _RESULT: Final = "result"  # how the type of a block with a tool's result ends
 _DEEPEST: Final = 8  # parts within parts
-_DATA: Final = re.compile(  # a file as an address
-    r"\bdata:(?=[a-z;])(?:[a-z]{1,20}/[\w.+-]{1,80})?(?:;[\w.=+-]{1,80}){0,5},\S*", re.A | re.I
+_DATA: Final = re.compile(  # a file as an address; what it begins with is looked for first
+    r"data:(?<!\wdata:)(?=[A-Za-z;])(?:[A-Za-z]{1,20}/[\w.+-]{1,80})?(?:;[\w.=+-]{1,80}){0,5},\S*"
 )
 _BINARY: Final = re.compile(  # also what is no word, and what may sign an address
-    rf"{_DATA.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)[?#]\S*", re.A | re.I
+    rf"{_DATA.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)(?:[?#]\S*)?",
+    re.A | re.I,
 )
 _FILE: Final = (
     *("filename", "file_name", "name", "title"),

@@ -154,6 +154,8 @@ def test_deep_and_odd_parts_are_no_error() -> None:
     odd = {"type": ["x"], "name": 7, "title": None, "text": b"bytes", "content": [1, None, "x"]}
 
     assert said(HumanMessage([deep, odd, {}])) == ""
+    for long in ("https://" * 50_000, "data:" * 50_000, "data:a/b;" * 50_000):
+        assert len(said(HumanMessage([{"type": "file", "name": long}]))) <= len(long) + 7
 
 
 # -- memories

@@ -146,7 +146,8 @@ def test_the_context_comes_before_the_config(file: File, context: Any, how: str)
     invoked(graph, how, TEA, BOB, context=context(user_id="ann"))
 
     assert all("ann" in text and "bob" not in text for text in told)
-    assert recall("I like green tea", store=file.store, config=BOB).memories[0].kind == "fact"
+    asked: Any = {"store": file.store, "config": BOB, "min_score": 0}
+    assert recall("I like green tea", **asked).memories[0].kind == "fact"
     assert file.named() == "ann"
 
 
