@@ -34,7 +34,8 @@ from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
 from psycopg.conninfo import make_conninfo
 from tests import postgres_server
-from tests.pgbouncer import PROGRAM, PgBouncer
+from tests.pgbouncer import PgBouncer
+from tests.programs import PGBOUNCER
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import StorageFull, StorageUnavailable
@@ -377,7 +378,7 @@ def shared(args: argparse.Namespace) -> bool:
 
 def pgbouncer(args: argparse.Namespace) -> bool:
     """PgBouncer is killed and started again."""
-    if PROGRAM is None:
+    if not any(map(shutil.which, PGBOUNCER.names)):
         print("--- pgbouncer: is not installed")
         return True
     with cluster() as server, folder() as told, folder() as place:

@@ -40,15 +40,18 @@ from perdure.checkpointers.put import TITLE_LENGTH
 from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_paused
 from perdure.checkpointers.records import (
     VIEWS,
+    RunRow,
     log_spans,
     open_client,
     open_item,
     open_listed,
+    open_run,
     open_writes,
     place,
     seal_checkpoint,
     seal_client,
     seal_listed,
+    seal_run,
     seal_writes,
     span,
     tags_of,
@@ -117,7 +120,8 @@ def _erased(
     yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
-    return ErasureReport(eraser.checkpoints + views, items, tuple(hashes), cancelled)
+    counts = eraser.checkpoints + views, items
+    return ErasureReport(*counts, tuple(hashes), cancelled, runs=eraser.runs)
 
 
 def _drop_views(
@@ -145,7 +149,8 @@ def _erased_thread(
                     hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.scrub_wanted()
-    return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
+    counts = report.checkpoints, report.items
+    return ErasureReport(*counts, tuple(sorted(hashes)), runs=report.runs)
 
 
 def _hash(reader: CheckpointReader, message: BaseMessage) -> str:
@@ -163,6 +168,7 @@ class _Eraser:
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
         dicts: Logs whose items are pairs.
+        runs: How many runs of the server changed.
     """
 
     def __init__(
@@ -173,7 +179,7 @@ class _Eraser:
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
         self.thread = Thread(key, generation)  # not the cache's
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread)
-        self.checkpoints = 0
+        self.checkpoints = self.runs = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self._needles = remover.needles()
@@ -270,6 +276,19 @@ class _Eraser:
             for row in (yield self.sql("namespace_writes", namespace)):
                 yield from self._writes(namespace, ns, row, head)
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
+        for row in (yield self.sql("runs_of", self.thread_id, "")):
+            yield from self._run(open_run(self.seal, row))
+
+    def _run(self, run: RunRow) -> Flow[None]:
+        """What a run of the server is asked, and what is told of it."""
+        before = [*run[3:]]
+        wheres = Where(tasks=True), Where(tasks=True), Where(inputs=True, texts=True, tasks=True)
+        left = [self.remover.without(*each) for each in zip(before, wheres, strict=True)]
+        if self._looking or all(new is old for new, old in zip(left, before, strict=True)):
+            return
+        left = [old and {} if new is GONE else new for new, old in zip(left, before, strict=True)]
+        yield self.sql("rewrite_run", *seal_run(self.seal, run.live, left), *run.live[1:3])
+        self.runs += 1
 
     def _is_hit(self, value: Any) -> bool:
         """Whether an item, whatever it is part of, may not stay as it is."""

@@ -161,8 +161,8 @@ class Maintenance:
             if title is None or title.message is not None or of_metadata:
                 yield from self.threads.tell_anew(row)
 
-    def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
-        """Remove a thread and all that belongs to it. An unknown one is no error."""
+    def delete_thread(self, thread_id: str, *, runs: bool = True) -> Flow[PruneReport]:
+        """Remove a thread and all that belongs to it; its runs may stay. No error if unknown."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()
@@ -175,7 +175,8 @@ class Maintenance:
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
         yield from unsay(self.sql, thread)
-        return PruneReport(checkpoints, items, 1, size)
+        gone = (yield self.sql("drop_runs", thread)) if runs else []
+        return PruneReport(checkpoints, items, 1, size, len(gone))
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""

@@ -70,6 +70,24 @@ CREATE TABLE said ({tenant_column}
     path bytea NOT NULL,
     PRIMARY KEY ({tenant}thread)
 );
+CREATE TABLE runs ({tenant_column}
+    thread bigint NOT NULL,
+    seq bigint NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
+    status text COLLATE "C" NOT NULL,
+    owner text COLLATE "C" NOT NULL,
+    graph text COLLATE "C" NOT NULL,
+    attempt bigint NOT NULL DEFAULT 1,
+    cancel text COLLATE "C",
+    created_at double precision NOT NULL,
+    updated_at double precision NOT NULL,
+    about bytea NOT NULL,
+    request bytea,
+    error bytea,
+    PRIMARY KEY ({tenant}thread, seq)
+) WITH (fillfactor = 70);
+CREATE UNIQUE INDEX runs_running ON runs ({tenant}thread) WHERE status = 'running';
+CREATE INDEX runs_live ON runs ({tenant}thread, seq) WHERE status IN ('pending', 'running');
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
@@ -183,4 +201,4 @@ AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3 AND waiting
 ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- analyzed: the planner is told what a copy has added
-ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags;
+ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags, runs;

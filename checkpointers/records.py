@@ -313,6 +313,73 @@ def open_client(seal: Seal, thread_id: str, stored: bytes | None) -> ClientMetad
     return ClientMetadata(*json.loads(seal.open(stored, ("client", thread_id))))
 
 
+# -- runs of the server
+
+
+class LiveRun(NamedTuple):
+    """A run that is under way or waits.
+
+    Attributes:
+        thread, seq: Its key; runs of a thread are in the order of `seq`.
+        owner: The process that runs it, or will; `""`: none does.
+        attempt: 1, and 1 more for each process that died while it ran it.
+        cancel: How it is to be stopped; None: it is not.
+    """
+
+    thread_id: str
+    thread: int
+    seq: int
+    run_id: str
+    status: str
+    owner: str
+    graph: str
+    attempt: int
+    cancel: str | None
+
+
+class RunRow(NamedTuple):
+    """A run.
+
+    Attributes:
+        about: What is told of it.
+        error: Why it failed.
+        request: What it is asked to do; None: it has ended.
+    """
+
+    live: LiveRun
+    created_at: float
+    updated_at: float
+    about: Any
+    error: Any = None
+    request: Any = None
+
+
+def open_run(seal: Seal, row: Row) -> RunRow:
+    """A run, from its row.
+
+    Raises:
+        CorruptRecord: It was damaged or tampered with.
+    """
+    live, (created_at, updated_at, *sealed) = LiveRun(*row[:9]), row[9:]
+    parts = [
+        None if data is None else json.loads(seal.open(data, place))
+        for data, place in zip(sealed, _run_places(live), strict=True)
+    ]
+    return RunRow(live, created_at, updated_at, *parts)
+
+
+def seal_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
+    """What is told of a run, its error and its request, as they are stored."""
+    return [
+        None if part is None else seal.seal(json.dumps(part, default=str).encode(), place)
+        for part, place in zip(parts, _run_places(live), strict=True)
+    ]
+
+
+def _run_places(live: LiveRun) -> list[Place]:
+    return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
+
+
 def _opened(seal: Seal, body: bytes, place: Place) -> Any:
     try:
         return unpack(seal.open(body, place))

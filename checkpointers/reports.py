@@ -214,12 +214,14 @@ class PruneReport:
         items: How many items of logs (messages and other elements).
         threads: How many threads lost a checkpoint, or are gone.
         size_bytes: Bytes of all that and of pending writes, without index overhead.
+        runs: How many runs of the server, with what they were asked.
     """
 
     checkpoints: int = 0
     items: int = 0
     threads: int = 0
     size_bytes: int = field(default=0, compare=False)
+    runs: int = 0
 
     def __add__(self, other: PruneReport) -> PruneReport:
         """Both together."""
@@ -242,6 +244,8 @@ class ErasureReport:
             process still reads the previous state, or the disk has no room for another copy of the
             file; then call `erase` again, or reopen the file.
             False on Postgres, which overwrites no bytes of a page.
+        runs: How many runs of the server were asked, or told, what quoted one: they have it no
+            longer, and those that had not ended are cancelled; or were deleted with their thread.
     """
 
     checkpoints: int = 0
@@ -249,6 +253,7 @@ class ErasureReport:
     hashes: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     scrubbed: bool = True
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

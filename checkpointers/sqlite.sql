@@ -68,6 +68,24 @@ CREATE TABLE said (
     position INTEGER NOT NULL,
     path BLOB NOT NULL
 ) STRICT;
+CREATE TABLE runs (
+    thread INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    graph TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 1,
+    cancel TEXT,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    about BLOB NOT NULL,
+    request BLOB,
+    error BLOB,
+    UNIQUE (thread, seq)
+) STRICT;
+CREATE UNIQUE INDEX runs_running ON runs (thread) WHERE status = 'running';
+CREATE INDEX runs_live ON runs (thread, seq) WHERE status IN ('pending', 'running');
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -324,7 +342,8 @@ AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread))
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- listed: all threads as a server lists them; conditions, an order and a page follow
-SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.waiting, t.seq, t.status, t.client FROM threads t WHERE 1 = 1;
+SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.waiting, t.seq, t.status, t.client,
+EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('pending', 'running')) FROM threads t WHERE 1 = 1;
 
 -- count_listed: how many; conditions follow
 SELECT count(*) FROM threads t WHERE 1 = 1;
@@ -443,3 +462,66 @@ ON CONFLICT ({tenant}name) DO UPDATE SET last = CASE WHEN excluded.last > keys.l
 
 -- analyzed: SQLite plans these queries without statistics
 SELECT 1;
+
+-- accept_run: it runs at once if no run of the thread is live, and waits otherwise, or is none if it may not wait
+INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about, request)
+SELECT t.thread, t.seq, CAST(?1 AS text), CASE t.live WHEN 0 THEN 'running' ELSE 'pending' END, CAST(?2 AS text), CAST(?3 AS text), ?4, ?4, ?5, ?6
+FROM (
+    SELECT thread, (SELECT coalesce(max(r.seq), 0) + 1 FROM runs r WHERE r.thread = threads.thread) AS seq,
+    (SELECT count(*) FROM runs r WHERE r.thread = threads.thread AND r.status IN ('pending', 'running')) AS live
+    FROM threads WHERE thread_id = ?7
+) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
+
+-- end_run: how it ended, unless it is another process' now; what it was asked is kept no longer
+UPDATE runs SET status = ?, error = ?, updated_at = ?, owner = '', request = NULL WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+
+-- claim_runs: this process runs what waits of its own, where no earlier run of the thread is live
+UPDATE runs SET status = 'running', updated_at = ?1 WHERE owner = ?2 AND status = 'pending' AND NOT EXISTS (
+    SELECT 1 FROM runs e WHERE e.thread = runs.thread AND e.status IN ('pending', 'running') AND e.seq < runs.seq
+);
+
+-- claim_next: the same, of one thread
+UPDATE runs SET status = 'running', updated_at = ?1 WHERE thread = ?3 AND owner = ?2 AND status = 'pending' AND NOT EXISTS (
+    SELECT 1 FROM runs e WHERE e.thread = ?3 AND e.status IN ('pending', 'running') AND e.seq < runs.seq
+) RETURNING seq;
+
+-- adopt_run: the run of a process that is gone; its death counts as an attempt
+UPDATE runs SET owner = ?, attempt = attempt + CASE status WHEN 'running' THEN 1 ELSE 0 END, status = 'pending'
+WHERE thread = ? AND seq = ? AND owner = ? AND status IN ('pending', 'running');
+
+-- hand_over: the runs of a process that ends are the next one's
+UPDATE runs SET owner = '', status = 'pending' WHERE owner = ? AND status IN ('pending', 'running');
+
+-- cancel_runs: one of a thread, or all; what waits has ended, what runs is told
+UPDATE runs SET cancel = coalesce(cancel, ?1), updated_at = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE request END,
+status = CASE status WHEN 'pending' THEN 'interrupted' ELSE status END
+WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?3) AND status IN ('pending', 'running') AND (?4 = '' OR run_id = ?4);
+
+-- live_runs: what is under way or waits, of all threads
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel
+FROM runs r JOIN threads t ON t.thread = r.thread WHERE r.status IN ('pending', 'running') ORDER BY r.thread, r.seq;
+
+-- live_of: of one thread
+SELECT r.run_id FROM runs r WHERE r.thread = (SELECT thread FROM threads WHERE thread_id = ?) AND r.status IN ('pending', 'running') ORDER BY r.seq;
+
+-- runs_of: all that are known of a thread, newest first
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, r.request
+FROM threads t JOIN runs r ON r.thread = t.thread WHERE t.thread_id = ?1 AND (?2 = '' OR r.run_id = ?2) ORDER BY r.seq DESC;
+
+-- newest_runs: the newest of all threads
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, NULL
+FROM threads t JOIN runs r ON r.thread = t.thread ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ?;
+
+-- rewrite_run: what is left of what a run was asked; it is not to go on with less
+UPDATE runs SET about = ?1, error = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE coalesce(?3, request) END,
+cancel = CASE WHEN status IN ('pending', 'running') THEN coalesce(cancel, 'interrupt') ELSE cancel END,
+status = CASE status WHEN 'pending' THEN 'interrupted' ELSE status END WHERE thread = ?4 AND seq = ?5;
+
+-- move_runs: the thread has another key
+UPDATE runs SET thread = ? WHERE thread = ?;
+
+-- drop_runs: those of a thread
+DELETE FROM runs WHERE thread = ? RETURNING 0;
+
+-- drop_old_runs: those that ended long ago
+DELETE FROM runs WHERE thread = ? AND seq <= ? AND status NOT IN ('pending', 'running');

@@ -21,7 +21,8 @@ CANCELLED: Final = "__erased__"
 _BRANCH: Final = "branch:to:"  # and the node that it triggers
 _JOIN: Final = "join:"  # the nodes that are waited for, joined by "+", ":", and the node
 _NO_NODES: Final = ("__input__", INTERRUPT)  # have seen versions of channels as well
-_NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"  # writes what a person gives a run
+NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
+"""Writes what a person gives a run."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
 _PULL: Final = "~__pregel_pull, "  # and the node
 _PUSH: Final = "~__pregel_push, "  # and the place of the `Send`; or the path of a task that calls
@@ -95,7 +96,7 @@ def _by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """The writes of each task of the superstep."""
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
-        if write.task != _NULL_TASK and not _is_inner(write.path):
+        if write.task != NULL_TASK and not _is_inner(write.path):
             by_task.setdefault(write.task, []).append(write)
     return by_task
 

@@ -475,8 +475,10 @@ class Merge:
                 if kept is not None:
                     records.client = open_client(reader.seal, target, kept)
                     records.status = status
-            yield from self.target.delete_thread(target)
-            yield from write_thread(reader, records, target, keys, records.updated_at)
+            before = yield reader.sql("find_thread", target)
+            yield from self.target.delete_thread(target, runs=False)
+            new = yield from write_thread(reader, records, target, keys, records.updated_at)
+            yield [reader.sql("move_runs", new, thread) for thread, *_ in before]
             known = len(here.checkpoints)
             more = len(there.writes) - len(here.writes)
             return ImportReport(1, 0, len(there.checkpoints) - known, more, known)

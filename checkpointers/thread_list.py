@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -44,6 +44,8 @@ _BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and p
     "interrupted": "t.waiting = 1",
     "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted') OR t.client IS NOT NULL)",
     "error": "t.status = 'error'",
+    "busy": "(t.status = 'busy' OR EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread "
+    "AND r.status IN ('pending', 'running')))",
 }
 
 
@@ -57,6 +59,7 @@ class ListedThread:
         status: Where it stands, if it may wait for an answer; else idle.
         ended: How its last run on the server ended.
         client: What a client gave it; None: nothing.
+        busy: Whether a run of a server is under way, or waits.
     """
 
     thread_id: str
@@ -67,6 +70,7 @@ class ListedThread:
     status: ThreadStatus
     ended: RunStatus
     client: ClientMetadata | None
+    busy: bool
 
     @property
     def counts(self) -> bool:
@@ -108,7 +112,6 @@ class ThreadQuery:
         ids: Only these. None: all.
         status: How they stand: one of `RunStatus`.
         active_since, active_until: When they were active.
-        busy: Those with a run under way, whatever their rows say.
         sort_by, descending: The order; in each, the latest activity first.
         is_exact: Whether no row is to be compared: what comes before a page is not opened.
         is_unread: Only those that the search of what was said has not read to their end.
@@ -120,7 +123,6 @@ class ThreadQuery:
     status: RunStatus | None = None
     active_since: datetime | None = None
     active_until: datetime | None = None
-    busy: Collection[str] = ()
     sort_by: SortBy = "updated_at"
     descending: bool = True
     is_exact: bool = False
@@ -194,10 +196,7 @@ class ThreadList:
         if query.ids is not None:
             ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
             where.append(_among("t.thread_id", ids))  # Postgres knows no NUL
-        if query.status == "busy":
-            sql, ids = _among("t.thread_id", [*query.busy])
-            where.append((f"(t.status = 'busy' OR {sql})", ids))
-        elif query.status is not None:
+        if query.status is not None:
             where.append((_BY_STATUS[query.status], []))
         if query.active_since is not None:
             where.append(("t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]))
@@ -245,7 +244,8 @@ class ThreadList:
         status = head.status if head is not None and row[6] else IDLE
         client = open_client(self._seal, row[1], row[9])
         times = created_at, updated_at
-        return ListedThread(row[1], *times, metadata, text, status, row[8], client)
+        busy = bool(row[10])
+        return ListedThread(row[1], *times, metadata, text, status, row[8], client, busy)
 
     # -- writing
 

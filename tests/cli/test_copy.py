@@ -34,6 +34,8 @@ from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
 from tests.contracts.puts import put
 from tests.contracts.test_import import build, everything
+from tests.contracts.test_runs import accepted
+from tests.contracts.test_runs import of as of_thread
 from tests.store_backends import Clock
 
 NOTES, MORE = ("users", "ümit", "notes"), ("users", "bo")
@@ -72,6 +74,8 @@ def fill(old: Database) -> None:
         early = list(graph.get_state_history(config))[3].config
         graph.update_state(early, {"messages": [("human", "a fork")]}, as_node="sub")
     graph.invoke({"messages": [("human", "well?")]}, {"configurable": {"thread_id": "c"}})
+    accepted(old.saver, "a", {"request": {"input": "a plan"}})
+    accepted(old.saver, "a")
     put(old.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
     old.saver.prune(["pruned"], strategy="keep_latest")
     old.saver.delete_thread("gone")
@@ -94,6 +98,7 @@ def shape(of: Database) -> list[Any]:
         [(t.thread_id, t.created_at, t.updated_at, t.checkpoints) for t in saver.threads()],
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [found.config for found in saver.list(None, filter={"user": "u1"})],
+        of_thread(saver, "a"),
         list(store.export()),
         [store.history(NOTES, key) for key in ("tea", "k0")],
         store.list_namespaces(),
@@ -215,7 +220,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     for _ in range(100):
         with monkeypatch.context() as patch, suppress(Killed):
             for part in new:
-                patch.setattr(part.database, "write", cut_off(part.database.write, 9))
+                patch.setattr(part.database, "write", cut_off(part.database.write, 10))
             copy(old, new)
             break
         ended += 1

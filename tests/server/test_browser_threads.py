@@ -187,8 +187,13 @@ def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckp
     expect(changed.locator(".line.minus .what").last).to_have_text("1")
 
 
-def test_imported_conversations(tab: Page, url: str, settings: Settings) -> None:
+@pytest.fixture
+def imported(settings: Settings) -> None:
+    """Conversations that are there before the server starts."""
     assert run(Path(settings.db), "import", str(EXPORT)).exit_code == 0
+
+
+def test_imported_conversations(imported: None, tab: Page) -> None:
     tab.goto("/ui/threads")
     titles = tab.locator("tbody td:first-child a").all_inner_texts()
     assert len(titles) > 1

@@ -25,6 +25,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, run_log
 from perdure.server import keys as keys_module
 from perdure.server.access import Identity, Local
+from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
@@ -323,8 +324,8 @@ def test_a_run_that_never_began_does_not_end_the_events_of_another(
     assert "failed" not in told
 
 
-def test_events_of_a_thread_are_kept_however_often_another_is_read() -> None:
-    runs = Runs(Graphs({}), Limits())
+def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Settings) -> None:
+    runs = Runs(Graphs({}), Limits(), Databases(settings), {})
     runs.feed("a", "t").add("values", SECRET)
     for _ in range(FEEDS + 1):
         runs.feed("b", "t")

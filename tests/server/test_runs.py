@@ -27,13 +27,13 @@ from starlette.requests import HTTPConnection
 from perdure import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import views
-from perdure.server import create_app, runs
+from perdure.server import create_app, run_queue, runs
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
-from perdure.server.runs import RunRequest
+from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who
@@ -456,7 +456,7 @@ def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> N
 def test_a_thread_whose_run_does_not_end_is_not_deleted(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_ENDS_S", 0.05)
+    monkeypatch.setattr(runs, "ENDS_S", 0.05)
     served = Graphs({"stubborn": stubborn(gate, Gate(), threading.Event())})
     with (
         running(create_app(settings, graphs=served)) as url,
@@ -544,7 +544,8 @@ def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: G
 def test_the_oldest_runs_are_forgotten(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "REPLAYED", 1)
+    monkeypatch.setattr(run_queue, "REPLAYED", 1)
+    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 2)
     monkeypatch.setattr(runs, "KEPT", 2)
     gate.open.set()
     made = [sdk.runs.create("t", "talk", input=says(text))["run_id"] for text in ("1", "2", "3")]
@@ -552,9 +553,11 @@ def test_the_oldest_runs_are_forgotten(
 
     assert last["heard"] == ["1", "2", "3"]
     assert [run["run_id"] for run in sdk.runs.list("t")] == made[:0:-1]
+    second: Any = sdk.runs.join("t", made[1])
+    assert second["heard"] == ["1", "2"]
+    with pytest.raises(httpx.HTTPStatusError, match="the last 2 are known"):
+        sdk.runs.join("t", made[0])
     for each, why in ((made[1], "no longer kept"), (made[0], "the last 2 are known")):
-        with pytest.raises(httpx.HTTPStatusError, match=why):
-            sdk.runs.join("t", each)
         with pytest.raises(APIStatusError, match=why):
             list(sdk.runs.join_stream("t", each))
 
@@ -781,7 +784,7 @@ def test_a_command_is_refused_by_its_code(sdk: SyncLangGraphClient, client: http
 # -- the end of the server
 
 
-def test_a_server_that_stops_cancels_its_runs(
+def test_a_server_that_stops_leaves_its_runs_to_the_next(
     settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
     with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
@@ -793,29 +796,34 @@ def test_a_server_that_stops_cancels_its_runs(
     gate.open.set()
     with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
         client.runs.wait("t", "talk", input=says("two"))
-        assert texts(client) == ["one", "two", "heard 2"]
+        assert texts(client) == ["one", "heard 1", "two", "heard 2"]
 
 
 def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
     began, told = asyncio.Event(), []
 
-    async def play(*_: Any) -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.05)
-            told.append("tidied up")
+    class Slow:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        async def play(self, *_: Any) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.05)
+                told.append("tidied up")
 
     async def use() -> None:
-        known, databases = runs.Runs(Graphs({"ask": ask()}), Limits(at_once=1)), Databases(settings)
+        databases = Databases(settings)
+        known = runs.Runs(Graphs({"ask": ask()}), Limits(at_once=1), databases, {"run": Slow})
         call = Call(Identity("ann"), "threads:create_run", Local("ann"), databases)
         await call.permit()
         await call.threads.create("t")
         request = RunRequest(assistant_id="ask")
-        run = known.start(call, request, "t", play, temporary=False)
+        run = await known.start(call, request, "t", temporary=False)
         with pytest.raises(TooMany):  # the requests of both were checked before
-            known.start(call, request, "t", play, temporary=False)
+            await known.start(call, request, "t", temporary=False)
         await began.wait()
         known.forget(None, "t")
         await known.aclose()
@@ -827,15 +835,16 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
 
 
 GRAPH = """
-import asyncio, sys
+import asyncio
+from pathlib import Path
 from langgraph.graph import START, MessagesState, StateGraph
 
 async def hear(state):
     return {"messages": [("ai", f"heard {len(state['messages'])}")]}
 
 async def answer(state):
-    if state["messages"][-2].text == "wait":
-        await asyncio.sleep(600)
+    while state["messages"][-2].text == "wait" and not Path("go on").exists():
+        await asyncio.sleep(0.01)
     return {"messages": [("ai", "done")]}
 
 def make():
@@ -858,9 +867,11 @@ def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
         process.wait(20)
     with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
         assert texts(client) == ["wait", "heard 1"]
-        assert client.threads.get("t")["status"] != "busy"
+        assert client.threads.get("t")["status"] == "busy"
+        (tmp_path / "go on").touch()
         client.runs.wait("t", "made", input=says("go on"))
-        assert texts(client) == ["wait", "heard 1", "go on", "heard 3", "done"]
+        assert texts(client) == ["wait", "heard 1", "done", "go on", "heard 4", "done"]
+        assert [run["status"] for run in client.runs.list("t")] == ["success"] * 2
 
 
 @contextmanager

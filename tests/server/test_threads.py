@@ -16,6 +16,9 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.types import Interrupt
 
 from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import LiveRun, RunRow
+from perdure.checkpointers.runs import RunTable
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
 from perdure.server.access import Filter, Forbidden, containing
 from perdure.server.threads import ThreadConditions, Threads
@@ -38,6 +41,15 @@ def run(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
             return await use(*parts)
 
     return asyncio.run(used())
+
+
+async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveRun]:
+    """A run that is under way on a thread, of nobody."""
+    live, table = LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None), RunTable(saver)
+    row = RunRow(live, 0.0, 0.0, {}, request={})
+    made, _ = await table.accept(row, rejects=True, cancels=None)
+    assert made is not None
+    return table, made
 
 
 async def search(threads: Threads, limit: int = 10, **wanted: Any) -> list[dict[str, Any]]:
@@ -209,7 +221,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
     async def use() -> None:
         async with SQLiteCheckpointer(settings.db) as saver:
             late, first = [
-                Threads(saver, {}, lambda: active and ["t"], forgotten.append) for _ in range(2)
+                Threads(saver, {}, lambda _: bool(active), forgotten.append) for _ in range(2)
             ]
             find = late._find
 
@@ -220,6 +232,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
                     if not active:
                         await first.create("t")
                         forgotten.clear()
+                        await accepted(saver, "t")
                         active.append("a run of the first request")
 
             monkeypatch.setattr(late, "_find", found)
@@ -371,17 +384,17 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads._saver.aprune(["pruned"])
         await threads.set_status("b", "error")
-        running = Threads(threads._saver, {}, lambda: ["runs"])
+        await accepted(threads._saver, "runs")
         for order in ("asc", "desc"):
             wanted = ThreadConditions(sort_by="status", sort_order=order)
-            found = await running.search(wanted)
+            found = await threads.search(wanted)
             expected = ["runs", "b", "pruned", "a", "asks"]
             if order == "desc":
                 expected = ["asks", "pruned", "a", "b", "runs"]
             assert ids(found) == expected
-            assert await running.search(wanted, 2, 1) == found[1:3]
+            assert await threads.search(wanted, 2, 1) == found[1:3]
             wanted = ThreadConditions(sort_by="status", status="idle")
-            assert ids(await running.search(wanted)) == ["pruned", "a"]
+            assert ids(await threads.search(wanted)) == ["pruned", "a"]
 
     run(settings, use)
 
@@ -422,11 +435,12 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        running = Threads(threads._saver, {}, lambda: ["t"])
+        table, run = await accepted(threads._saver, "t")
 
-        assert (await running.get("t"))["status"] == "busy"
-        assert ids(await search(running, status="busy")) == ["t"]
-        assert (await running.copy("t", {}))["status"] == "idle"
+        assert (await threads.get("t"))["status"] == "busy"
+        assert ids(await search(threads, status="busy")) == ["t"]
+        assert (await threads.copy("t", {}))["status"] == "idle"
+        await table.end(run, "success")
         assert [each["status"] for each in await search(threads)] == ["idle", "idle"]
 
     run(settings, use)

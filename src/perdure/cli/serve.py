@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 1000
 _KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
-_GRACE_S = 1  # for what is under way when the server is to end
+_ENDS_S = 1  # for other requests that are under way when the server is to end
 
 AuditFile = Annotated[
     Path | None,
@@ -64,6 +64,10 @@ def serve(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Count for Prometheus, at /metrics.")
     ] = False,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long runs may take to end at SIGTERM."),
+    ] = 10,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -130,9 +134,17 @@ def serve(
             forwarded_allow_ips=[*map(str, proxy or ())],
             limit_concurrency=_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=_ENDS_S,
         )
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        stop = server.shutdown
+
+        async def stopped(sockets: list[socket.socket] | None = None) -> None:
+            await made.state.runs.drain(grace, lambda: server.force_exit)
+            await stop(sockets)
+
+        server.shutdown = stopped  # type: ignore[method-assign]
+        server.run(sockets=[listening])
 
 
 def _check_tenants(access: Access | None, db: str) -> None:

@@ -33,7 +33,7 @@ from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database, statements
 from perdure.storage.encryption import Place
-from perdure.storage.flow import Flow, NamedSQL, Row, Statement, rows_of
+from perdure.storage.flow import ALL, Flow, NamedSQL, Row, Statement, rows_of
 from perdure.stores.namespaces import labels
 from perdure.stores.whole_store import WholeStore
 
@@ -54,7 +54,8 @@ class Table(NamedTuple):
     `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
     are columns of text that users choose, `keyed` others of which there is an index, `large` those
     of any length. Of a row with its owner, `ids` are the places of ids, `flags` of what is true or
-    false, and `sealed` what binds the last columns to it.
+    false, and `sealed` what binds the last columns to it. `top` comes after what follows the first
+    column in a key.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Table(NamedTuple):
     ids: Sequence[int] = ()
     flags: Sequence[int] = ()
     sealed: Callable[[Sequence[Any]], Sequence[Place]] = lambda row: ()
+    top: Any = _TOP
 
     def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """The next rows after a key, as many as may be held: first the owner, then the columns."""
@@ -102,7 +104,7 @@ class Table(NamedTuple):
 
     def first_key(self, last: int) -> list[Any]:
         """What comes before all keys that begin with a number."""
-        return [last - 1, *(_TOP for _ in self.key.split(", ")[1:])]
+        return [last - 1, *(self.top for _ in self.key.split(", ")[1:])]
 
 
 def _each(*columns: str) -> list[str]:
@@ -248,6 +250,18 @@ class ThreadTables(Tables):
             large="body",
             ids=[3, 4],
             sealed=lambda row: [("writes", *row[:2], *row[3:6])],
+        ),
+        Table(
+            "runs",
+            "thread, seq, run_id, status, owner, graph, attempt, cancel, created_at, updated_at, "
+            "about, error, request",
+            "t.thread_id",
+            f"LEFT {_OF_THREAD}r.thread",
+            key="thread, seq",
+            top=ALL,
+            names="graph",
+            large="about, error, request",
+            sealed=lambda row: [(name, row[0], row[3]) for name in ("about", "error", "request")],
         ),
     )
 

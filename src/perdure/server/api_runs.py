@@ -26,7 +26,9 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run_log import frame, streamed
-from perdure.server.runs import Mode, Play, Run, RunRequest, Runs
+from perdure.server.run_queue import Run, interrupted, shown
+from perdure.server.run_request import Mode, RunRequest
+from perdure.server.runs import Runs
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["runs"])
@@ -44,7 +46,7 @@ All = Annotated[Runs, Depends(runs_of)]
 
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
     """The run that a request asks for; it is under way."""
-    return await begin(call, runs, body, thread_id, RunEvents().play)
+    return await begin(call, runs, body, thread_id)
 
 
 async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
@@ -57,9 +59,9 @@ Known = Annotated[Run, Depends(known)]
 
 
 async def kept(run: Known) -> Run:
-    """The run that a request names, if its events and its output are kept."""
+    """The run that a request names, if its events are kept."""
     if run.forgotten:
-        why = f"the output of run {run.run_id!r} is no longer kept; read the state of its thread"
+        why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
     return run
 
@@ -78,9 +80,9 @@ async def stream(run: Begun, request: Request) -> Response:
 @routes.post("/threads/{thread_id}/runs/wait")
 @routes.post("/runs/wait")
 @action("threads:create_run")
-async def wait(run: Begun, request: Request) -> Response:
+async def wait(run: Begun, runs: All, request: Request) -> Response:
     """Run a graph, and reply with its values."""
-    return await _values(run, request, cancels=run.request.on_disconnect == "cancel")
+    return await _values(run, runs, request, cancels=run.request.on_disconnect == "cancel")
 
 
 @routes.post("/threads/{thread_id}/runs")
@@ -104,8 +106,8 @@ async def listed(
     """The runs of a thread, newest first."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)
-    known = reversed(runs.of(call.identity.tenant, thread_id))
-    found = [run.shown() for run in known if status in (None, run.status)]
+    known = await runs.listed(call.identity.tenant, thread_id)
+    found = [shown(row) for row in known if status in (None, row.live.status)]
     return JSON(found[offset : offset + limit])
 
 
@@ -118,9 +120,9 @@ async def get(run: Known) -> Response:
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
-async def join(run: Kept, request: Request) -> Response:
+async def join(run: Known, runs: All, request: Request) -> Response:
     """The values of a run, at its end."""
-    return await _values(run, request)
+    return await _values(run, runs, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -151,13 +153,15 @@ async def cancel(
 ) -> Response:
     """Stop a run; what it has stored stays, but with `rollback`."""
     run = await reached(call, runs, thread_id, run_id, action=action)
-    run.cancel(action)
+    await runs.cancel(run, action)
     if wait:
         await run.wait()
     return Response(status_code=204 if wait else 202)
 
 
-async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None, play: Play) -> Run:
+async def begin(
+    call: Call, runs: Runs, body: RunRequest, thread_id: str | None, protocol: str = "run"
+) -> Run:
     """Begin a run that a client asks for; without a thread, on one of its own.
 
     Raises:
@@ -191,14 +195,14 @@ async def begin(call: Call, runs: Runs, body: RunRequest, thread_id: str | None,
     if creates:
         await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
     temporary = temporary and body.on_completion == "delete"
-    return runs.start(call, body, thread_id, play, temporary=temporary)
+    return await runs.start(call, body, thread_id, protocol, temporary=temporary)
 
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
     """A run, once whoever asks may reach its thread."""
     await call.permit({"thread_id": thread_id, "run_id": run_id, **about})
     await call.threads.get(thread_id)
-    return runs.get(call.identity.tenant, thread_id, run_id)
+    return await runs.get(call.identity.tenant, thread_id, run_id)
 
 
 def _path(run: Run) -> str:
@@ -246,21 +250,22 @@ async def _frames(
         yield frame("error", run.error)
 
 
-async def _values(run: Run, request: Request, *, cancels: bool = False) -> Response:
+async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = False) -> Response:
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    leaving = asyncio.create_task(left())
+    leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait())
     try:
-        await asyncio.wait([run.task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
+        ending.cancel()
         if cancels:
             run.cancel()
     path = _path(run)
     return JSON(
-        {"__error__": run.error} if run.error else run.output,
+        {"__error__": run.error} if run.error else await runs.output(run) if run.ended else None,
         headers={"Content-Location": path, "Location": f"{path}/join"},
     )
 
@@ -268,13 +273,14 @@ async def _values(run: Run, request: Request, *, cancels: bool = False) -> Respo
 class RunEvents:
     """Plays one run to its own log."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run, runs: Runs) -> None:
+        self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
         self._interrupts: dict[str, Any] = {}  # by their ids: each comes in a part of its own
 
-    async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
-        """Run a graph to its end."""
-        request = run.request
+    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+        """See `Player.play`."""
+        run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
             "context": request.context,
@@ -286,7 +292,7 @@ class RunEvents:
             "version": "v2",
         }
         # a stream that is not closed leaves its last steps to the garbage collector
-        async with aclosing(graph.astream(request.given(), config, **options)) as parts:  # type: ignore[type-var]
+        async with aclosing(graph.astream(given, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._add(run, part)
 
@@ -294,10 +300,10 @@ class RunEvents:
         kind, ns, data = part["type"], part["ns"], part["data"]
         if kind == "values":
             new = {each.id: each for each in part.get("interrupts", ())}
-            data = _interrupted(data, new)
+            data = interrupted(data, [*new.values()])
             if not ns:
                 self._interrupts |= new
-                run.output = _interrupted(data, self._interrupts)
+                run.output = interrupted(data, [*self._interrupts.values()])
         if not ns and kind in ("values", "updates"):
             run.waits |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
@@ -330,12 +336,6 @@ class RunEvents:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
         self._messages[message.id] = whole = message if before is None else before + message
         yield "messages/partial", [message_chunk_to_message(whole)]
-
-
-def _interrupted(values: Any, by: Mapping[str, Any]) -> Any:
-    """Values with what interrupted their graph; its state may be an object."""
-    fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
-    return {**fields, "__interrupt__": [*by.values()]} if by else values
 
 
 def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
 from perdure.server.reply import reply
-from perdure.server.runs import CheckpointAt
+from perdure.server.run_request import CheckpointAt
 from perdure.server.threads import Thread, ThreadConditions, checked_metadata, interrupt_of
 from perdure.settings import SEARCH_LIMIT
 

@@ -36,7 +36,7 @@ from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS
 from perdure.server.reply import JSON
-from perdure.server.runs import Runs
+from perdure.server.runs import Players, Runs
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
@@ -97,8 +97,11 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         measured = (telemetry.measured,) if telemetry is not None else ()
         app.state.databases = Databases(chosen, *measured)
-        app.state.runs = Runs(served, limits, telemetry)
+        players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
+        app.state.runs = Runs(served, limits, app.state.databases, players, telemetry)
         try:
+            # those of other kinds of access are known when somebody asks
+            await app.state.runs.open(getattr(app.state.access, "tenants", (None,)))
             yield
         finally:
             await app.state.runs.aclose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Any, Final, Protocol
@@ -31,8 +31,8 @@ _PAGE: Final = 1_000  # read at once, where such are left out
 class RunsUnderWay(Protocol):
     """The runs of this process, as far as threads need to know them."""
 
-    def busy(self, tenant: str | None) -> Collection[str]:
-        """The threads with runs that have not ended."""
+    def busy(self, tenant: str | None, thread_id: str) -> bool:
+        """Whether one of a thread has not ended, be it of one that was deleted."""
 
     def forget(self, tenant: str | None, thread_id: str) -> None:
         """Forget what is known of a thread that is no more."""

@@ -56,6 +56,10 @@ class Databases:
         await self._close(*idle[: max(0, len(self._parts) - _MOST)])
         return parts
 
+    def has(self, tenant: str | None, parts: OpenDatabase) -> bool:
+        """Whether this is open."""
+        return self._parts.get(tenant) is parts
+
     @contextmanager
     def used(self, tenant: str | None) -> Iterator[None]:
         """While it lasts, what belongs to a tenant is not closed."""

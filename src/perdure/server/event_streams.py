@@ -26,7 +26,9 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.reply import JSON
 from perdure.server.run_log import Feed, streamed, told
-from perdure.server.runs import Run, RunRequest
+from perdure.server.run_queue import Run
+from perdure.server.run_request import RunRequest
+from perdure.server.runs import Runs
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
@@ -63,7 +65,7 @@ class InterruptAnswer(BaseModel):
 @action("threads:create_run")
 async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) -> Response:
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
-    events, params = ThreadEvents(), sent.params
+    params = sent.params
     try:
         if sent.method == "input.respond":
             params = {**params, **await _answer(call, thread_id, params)}
@@ -71,16 +73,15 @@ async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) 
             why = f"{sent.method!r} is no command of this server"
             return _refused(sent, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
-        run = await begin(call, runs, body, thread_id, events.play)
+        run = await begin(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownGraph) as exc:
         return _refused(sent, "invalid_argument", str(exc))
-    feed = events.connect(run, runs.feed(call.identity.tenant, thread_id))
     return JSON(
         {
             "type": "success",
             "id": sent.id,
             "result": {"run_id": run.run_id},
-            "meta": {"applied_through_seq": feed.last},
+            "meta": {"applied_through_seq": runs.feed(run.tenant, thread_id).last},
         }
     )
 
@@ -128,23 +129,19 @@ async def _frames(feed: Feed, request: Request, wanted: Subscription) -> AsyncIt
 class ThreadEvents:
     """Plays runs to the feed of a thread."""
 
-    def __init__(self) -> None:
-        self._feed, self._run_id = Feed(), ""
+    def __init__(self, run: Run, runs: Runs) -> None:
+        self._run, self._feed = run, runs.feed(run.tenant, run.thread_id)
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
-
-    def connect(self, run: Run, feed: Feed) -> Feed:
-        """Send the events of a run to a feed; tell it of the run's end."""
-        self._feed, self._run_id = feed, run.run_id
+        assert run.task is not None
         run.task.add_done_callback(lambda task: self._finish(run, task.get_loop()))
-        return feed
 
-    async def play(self, run: Run, graph: Graph, config: RunnableConfig) -> None:
-        """Run a graph to its end; an input answers the interrupt that waits, if one does."""
+    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+        """See `Player.play`; an input answers the interrupt that waits, if one does."""
+        run = self._run
         self._feed.begin()
         self._feed.of = run.task
         self._add("lifecycle", [], {"event": "running"})
-        given = run.request.given()
         if given is not None and not isinstance(given, Command):
             waiting = (await graph.aget_state(config)).interrupts
             given = Command(resume=given) if waiting else given
@@ -219,7 +216,7 @@ class ThreadEvents:
         params = {"namespace": namespace, "timestamp": at, "data": sent}
         event = {
             "type": "event",
-            "event_id": f"{self._run_id}-{number}",
+            "event_id": f"{self._run.run_id}-{number}",
             "seq": number,
             "method": method,
             "params": params,

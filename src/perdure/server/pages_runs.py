@@ -16,11 +16,13 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
-from perdure.server.api_runs import All, RunEvents, begin, reached
+from perdure.server.api_runs import All, begin, reached
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
-from perdure.server.runs import Run, RunRequest, Runs
+from perdure.server.run_queue import Run, shown
+from perdure.server.run_request import RunRequest
+from perdure.server.runs import Runs
 from perdure.server.threads import Thread, ThreadConditions
 
 routes = Pages()
@@ -130,10 +132,10 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def runs_of(call: Call, runs: Runs, thread: Thread) -> list[Values]:
+async def runs_of(call: Call, runs: Runs, thread: Thread) -> list[Values]:
     """The runs of a thread that are known, newest first, as pages show them."""
-    known = reversed(runs.of(call.identity.tenant, thread["thread_id"]))
-    return [run_row(run.shown(), run.error) for run in known]
+    known = await runs.listed(call.identity.tenant, thread["thread_id"])
+    return [run_row(shown(row), row.error) for row in known]
 
 
 def run_row(shown: Mapping[str, Any], error: Mapping[str, str] | None = None) -> Values:
@@ -151,7 +153,7 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     is not served.
     """
     last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may, rows = await call.may("threads:create_run", thread), runs_of(call, runs, thread)
+    may, rows = await call.may("threads:create_run", thread), await runs_of(call, runs, thread)
     live = [row for row in rows if row["is_live"]]
     interrupts = () if live else thread["interrupts"].values()  # else they may be answered
     asked = [each for of_task in interrupts for each in of_task]
@@ -218,7 +220,7 @@ async def stop(
 ) -> Response:
     """Stop a run, also of the list; what it has stored stays."""
     run = await reached(call, runs, id, run_id)
-    run.cancel()
+    await runs.cancel(run)
     stopped = await _shown(request, id, run)
     return go_to("/ui/runs") if listed else stopped
 
@@ -236,20 +238,21 @@ async def all_runs(
     asked = await call.permit({"metadata": {}})
     if id:
         await call.threads.get(id)
-    known = [run for run in runs.every(call.identity.tenant) if id in ("", run.thread_id)]
-    newest = {run.thread_id: run.run_id for run in reversed(known)}
+    tenant = call.identity.tenant
+    known = await (runs.listed(tenant, id) if id else runs.newest(tenant))
+    newest = {row.live.thread_id: row.live.run_id for row in reversed(known)}
     conditions = ThreadConditions(metadata=asked["metadata"], ids=[*newest])
     threads = {
         each["thread_id"]: each for each in await call.threads.search(conditions, len(newest))
     }
     rows = []
-    for run in known:
-        thread = threads.get(run.thread_id)
+    for row in known:
+        run, thread = row.live, threads.get(row.live.thread_id)
         if thread is not None and status in ("", run.status):
             is_cut_off = run.status in _CUT_OFF and not thread["interrupts"]
             is_open = is_cut_off and run.run_id == newest[run.thread_id]
             about = {"title": thread["title"], "is_open": is_open}
-            rows.append(run_row(run.shown(), run.error) | about)
+            rows.append(run_row(shown(row), row.error) | about)
     return page(
         request,
         "runs.html",
@@ -267,7 +270,7 @@ async def _begun(
     """Begin a run on a thread."""
     shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
     body = RunRequest.model_validate({**asked, **shows})
-    run = await begin(call, runs, body, thread_id, RunEvents().play)
+    run = await begin(call, runs, body, thread_id)
     return await _shown(request, thread_id, run)
 
 

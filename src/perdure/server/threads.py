@@ -9,7 +9,7 @@ id: if another program writes the first checkpoint, what the client gave counts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -115,8 +115,7 @@ class Threads:
     Args:
         saver: Where they are.
         filter: What their metadata must meet.
-        busy: Tells the threads with a run under way, which are shown as busy. That is not written
-            down: a server that was killed leaves no thread busy.
+        busy: Whether a run of this process is under way on a thread that may be no more.
         forget: Called with the id of a thread that is no more, before another has it.
     """
 
@@ -124,7 +123,7 @@ class Threads:
         self,
         saver: Checkpointer,
         filter: Filter,
-        busy: Callable[[], Collection[str]] = tuple,
+        busy: Callable[[str], bool] = lambda _: False,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._saver, self._list = saver, ThreadList(saver)
@@ -280,14 +279,14 @@ class Threads:
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
                 f"most {_ID_BYTES}, and no NUL"
             )
-        if await self._find(thread_id) is not None or thread_id in self._busy():
+        if await self._find(thread_id) is not None or self._busy(thread_id):
             raise _exists(thread_id)
         self._check(metadata)
         self._forget(thread_id)  # another program may have deleted one
 
     async def _find(self, thread_id: str) -> Thread | None:
         thread = await self._list.aget(thread_id)
-        return None if thread is None else _shown(thread, self._busy())
+        return None if thread is None else _shown(thread)
 
     # -- many threads
 
@@ -329,10 +328,10 @@ class Threads:
 
     def _match(self, wanted: ThreadConditions) -> Callable[[ListedThread], Thread | None]:
         """What makes a thread of one that meets conditions, and None of any other."""
-        busy, has_wanted = {*self._busy()}, containing(dict(wanted.metadata or {}))
+        has_wanted = containing(dict(wanted.metadata or {}))
 
         def match(listed: ListedThread) -> Thread | None:
-            thread = _shown(listed, busy)
+            thread = _shown(listed)
             metadata, at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_wanted(metadata)
@@ -375,7 +374,6 @@ class Threads:
             wanted.status,
             wanted.active_since,
             wanted.active_until,
-            self._busy(),
             _ORDERS.get(wanted.sort_by or "", "updated_at"),
             wanted.sort_order != "asc",
             not (asked or wanted.text or wanted.status or wanted.owner),
@@ -418,7 +416,7 @@ def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     return ClientMetadata({}), "idle"
 
 
-def _shown(thread: ListedThread, busy: Collection[str]) -> Thread:
+def _shown(thread: ListedThread) -> Thread:
     """A thread as clients know it."""
     stands = _stands(thread.status, thread.ended if thread.counts else "idle")
     return {
@@ -427,7 +425,7 @@ def _shown(thread: ListedThread, busy: Collection[str]) -> Thread:
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
         "title": thread.shown_title,  # which langgraph's clients do not know
-        "status": "busy" if thread.thread_id in busy else stands,
+        "status": "busy" if thread.busy else stands,
         "interrupts": {
             task.id: [interrupt_of(one) for one in task.interrupts]
             for task in thread.status.tasks

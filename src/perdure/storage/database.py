@@ -119,8 +119,11 @@ def statements(script: str) -> list[Statement]:
     return [Statement(sql) for sql in script.split(";") if sql.strip()]
 
 
-class Lock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):
+class Lock(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
     """A lock for `with` and for `async with`; see `Database.lock`."""
+
+    def check(self) -> None:
+        """Make sure that it is held still; StorageUnavailable: it was lost with its connection."""
 
 
 class Database(Protocol):

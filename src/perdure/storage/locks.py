@@ -24,8 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.threads import Queues, Ticket
@@ -321,13 +320,13 @@ class Locks:
         if hold.ticket is not None:
             hold.ticket.leave()
 
-    def check(self) -> None:
-        """Make sure that the locks that the calling run has are its still.
+    def check(self, *holds: Hold) -> None:
+        """Make sure that locks are held still; without any, those that the calling run has.
 
         Raises:
             StorageUnavailable: One was lost with its connection.
         """
-        held = _held.get()
+        held = holds or _held.get()
         if not held or self._between is None:
             return
         self._between.check()
@@ -375,21 +374,30 @@ class NamedLock:
             )
         self._locks, self._aconnect = locks, aconnect
         self._wanted = name, timeout_s
-        self._release: Callable[[], None] | None = None
+        self._hold: Hold | None = None
 
-    def __enter__(self) -> None:
-        locks = self._locks()
-        self._release = partial(locks.release, locks.acquire(*self._wanted))
+    def __enter__(self) -> Self:
+        self._hold = self._locks().acquire(*self._wanted)
+        return self
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         await self._aconnect()
-        locks = self._locks()
-        self._release = partial(locks.release, await locks.aacquire(*self._wanted))
+        self._hold = await self._locks().aacquire(*self._wanted)
+        return self
+
+    def check(self) -> None:
+        """Make sure that it is held still; for who holds it in another run's context.
+
+        Raises:
+            StorageUnavailable: It was lost with its connection.
+        """
+        if self._hold is not None:
+            self._hold.owner.check(self._hold)
 
     def __exit__(self, *exc: object) -> None:
-        if self._release is not None:
-            release, self._release = self._release, None
-            release()
+        if self._hold is not None:
+            hold, self._hold = self._hold, None
+            hold.owner.release(hold)
 
     async def __aexit__(self, *exc: object) -> None:
         self.__exit__()

@@ -1,0 +1,265 @@
+"""Runs of `perdure serve` through faults: is each there, its input once, in order, its status true?
+
+    python -m benchmarks.server_faults                          # all faults, on a file
+    python -m benchmarks.server_faults --on postgres --rounds 10
+    python -m benchmarks.server_faults kill sessions --on postgres --threads 5
+
+On each thread a run is under way and another is enqueued when the fault comes:
+
+- `kill`: the server is killed (SIGKILL) and started again; `kill-other`: another one is there;
+- `stop`, `stop-other`: the same by SIGTERM, after which runs have 0.3 seconds;
+- `sessions`: 40 % of the sessions of the database are terminated, with two servers;
+- `postmaster`: Postgres is killed and started again; its server has a folder of its own.
+
+`takeover_ms` is the time until no live run is of a process that is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import operator
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import httpx
+import psycopg
+from langgraph.graph import START, StateGraph
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.runs import RunTable
+
+PATIENCE_S = 120.0
+FAULTS = ("kill", "kill-other", "stop", "stop-other", "sessions", "postmaster")
+
+
+class State(TypedDict, total=False):
+    """What was asked and answered, in order."""
+
+    heard: Annotated[list[str], operator.add]
+    said: Annotated[list[str], operator.add]
+
+
+async def think(state: State) -> dict[str, Any]:
+    """Take some time."""
+    await asyncio.sleep(random.uniform(0.05, 0.4))
+    return {}
+
+
+async def answer(state: State) -> dict[str, Any]:
+    """Answer what was heard last."""
+    await asyncio.sleep(random.uniform(0, 0.2))
+    return {"said": [f"to {state['heard'][-1]}"]}
+
+
+graph = (
+    StateGraph(State)
+    .add_node(think)
+    .add_node(answer)
+    .add_edge(START, "think")
+    .add_edge("think", "answer")
+    .compile()
+)
+
+
+def until(truth: Callable[[], Any], pause_s: float = 0.01) -> None:
+    """Wait."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not truth():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not come true")
+        time.sleep(pause_s)
+
+
+@contextmanager
+def served(db: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`perdure serve` in a process of its own, and its address."""
+    file = folder / "langgraph.json"
+    file.write_text(json.dumps({"graphs": {"slow": f"{__file__}:graph"}}))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    options = ["--port", str(port), "--db", db, "--graphs", str(file), "--grace", "0.3"]
+    command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *options]
+    with (folder / f"{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / f"{port}.log").read_text()
+        try:
+            return httpx.get(f"{url}/ok").is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(answers)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(url: str, threads: int) -> dict[str, list[str]]:
+    """A run on each thread, and another that waits for it; returns their ids."""
+    made: dict[str, list[str]] = {}
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for text in ("one", "two"):
+            for number in range(threads):
+                body = {
+                    "assistant_id": "slow",
+                    "input": {"heard": [text]},
+                    "if_not_exists": "create",
+                }
+                reply = client.post(f"/threads/t{number}/runs", json=body)
+                assert reply.status_code == 200, reply.text
+                made.setdefault(f"t{number}", []).append(reply.json()["run_id"])
+    return made
+
+
+def checked(url: str, made: dict[str, list[str]]) -> dict[str, int]:
+    """Wait for the end of all runs, and count what is wrong."""
+    wrong = {"lost": 0, "twice": 0, "order": 0, "status": 0}
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for thread, ids in made.items():
+
+            def ended(thread: str = thread) -> bool:
+                runs = client.get(f"/threads/{thread}/runs")
+                return runs.is_success and not {"pending", "running"} & {
+                    run["status"] for run in runs.json()
+                }
+
+            until(ended, 0.05)
+            known = {
+                run["run_id"]: run["status"] for run in client.get(f"/threads/{thread}/runs").json()
+            }
+            values = client.get(f"/threads/{thread}/state").json()["values"]
+            heard, said = values.get("heard", []), values.get("said", [])
+            wrong["lost"] += sum(run_id not in known for run_id in ids)
+            wrong["lost"] += len({"one", "two"} - {*heard}) + len({"to one", "to two"} - {*said})
+            wrong["twice"] += len(heard) - len({*heard}) + len(said) - len({*said})
+            wrong["order"] += heard != sorted(heard) or said != sorted(said)
+            wrong["status"] += sum(known.get(run_id) != "success" for run_id in ids)
+            wrong["status"] += client.get(f"/threads/{thread}").json()["status"] != "idle"
+    return wrong
+
+
+def owners(db: str) -> set[str]:
+    """The processes that live runs are of."""
+
+    async def read() -> set[str]:
+        async with open_checkpointer(db) as saver:
+            return {run.owner for run in await RunTable(saver).live()}
+
+    return asyncio.run(read())
+
+
+def taken_over_ms(db: str, gone: set[str], since: float) -> float:
+    """How long it takes until no live run is of those that are gone."""
+    until(lambda: not owners(db) & gone, 0.005)
+    return (time.monotonic() - since) * 1e3
+
+
+def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -> dict[str, Any]:
+    """Make a fault, and count what is wrong after it; `kill` ends and starts the database."""
+    with ExitStack() as stack:
+        process, url = stack.enter_context(served(db, folder))
+        others = fault.endswith("other") or fault == "sessions"
+        if others:
+            _, other = stack.enter_context(served(db, folder))
+        made = ask(url, threads)
+        gone = owners(db)
+        time.sleep(random.uniform(0, 0.3))
+        begun = time.monotonic()
+        match fault.split("-")[0]:
+            case "kill" | "stop":
+                process.send_signal(signal.SIGKILL if "kill" in fault else signal.SIGTERM)
+                process.wait(30)
+                begun = time.monotonic()
+                if not others:
+                    _, other = stack.enter_context(served(db, folder))
+                    begun = time.monotonic()
+            case "sessions":
+                terminate(db, 0.4)
+                gone = set()
+            case "postmaster":
+                kill()
+                other, gone = url, set()
+        took = taken_over_ms(db, gone, begun)
+        return {"takeover_ms": round(took), **checked(other, made)}
+
+
+def terminate(db: str, share: float) -> None:
+    """End some of the sessions of a database."""
+    with psycopg.connect(db, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < %s",
+            (share,),
+        )
+
+
+@contextmanager
+def database(dsn: str) -> Iterator[str]:
+    """A new database of a server, as a URI."""
+    name = f"faults_{uuid.uuid4().hex}"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {name}")
+    made = conninfo_to_dict(make_conninfo(dsn, dbname=name))
+    try:
+        yield f"postgresql:///?{httpx.QueryParams({n: str(v) for n, v in made.items()})}"
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def measured(fault: str, place: str, threads: int) -> dict[str, Any]:
+    """One round of a fault, on a file or on Postgres."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, ExitStack() as stack:
+        folder = Path(name)
+        if place == "file":
+            return survive(fault, str(folder / "m.db"), folder, threads)
+        from benchmarks.postgres_faults import cluster
+
+        of = stack.enter_context(cluster())
+
+        def again() -> None:
+            of.kill()
+            of.start()
+
+        db = stack.enter_context(database(of.dsn))
+        return survive(fault, db, folder, threads, again)
+
+
+def main() -> None:
+    """Make the faults that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("faults", nargs="*", choices=[*FAULTS, []], default=[])
+    parser.add_argument("--on", choices=("file", "postgres"), default="file")
+    parser.add_argument("--threads", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    for fault in given.faults or FAULTS[: 4 if given.on == "file" else 6]:
+        rounds = [measured(fault, given.on, given.threads) for _ in range(given.rounds)]
+        took = [each.pop("takeover_ms") for each in rounds]
+        wrong = {name: sum(each[name] for each in rounds) for name in rounds[0]}
+        made = {"fault": fault, "on": given.on, "rounds": given.rounds, "runs": 2 * given.threads}
+        times = {"takeover_ms": round(statistics.median(took)), "most": max(took)}
+        print(json.dumps({**made, **wrong, **times}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,529 @@
+"""The runs of a database that this process has: rows that say what is to be done, tasks that do it.
+
+A thread has one run at a time, whichever server has it. A process lives as long as it holds a lock
+of its own name; what one that is gone has left is taken over and goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Context
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, Final, Literal, Protocol, cast
+from uuid import uuid4
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.serde.types import RESUME
+
+from perdure.checkpointers.records import LiveRun, RunRow
+from perdure.checkpointers.runs import LIVE, RunState, RunTable
+from perdure.checkpointers.status import NULL_TASK
+from perdure.checkpointers.thread_list import RunStatus
+from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
+from perdure.memory import record_views
+from perdure.server.auth_file import User
+from perdure.server.databases import OpenDatabase
+from perdure.server.graphs import Graph, Graphs, id_of
+from perdure.server.run_log import Log
+from perdure.server.run_request import RunRequest
+from perdure.server.threads import Threads
+
+REPLAYED: Final = 50
+"""Of how many runs that have ended the events can be read again in this process."""
+ATTEMPTS: Final = 3
+"""How often a run is begun whose process dies each time."""
+SWEEP_S: Final = 0.5
+"""How often rows are looked at: what is to be taken over, cancelled, or has ended elsewhere."""
+ENDS_S: Final = 5
+"""How long a run that was cancelled is waited for."""
+PAUSE_S: Final = 0.05
+_LIVES: Final = "perdure.server/"  # and the name of a process: the lock that it holds
+_LOGGER: Final = logging.getLogger("perdure.server.runs")
+
+
+class RunAbandoned(PerdureError):
+    """The processes that ran a run died, one after the other."""
+
+
+class Player(Protocol):
+    """Runs a graph to its end, and makes events and the output of the run of it."""
+
+    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+        """Run it with an input; None: it goes on."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run of a graph on a thread, as this process knows it.
+
+    Attributes:
+        row: As it was stored last.
+        temporary: The thread is deleted at its end.
+        protocol: Who is told of its events: its own readers, or those of its thread.
+        login: The user, for the graph.
+        begun: It may have begun before, in this process or in another.
+        log: The events.
+        output: The values after its last step, with its interrupts, if it ran here.
+        waits: Whether somebody has to answer.
+        cancelled: How, if it was.
+        lost: It is not this process' any more.
+        forgotten: Its events are no longer kept.
+        task: Follows it to its end; None: it had ended.
+    """
+
+    row: RunRow
+    tenant: str | None
+    user: str
+    request: RunRequest
+    temporary: bool = False
+    protocol: str = "run"
+    login: Any = None
+    begun: bool = False
+    log: Log = field(default_factory=Log)
+    output: Any = None
+    waits: bool = False
+    cancelled: str | None = None
+    lost: bool = False
+    forgotten: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    failure: Exception | None = None
+    outcome: RunState = "pending"
+    _playing: bool = field(default=False, init=False)
+    _executing: bool = field(default=False, init=False)
+
+    @property
+    def thread_id(self) -> str:
+        """Whose run it is."""
+        return self.row.live.thread_id
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.row.live.run_id
+
+    @property
+    def graph(self) -> str:
+        """The name of its graph."""
+        return self.row.live.graph
+
+    @property
+    def status(self) -> str:
+        """`RunState`."""
+        return self.row.live.status
+
+    @property
+    def error(self) -> Mapping[str, str] | None:
+        """Why it failed."""
+        return self.row.error  # type: ignore[no-any-return]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it is done, its thread free for the next."""
+        return self.task is None or self.task.done()
+
+    def cancel(self, action: str = "interrupt") -> None:
+        """Stop it; `rollback` also removes what it has stored."""
+        self.cancelled = self.cancelled or action  # seen as it begins, if it has not
+        self.changed.set()
+        self._stop()
+
+    def lose(self) -> None:
+        """Stop it here; who has it now goes on with it."""
+        self.lost = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._playing and self.task is not None:
+            self._playing = False
+            self.task.cancel()
+
+    def told(self, row: RunRow) -> None:
+        """Learn how it is stored."""
+        before, self.row = self.row.live, row
+        self.changed.set()
+        if not self._executing:
+            return
+        if row.live.status != "running" or row.live.owner != before.owner:
+            self.lose()
+        elif row.live.cancel:
+            self.cancel(row.live.cancel)
+
+    async def wait(self) -> None:
+        """Wait for its end; if the waiting is cancelled, it goes on."""
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        """While it lasts, the run is under way here."""
+        self.lost, self.failure, self.outcome = False, None, "pending"
+        self.cancelled = self.cancelled or self.row.live.cancel
+        self._executing = True
+        try:
+            yield
+        finally:
+            self._executing, self.begun = False, True
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """While it lasts, the run can be cancelled; what ends it is its outcome."""
+        self._playing = True
+        try:
+            if self.cancelled or self.lost:
+                raise asyncio.CancelledError
+            yield
+        except asyncio.CancelledError:
+            if self.task is not None:
+                self.task.uncancel()
+            self.outcome = "interrupted"
+        except Exception as exc:
+            where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
+            _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
+            self.outcome, self.failure = "error", exc
+        finally:
+            self._playing = False
+
+    def forget(self) -> None:
+        """Drop the events and the output; its readers have the events."""
+        self.forgotten, self.output, self.log = True, None, Log()
+        self.log.close()
+
+    def shown(self) -> dict[str, Any]:
+        """As langgraph's clients know it."""
+        return shown(self.row)
+
+
+def shown(row: RunRow) -> dict[str, Any]:
+    """A run as langgraph's clients know it."""
+    live = row.live
+    return {
+        "run_id": live.run_id,
+        "thread_id": live.thread_id,
+        "assistant_id": id_of(live.graph),
+        "created_at": datetime.fromtimestamp(row.created_at, UTC),
+        "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
+        "status": live.status,
+        "metadata": {**row.about["metadata"], "graph_id": live.graph},
+        "multitask_strategy": row.about["multitask_strategy"],
+    }
+
+
+class RunServer(Protocol):
+    """The server, as far as the runs of a database need to know it.
+
+    Attributes:
+        graphs: What it serves.
+        is_closed: Whether it ends: what is not done is left to others.
+    """
+
+    graphs: Graphs
+    is_closed: bool
+
+    def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
+        """Whether the database of some runs is open."""
+
+    def used(self, tenant: str | None) -> AbstractContextManager[None]:
+        """While it lasts, the database stays open."""
+
+    def measured(self) -> AbstractContextManager[None]:
+        """Measures the run of a graph."""
+
+    def begun(self, run: Run) -> None:
+        """A run is followed."""
+
+    def player(self, run: Run) -> Player:
+        """What plays a run that is followed."""
+
+    def ended(self, run: Run) -> None:
+        """A run is followed no longer."""
+
+    def forget(self, tenant: str | None, thread_id: str) -> None:
+        """Forget the runs and the events of a thread that is no more."""
+
+
+class DatabaseRuns:
+    """The runs of a database, or of a tenant of it, that this process has or was asked for.
+
+    Attributes:
+        owner: This process, as rows name it; `""`: it has no lock, and takes no runs.
+        known: Those that are under way or wait, and the last that ended, by their ids.
+        ready: Set once it has the lock, or cannot have one.
+    """
+
+    def __init__(self, runs: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
+        self._runs, self.tenant, self.parts = runs, tenant, parts
+        self.saver, self.table = parts.saver, RunTable(parts.saver)
+        self.owner, self.known = "", dict[str, Run]()
+        self.ready, self._wake = asyncio.Event(), asyncio.Event()
+        self._lock: Any = None
+        self._done: deque[Run] = deque()
+        self.task = asyncio.create_task(self._serve(), context=Context())
+
+    # -- liveness
+
+    async def _serve(self) -> None:
+        """Hold the lock that says that this process lives, and look after the rows."""
+        while True:
+            owner = str(uuid4())
+            try:
+                async with self.saver.lock(f"{_LIVES}{owner}", timeout_s=0) as self._lock:
+                    self.owner = owner
+                    self.ready.set()
+                    while True:
+                        await self._sweep()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(SWEEP_S):
+                                await self._wake.wait()
+                        self._wake.clear()
+                        self._lock.check()
+            except ConfigurationError:
+                self.ready.set()
+                raise
+            except Exception as exc:
+                if not self._runs.has(self.tenant, self):
+                    return  # its database is closed, as nobody used it
+                kind = type(exc).__name__  # its text may be content
+                _LOGGER.warning("the runs of this process are taken up again (%s)", kind)
+                self._lose()
+            await asyncio.sleep(PAUSE_S)
+
+    def _lose(self) -> None:
+        """Stop all that runs here: others may have taken it."""
+        self.owner = ""
+        for run in self.known.values():
+            run.lose()
+
+    def holds(self) -> bool:
+        """Whether this process has its lock still; without it all runs are stopped."""
+        try:
+            self._lock.check()
+        except StorageUnavailable:
+            self._lose()
+            self._wake.set()
+        return bool(self.owner)
+
+    async def _sweep(self) -> None:
+        live, taken, served = await self.table.live(), False, {*self._runs.graphs}
+        others = [run for run in live if run.owner != self.owner and run.graph in served]
+        for owner, runs in groupby(sorted(others, key=attrgetter("owner")), attrgetter("owner")):
+            taken |= await self._take_over(owner, [*runs])
+        heads = {run.thread: run for run in reversed(live)}.values()
+        if any((run.status, run.owner) == ("pending", self.owner) for run in heads):
+            await self.table.claim(self.owner)
+            taken = True
+        live = await self.table.live() if taken else live
+        for each in live:
+            if each.owner == self.owner and each.run_id not in self.known:
+                await self.read(each.thread_id, each.run_id)
+        stored = {each.run_id: each for each in live}
+        for run in [*self.known.values()]:
+            if not run.ended:
+                await self.refresh(run, stored.get(run.run_id))
+
+    async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
+        """Take the runs of a process, if it is gone: then its lock is free."""
+        if not owner:
+            await self.table.claim(self.owner, [*runs])
+            return True
+        try:
+            async with self.saver.lock(f"{_LIVES}{owner}", timeout_s=0):
+                await self.table.claim(self.owner, [*runs])
+        except StorageUnavailable as exc:
+            if not isinstance(exc.__cause__, TimeoutError):
+                raise
+            return False
+        return True
+
+    # -- what is known of a run
+
+    async def refresh(self, run: Run, stored: LiveRun | None = None) -> None:
+        """Learn how a run is stored; one that is not has ended with its thread."""
+        if stored is not None:
+            row = run.row._replace(live=stored)
+        else:
+            rows = await self.table.of(run.thread_id, run.run_id)
+            gone = run.row._replace(live=run.row.live._replace(status="interrupted"))
+            row = rows[0] if rows else gone
+        if run.row.live.status in LIVE:  # else it has ended meanwhile
+            run.told(row)
+
+    async def read(self, thread_id: str, run_id: str) -> Run | None:
+        """A run of a thread; None: there is none with this id."""
+        run = self.known.get(run_id)
+        if run is not None and run.thread_id == thread_id:
+            if not run.ended:
+                await self.refresh(run)
+            return run
+        rows = await self.table.of(thread_id, run_id)
+        if not rows:
+            return None
+        row, (asked,) = rows[0], [rows[0].request or {}]
+        request = RunRequest.model_validate(
+            {"assistant_id": row.live.graph, **row.about, **asked.get("request", {})}
+        )
+        options = {name: asked[name] for name in ("temporary", "protocol") if name in asked}
+        login = User(asked["login"]) if asked.get("login") is not None else None
+        run = Run(row, self.tenant, row.about["user"], request, login=login, begun=True, **options)
+        if row.live.status in LIVE:
+            return self.known.get(run_id) or self.follow(run, Context())
+        run.forget()
+        return run
+
+    def follow(self, run: Run, context: Context | None = None) -> Run:
+        """Go with a run to its end, wherever it runs."""
+        self.known[run.run_id] = run
+        run.task = asyncio.create_task(self._follow(run), context=context)
+        self._runs.begun(run)
+        return run
+
+    async def _follow(self, run: Run) -> None:
+        with self._runs.used(self.tenant):
+            try:
+                while (live := run.row.live).status in LIVE and not self._runs.is_closed:
+                    if (live.status, live.owner) == ("running", self.owner):
+                        await self._execute(run, live)
+                    elif run.cancelled and live.status == "pending":
+                        await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
+                        await self.refresh(run)
+                    else:
+                        run.changed.clear()
+                        await run.changed.wait()
+            except Exception:  # another sweep finds its row
+                _LOGGER.exception("the end of run %s could not be stored", run.run_id)
+                self.known.pop(run.run_id, None)
+            finally:
+                run.log.close()
+                self._runs.ended(run)
+                self._done.append(run)
+                if len(self._done) > REPLAYED:
+                    old = self._done.popleft()
+                    old.forget()
+                    if self.known.get(old.run_id) is old:
+                        del self.known[old.run_id]
+
+    # -- running one
+
+    async def _execute(self, run: Run, live: LiveRun) -> None:
+        """Run it here, and end it, unless it was lost."""
+        patience_s = 0 if run.request.multitask_strategy == "reject" else None
+        with run.executing():
+            with run.playing():
+                if live.attempt > ATTEMPTS:
+                    raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
+                async with self.saver.lock(run.thread_id, timeout_s=patience_s):
+                    if self.holds():
+                        await self._turn(run)
+            if isinstance(run.failure, StorageUnavailable):
+                self.holds()
+            if run.lost:
+                return
+            if run.cancelled == "rollback":  # its thread stands as before
+                async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
+                    await self.saver.adelete_for_runs([run.run_id])
+            if run.temporary:
+                with contextlib.suppress(UnknownThread):
+                    await self._threads.delete(run.thread_id)
+            await self._end(run, live)
+
+    async def _end(self, run: Run, live: LiveRun) -> None:
+        error = None
+        if run.failure is not None:
+            error = {"error": type(run.failure).__name__, "message": str(run.failure)[:2000]}
+        claimed = await self.table.end(live, run.outcome, error)
+        if claimed is None and not run.temporary:
+            await self.refresh(run)
+            if run.status == "interrupted" and run.error is None:  # its thread was deleted
+                run.row = run.row._replace(error=error)
+            return
+        ended = live._replace(status=run.outcome)
+        run.row = run.row._replace(live=ended, updated_at=time.time(), error=error, request=None)
+        for each in self.known.values():
+            if each.row.live.thread == live.thread and each.row.live.seq in (claimed or ()):
+                each.told(each.row._replace(live=each.row.live._replace(status="running")))
+                return
+        if claimed:
+            self._wake.set()
+
+    @property
+    def _threads(self) -> Threads:
+        return Threads(self.saver, {}, forget=lambda each: self._runs.forget(self.tenant, each))
+
+    async def _turn(self, run: Run) -> None:
+        saver, threads = self.saver, self._threads
+        known = (await threads.get(run.thread_id))["metadata"]  # it may be deleted by now
+        begun = await self._begun(run) if run.begun else None
+        ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
+        graph_ids = {"graph_id": run.graph, "assistant_id": id_of(run.graph)}
+        login = {"langgraph_auth_user": run.login} if run.login is not None else {}
+        config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
+        config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}
+        config["callbacks"] = [record_views(saver)]
+        given = None if begun else run.request.given()
+        run.waits = begun == "asks"
+        with run.playing(), self._runs.measured():
+            if begun != "asks":
+                opened = self._runs.graphs.opened(
+                    *(run.graph, saver, self.parts.store, config),
+                    access="threads.create_run",
+                    user=run.login,
+                    context=run.request.context,
+                )
+                async with opened as graph:
+                    await self._runs.player(run).play(graph, config, given)
+            run.outcome = "interrupted" if run.waits else "success"
+        if run.lost or run.cancelled == "rollback" or run.temporary:
+            return
+        stands = "idle" if run.outcome == "success" else run.outcome
+        await threads.set_status(run.thread_id, cast(RunStatus, stands))
+
+    async def _begun(self, run: Run) -> Literal["applied", "asks"] | None:
+        """How far a run came before: its input was applied, or it asked; None: it was not."""
+        config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+        head = await self.saver.aget_tuple(config)
+        if head is None:
+            return None
+        status = (await self.saver.astatus(run.thread_id)).state
+        if head.metadata.get("run_id") == run.run_id:
+            return "asks" if status == "waiting" else "applied"
+        order, writes = run.request.command, head.pending_writes or []
+        if order is None:
+            return None
+        answers = [each for task, channel, each in writes if channel == RESUME if task != NULL_TASK]
+        given = order.answers
+        if given and status == "waiting" and all(each in chain(*answers) for each in given):
+            return "asks"  # the answers were heard, and more was asked
+        own = [(channel, each) for task, channel, each in writes if task == NULL_TASK]
+        return "applied" if order.writes and all(each in own for each in order.writes) else None
+
+    async def values(self, run: Run) -> Any:
+        """The output of a run that ran elsewhere: that of its last checkpoint."""
+        at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+        of = {"run_id": run.run_id}
+        async for found in self.saver.alist(at, filter=of, limit=1):
+            opened = self._runs.graphs.opened(run.graph, self.saver, self.parts.store, at)
+            async with opened as graph:
+                state, names = await graph.aget_state(found.config), graph.output_channels
+            values = state.values
+            shown = (
+                values.get(names)
+                if isinstance(names, str)
+                else {n: values[n] for n in names if n in values}
+            )
+            return interrupted(shown, state.interrupts)
+        return None
+
+
+def interrupted(values: Any, questions: Sequence[Any]) -> Any:
+    """Values with what interrupted their graph; its state may be an object."""
+    fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
+    return {**fields, "__interrupt__": [*questions]} if questions else values

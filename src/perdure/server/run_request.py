@@ -1,0 +1,194 @@
+"""What a client asks a run to do, checked. Nobody runs as somebody else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import chain
+from typing import Annotated, Any, Final, Literal, Self
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.serde.types import RESUME
+from langgraph.types import Command, Send
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from perdure.errors import ConfigurationError
+from perdure.server.threads import checked_metadata
+
+Mode = Literal[
+    "values", "updates", "messages", "messages-tuple", "custom", "debug", "tasks", "checkpoints"
+]
+_OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
+_INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
+_REFUSED: Final = ("after_seconds", "webhook", "strict_resume")
+
+
+class Goto(BaseModel):
+    """A node to go to, with an input of its own."""
+
+    node: str
+    input: Any = None
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OURS or name.startswith(("__", "langgraph_"))
+
+
+def _theirs(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if not _is_ours(name)}
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_theirs)]
+"""Metadata of a client, without what the server alone sets: a graph that calls this one sends it"""
+
+
+class Given(BaseModel):
+    """A part of a request, in which null is as good as nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        is_object = isinstance(given, Mapping)
+        return {n: v for n, v in given.items() if v is not None} if is_object else given
+
+
+class Order(BaseModel):
+    """langgraph's `Command`."""
+
+    update: dict[str, Any] | list[tuple[str, Any]] | None = None
+    resume: Any = None
+    goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
+
+    def command(self) -> Command[Any]:
+        """As langgraph takes it."""
+        goto = [
+            each if isinstance(each, str) else Send(each.node, each.input) for each in self.goto
+        ]
+        return Command(update=self.update, resume=self.resume, goto=goto)
+
+    @property
+    def answers(self) -> list[Any]:
+        """The answers to interrupts, which may be by their ids."""
+        by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT.fullmatch, self.resume))
+        return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
+
+    @property
+    def writes(self) -> list[tuple[str, Any]]:
+        """What langgraph stores of it before it runs; of answers by ids nothing."""
+        update = self.update or []
+        given = [*update.items()] if isinstance(update, dict) else [*update]
+        is_plain = self.answers == [self.resume]
+        return [*given, *([(RESUME, self.resume)] if is_plain else [])]
+
+
+class CheckpointAt(BaseModel):
+    """Where to go on from."""
+
+    thread_id: str | None = None
+    checkpoint_id: str | None = None
+    checkpoint_ns: str | None = None
+    checkpoint_map: dict[str, str] | None = None
+
+
+class Configurable(CheckpointAt):
+    """The same, and what else a graph takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Configured(Given):
+    """Of langchain's config, what a client may set."""
+
+    tags: list[str] = []
+    recursion_limit: int = Field(default=25, ge=1, le=1000)
+    configurable: Configurable = Configurable()
+    metadata: Metadata = {}
+
+
+class RunRequest(Given):
+    """The body of a request for a run, as `langgraph_sdk` sends it."""
+
+    assistant_id: str
+    input: Any = None
+    command: Order | None = None
+    checkpoint: CheckpointAt | None = None
+    checkpoint_id: str | None = None
+    config: Configured = Configured()
+    context: dict[str, Any] | None = None
+    metadata: Metadata = {}
+    interrupt_before: Literal["*"] | list[str] | None = None
+    interrupt_after: Literal["*"] | list[str] | None = None
+    stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
+    stream_subgraphs: bool = False
+    stream_resumable: bool = False  # has no effect: each stream can be read again
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    on_completion: Literal["delete", "keep"] = "delete"
+    multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] = "enqueue"
+    if_not_exists: Literal["reject", "create"] = "reject"
+    durability: Literal["sync", "async", "exit"] | None = None
+    after_seconds: float | None = None
+    webhook: str | None = None
+    strict_resume: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in _REFUSED:
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"{name} is {value!r}, which this server does not do: leave it out"
+                )
+        if self.input is not None and self.command is not None:
+            raise ValueError("a run has an input or a command, not both")
+        labels = {n: v for n, v in self._configurable.items() if isinstance(v, str | int | float)}
+        checked_metadata({**labels, **self.config.metadata, **self.metadata})  # of checkpoints
+        return self
+
+    def given(self) -> Any:
+        """The graph's input."""
+        return self.command.command() if self.command else self.input
+
+    def check(self, thread_id: str, user: str) -> None:
+        """Refuse what the server alone decides.
+
+        Raises:
+            ConfigurationError: The config or the context names another user or thread, or keys of
+                langgraph's own.
+        """
+        own = {"thread_id": thread_id, "user_id": user, "owner": user}
+        for name, value in chain(self._configurable.items(), (self.context or {}).items()):
+            if _is_ours(name) and value is not None and value != own.get(name):
+                raise ConfigurationError(
+                    f"{name!r} is {value!r}, and the server alone sets it: leave it out"
+                )
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The checkpoints that it names, by their namespaces."""
+        at = self._configurable
+        here = {at.get("checkpoint_ns", ""): at.get("checkpoint_id")}
+        return {ns: id for ns, id in {**here, **at.get("checkpoint_map", {})}.items() if id}
+
+    @property
+    def _configurable(self) -> dict[str, Any]:
+        given = self.config.configurable.model_dump(exclude_unset=True)
+        given |= (self.checkpoint or CheckpointAt()).model_dump(exclude_none=True)
+        given |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
+        return {
+            n: v for n, v in given.items() if v is not None or n not in CheckpointAt.model_fields
+        }
+
+    def config_with(self, ours: Mapping[str, Any], *, begun: bool) -> RunnableConfig:
+        """The config of the run, with what the server alone sets; one that has begun goes on."""
+        given = self._configurable
+        if begun:
+            given = {n: v for n, v in given.items() if n not in CheckpointAt.model_fields}
+        return {
+            "configurable": {**given, **ours},
+            "metadata": {**self.config.metadata, **self.metadata},
+            "tags": self.config.tags,
+            "recursion_limit": self.config.recursion_limit,
+        }

@@ -1,0 +1,255 @@
+"""Runs of the server as rows: their order, and what reaches the words in them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.records import LiveRun, RunRow
+from perdure.checkpointers.runs import KEPT, RunTable
+from tests.backends import BACKENDS
+from tests.contracts import puts
+from tests.contracts.erased import SECRET, doomed, human, raw
+
+Saver = Any  # a checkpointer of any kind
+
+
+def put(saver: Saver, thread: str, messages: list[Any]) -> None:
+    parent = puts.at(thread)
+    found = saver.get_tuple(parent)
+    puts.put(saver, {"messages": messages}, found.config if found else None, thread=thread)
+
+
+def asked(content: str, **message: Any) -> dict[str, Any]:
+    return {"request": {"input": {"messages": [{"role": "user", "content": content, **message}]}}}
+
+
+def accept(
+    saver: Saver,
+    thread_id: str = "t",
+    request: Any = None,
+    *,
+    rejects: bool = False,
+    cancels: str | None = None,
+    owner: str = "me",
+) -> tuple[LiveRun | None, list[str]]:
+    live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "chat", 1, None)
+    about = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
+    row = RunRow(live, time.time(), time.time(), about, request=request or asked("hi"))
+    return asyncio.run(RunTable(saver).accept(row, rejects=rejects, cancels=cancels))
+
+
+def accepted(saver: Saver, thread_id: str = "t", request: Any = None, **options: Any) -> LiveRun:
+    run, _ = accept(saver, thread_id, request, **options)
+    assert run is not None
+    return run
+
+
+def of(saver: Saver, thread_id: str = "t") -> list[RunRow]:
+    return asyncio.run(RunTable(saver).of(thread_id))[::-1]
+
+
+def statuses(saver: Saver, thread_id: str = "t") -> list[str]:
+    return [row.live.status for row in of(saver, thread_id)]
+
+
+@pytest.fixture
+def talked(saver: Saver) -> Saver:
+    """A thread with two messages."""
+    put(saver, "t", [doomed, human("b")])
+    return saver
+
+
+# -- their order
+
+
+def test_runs_of_a_thread_run_one_after_the_other(talked: Saver) -> None:
+    table = RunTable(talked)
+    first, second, third = (accepted(talked) for _ in range(3))
+    began = statuses(talked)
+    claimed = asyncio.run(table.end(first, "success"))
+    again = asyncio.run(table.end(first, "error"))
+
+    assert began == ["running", "pending", "pending"]
+    assert claimed == [second.seq]
+    assert again is None
+    assert statuses(talked) == ["success", "running", "pending"]
+    assert third.seq > second.seq
+
+
+def test_a_run_that_may_not_wait_is_none(talked: Saver) -> None:
+    first = accepted(talked)
+
+    assert accept(talked, rejects=True) == (None, [first.run_id])
+    assert accept(talked, "nobody's") == (None, [])
+    assert len(of(talked)) == 1
+
+
+def test_a_run_cancels_those_before_it(talked: Saver) -> None:
+    first, _ = accepted(talked), accepted(talked)
+    third, live = accept(talked, cancels="rollback")
+
+    assert third is not None
+    assert live == [first.run_id, third.run_id]
+    assert statuses(talked) == ["running", "interrupted", "pending"]
+    assert [row.live.cancel for row in of(talked)] == ["rollback", "rollback", None]
+    assert of(talked)[1].request is None
+
+
+def test_runs_of_who_is_gone_go_on_in_their_order(talked: Saver) -> None:
+    """The one that was under way first; its death counts as an attempt."""
+    table = RunTable(talked)
+    for _ in range(2):
+        accepted(talked, owner="gone")
+    accepted(talked)
+    asyncio.run(table.claim("me", asyncio.run(table.live())[:2]))
+
+    first, second, third = of(talked)
+    assert statuses(talked) == ["running", "pending", "pending"]
+    assert [row.live.owner for row in (first, second, third)] == ["me"] * 3
+    assert [row.live.attempt for row in (first, second, third)] == [2, 1, 1]
+
+
+def test_what_is_handed_over_is_nobodys_and_no_attempt(talked: Saver) -> None:
+    table = RunTable(talked)
+    for _ in range(2):
+        accepted(talked)
+    asyncio.run(table.hand_over("me"))
+    handed = [row.live for row in of(talked)]
+    asyncio.run(table.claim("other", asyncio.run(table.live())))
+
+    assert [(each.status, each.owner) for each in handed] == [("pending", "")] * 2
+    assert [(row.live.status, row.live.attempt) for row in of(talked)] == [
+        ("running", 1),
+        ("pending", 1),
+    ]
+
+
+def test_the_oldest_runs_of_a_thread_are_dropped(
+    talked: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 2)
+    table, made = RunTable(talked), []
+    for _ in range(4):
+        made.append(accepted(talked))
+        asyncio.run(table.end(made[-1], "success"))
+
+    assert [row.live.run_id for row in of(talked)] == [each.run_id for each in made[2:]]
+    assert KEPT == 100
+
+
+# -- the words in them
+
+
+@pytest.mark.parametrize("request_", [asked(SECRET), asked(SECRET, id="a")], ids=["text", "id"])
+def test_a_run_that_quotes_what_is_erased_is_cancelled(talked: Saver, request_: Any) -> None:
+    accepted(talked)
+    accepted(talked, request=request_)
+    third = accepted(talked)
+    report = talked.erase("t", ["a"])
+
+    assert report.runs == 1
+    assert statuses(talked) == ["running", "interrupted", "pending"]
+    assert SECRET not in str(of(talked))
+    assert of(talked)[2].live == third
+    assert SECRET.encode() not in raw(talked)
+
+
+def test_a_message_that_only_a_run_has_is_erased(talked: Saver) -> None:
+    accepted(talked)
+    accepted(talked, request=asked("nothing but a plan for tomorrow", id="planned"))
+    report = talked.erase("t", ["planned"])
+
+    assert (report.runs, len(report.hashes)) == (1, 1)
+    assert statuses(talked) == ["running", "interrupted"]
+    assert b"nothing but a plan" not in raw(talked)
+
+
+def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Saver) -> None:
+    run = accepted(talked, request=asked(SECRET))
+    talked.erase("t", ["a"])
+    asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
+    before = of(talked)[0].live.cancel
+    again = talked.erase("t", ["a"])
+    put(talked, "t", [human("a", SECRET)])
+    last = talked.erase("t", ["a"])
+
+    assert before == "interrupt"
+    assert again.runs == 0  # it is not known any more what the message said
+    assert last.runs == 1
+    assert SECRET not in str(of(talked))
+    assert SECRET.encode() not in raw(talked)
+
+
+def test_runs_go_with_their_thread(talked: Saver) -> None:
+    for _ in range(2):
+        accepted(talked, request=asked(SECRET))
+    report = talked.erase("t")
+    put(talked, "t", [human("c")])
+
+    assert report.runs == 2
+    assert of(talked) == []
+    assert SECRET.encode() not in raw(talked)
+
+
+def test_a_thread_on_which_a_run_waits_is_not_idle(talked: Saver) -> None:
+    run = accepted(talked)
+    now = datetime.now(UTC)
+
+    assert talked.delete_idle(now) == []
+    asyncio.run(RunTable(talked).end(run, "success"))
+    assert [info.thread_id for info in talked.delete_idle(now)] == ["t"]
+    assert of(talked) == []
+
+
+def test_a_copy_has_no_runs(talked: Saver) -> None:
+    accepted(talked)
+    talked.copy_thread("t", "copy")
+
+    assert of(talked, "copy") == []
+    assert statuses(talked) == ["running"]
+
+
+@pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
+def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
+    with BACKENDS[kind](tmp_path) as saver:
+        put(saver, "t", [human("b")])
+        run = accepted(saver, request=asked(SECRET))
+        columns = "about, request, error"
+        flow = f"SELECT {columns} FROM runs"
+        stored = str(saver.database.read(lambda: _rows(flow)))
+        asyncio.run(RunTable(saver).end(run, "error", {"message": SECRET}))
+        ended = str(saver.database.read(lambda: _rows(flow)))
+
+        assert SECRET not in stored + ended
+        assert of(saver)[0].error == {"message": SECRET}
+
+
+def _rows(sql: str) -> Any:
+    from perdure.storage.flow import rows_of
+
+    return rows_of(sql)
+
+
+def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:
+    said = [HumanMessage("one", id="1")]
+    with (
+        SQLiteCheckpointer.open(tmp_path / "a.db") as here,
+        SQLiteCheckpointer.open(tmp_path / "b.db") as there,
+    ):
+        put(here, "t", said)
+        there.import_from(here)
+        run = accepted(here)
+        put(there, "t", [*said, human("2")])
+        here.import_from(there)
+
+        assert here.thread("t").checkpoints == there.thread("t").checkpoints
+        assert [row.live.run_id for row in of(here)] == [run.run_id]
