@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.text import ENGLISH, language, telling_words
+from perdure.stores.text import ENGLISH, language, telling_words, words_of
 from perdure.stores.vectors import Floats, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
@@ -28,6 +28,9 @@ _UNKNOWN = 1  # [UNK]: its row is zero, so it moves no text
 _LONGEST_WORD = 100  # characters; the original gives up on longer ones
 _MEMO_WORDS = 1 << 16  # about 10 MB at most, for words and for their parts
 _MEMO_LETTERS = 32  # longer runs are addresses and unsegmented scripts: they seldom come again
+_PIECE = 3  # letters: words that are made of shorter pieces are not covered
+# of a query: those of English data have 0.7 and more; "thx", "xyzzy plugh" and "Haha, stimmt" 0
+_LEAST_COVERED = 0.5
 _TOKENS_AT_ONCE = 4096  # 1 MB of rows
 
 # str.split() parts words at these; the original drops them, as it does all control characters
@@ -98,6 +101,12 @@ class WordPieces:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
+    def covered(self, text: str) -> float:
+        """The share of a text's letters in words that are tokens, or made of long pieces."""
+        words = [word for word in words_of(text) if len(word) > 1]
+        known = (len(w) for w in words if len(w) >= _PIECE * len(self._parts[w]) - 1)
+        return sum(known) / sum(map(len, words)) if words else 1.0
+
     def forget(self) -> None:
         """Drop the words that are remembered."""
         self._memo.clear()
@@ -158,8 +167,14 @@ class StaticEmbedder:
                 sums[row] += np.add.reduce(tokens, axis=0, dtype=np.int32)
         return unit(sums)
 
+    def embed_query(self, text: str) -> Floats:
+        """The vector of a query; zero as well if most of its words are only pieces to the table."""
+        known = language(text) == ENGLISH and _weights()[1].covered(text) > _LEAST_COVERED
+        vector: Floats = self.embed([text if known else ""])[0]
+        return vector
+
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """The same, in a thread."""
+        """The same as `embed`, in a thread."""
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:

@@ -19,7 +19,7 @@ import threading
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from itertools import chain, count
 from operator import add
@@ -54,6 +54,7 @@ _STOP_WORDS = """
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 ENGLISH: Final = "english"  # languages have the names of their stemmers
+OTHER: Final = "other"  # all of other scripts than the Latin one
 
 # scripts without spaces between words, and Hangul, whose words carry their particles
 _UNSPACED = (
@@ -71,14 +72,11 @@ _MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
 _GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
 _WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_GROUPED}))*+")
-_ACCENTED = re.compile("[\u00a1\u00bf\u00df-\u024f]")
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
 # й stays a letter of its own, by which Russian endings are known
-_ACCENTS = re.compile(
-    "[\u0300-\u0305\u0307-\u036f\u0591-\u05bd\u064b-\u065f\u0670]|(?<!\u0438)\u0306"
-)
+_ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
 _NOT = {"wo": "will", "ca": "can", "sha": "shall"}  # won't, can't, shan't
@@ -88,9 +86,7 @@ _LETTERS = str.maketrans(
     | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen, joiners: nothing
     | {"\u200b": " "}
 )
-_SCRIPTS = dict.fromkeys(map(chr, range(0x400, 0x530)), "russian") | dict.fromkeys(
-    map(chr, range(0x600, 0x700)), "arabic"
-)
+_SCRIPTS = {0x04: "russian", 0x06: "arabic"}  # by the first byte of their letters
 # what tells in Japanese: katakana, long runs of hiragana, and anything else without its endings
 _CONTENT = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
 _ASKS = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
@@ -112,16 +108,18 @@ def tokens(text: str) -> list[str]:
     if text.isascii():
         words = _ASCII_WORDS.findall(text.lower())
         found = list(map(_TOKENS.__getitem__, words))
-        return found if telling_words().isdisjoint(words) else found + _own(text, found)
-    found = []
-    words = list(_words(text))
-    for word in words:
-        if _is_unspaced(word):
-            found += chain.from_iterable(zip(word, map(add, word, word[1:]), strict=False))
-            found.append(word[-1])
-        else:
-            found.append(_TOKENS[word])
-    return found if telling_words().isdisjoint(words) else found + _own(text, found)
+    else:
+        words, found = list(_words(text)), []
+        for word in words:
+            if _is_unspaced(word):
+                found += chain.from_iterable(zip(word, map(add, word, word[1:]), strict=False))
+                found.append(word[-1])
+            else:
+                found.append(_TOKENS[word])
+    if telling_words().isdisjoint(words):
+        return found
+    known = set(found)
+    return found + [stem for _, stem in _stems(text, language(text)) if stem not in known]
 
 
 def query_tokens(text: str) -> list[str]:
@@ -158,9 +156,7 @@ def query_words(text: str) -> dict[str, str]:
     """
     name = language(text)
     stems = dict(_stems(text, name))
-    stops = stop_words(name or ENGLISH)
-    if name in ("", ENGLISH):
-        stops |= stop_words("russian") | stop_words("arabic")
+    stops = stop_words(name)
     found: dict[str, str] = {}
     for word in _words(text):
         if _is_unspaced(word):
@@ -184,60 +180,53 @@ def asks(text: str) -> bool:
 def language(text: str) -> str:
     """The language whose stop words a text has most of, by its stemmer's name; without any English.
 
-    Returns:
-        "" for a text that is mostly of another script than the Latin one.
-
     >>> language("Wie heißt mein Hund?"), language("The man died in the war"), language("犬")
-    ('german', 'english', '')
+    ('german', 'english', 'other')
     """
-    words = _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold(text))
+    words = words_of(text)
     if not text.isascii() and sum(len(w) if w.isascii() else -len(w) for w in words) < 0:
-        return ""
+        return OTHER
     if telling_words().isdisjoint(words):
         return ENGLISH
-    lists = _telling()
 
     def count(stops: frozenset[str]) -> int:
         return sum(map(stops.__contains__, words))
 
-    best = max(lists, key=lambda name: (count(lists[name]), count(stop_words(name))))
-    fewest = max(1 if _ACCENTED.search(text) else 2, count(STOP_WORDS - stop_words(best)) + 1)
-    return best if count(lists[best]) >= fewest else ENGLISH
+    lists = _stop_words()
+    best = max(lists, key=lambda name: tuple(map(count, lists[name])))
+    telling, stops = lists[best]
+    fewest = max(2 - (not text.isascii()), count(STOP_WORDS - stops) + 1)
+    return best if count(telling) >= fewest else ENGLISH
+
+
+def words_of(text: str) -> list[str]:
+    """The runs of letters of a text, folded: `isn't` is two."""
+    return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold(text))
 
 
 def stop_words(name: str) -> frozenset[str]:
-    """The stop words of a language, folded as words of texts are; none of a language without."""
-    return STOP_WORDS if name == ENGLISH else _stop_words().get(name, frozenset())
+    """The stop words of a language, folded as words of texts are."""
+    return STOP_WORDS if name == ENGLISH else _stop_words()[name][1]
 
 
 @cache
 def telling_words() -> frozenset[str]:
     """The stop words that tell other languages of Latin script from English."""
-    return frozenset().union(*_telling().values())
+    return frozenset().union(*(telling for telling, _ in _stop_words().values()))
 
 
 @cache
-def _telling() -> dict[str, frozenset[str]]:
-    """The same by language."""
-    lists = _stop_words()
-    return {
-        name: stops - STOP_WORDS - lists[ENGLISH]
-        for name, stops in lists.items()
-        if name != ENGLISH and all(map(str.isascii, stops))
-    }
-
-
-@cache
-def _stop_words() -> dict[str, frozenset[str]]:
-    """Stop words by language; under English those of others that are English words too: 1 ms."""
+def _stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """For each language but English the stop words that tell it from English, and all: 1 ms."""
     lines = (files("perdure.stores") / "weights" / STOPS).read_text("utf-8").splitlines()
-    return {name: frozenset(words) for name, *words in map(str.split, lines)}
+    parts = [[part.split() for part in line.split("|")] for line in lines]
+    return {name: (frozenset(some), frozenset(some + rest)) for (name,), some, rest in parts}
 
 
 @cache
 def _particles() -> re.Pattern[str]:
     """The function words of Chinese and Japanese, the longest first."""
-    words = stop_words("chinese") | stop_words("japanese")
+    words = filter(_is_unspaced, stop_words(OTHER))
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
 
 
@@ -280,16 +269,11 @@ def _plain(word: str) -> str:
     return stripped.replace("'", "").replace(",", "")
 
 
-def _own(text: str, tokens: list[str]) -> list[str]:
-    """The stems that words of a text in another language have there, if they are not tokens."""
-    known = set(tokens)
-    return [stem for _, stem in _stems(text, language(text)) if stem not in known]
-
-
 def _stems(text: str, name: str) -> Iterator[tuple[str, str]]:
     """The telling words of a text with their stems, if its language is another of Latin script."""
-    words = _WORDS.findall(unicodedata.normalize("NFC", _apart(text))) if name in _telling() else ()
-    for word in map(_plain, words):
+    if name in (ENGLISH, OTHER):
+        return
+    for word in map(_plain, _WORDS.findall(unicodedata.normalize("NFC", _apart(text)))):
         folded = _fold(word)
         if folded.isascii() and folded not in stop_words(name):
             yield folded, _fold(_stem(word, name))
@@ -305,7 +289,7 @@ class _Tokens(dict[str, str]):
 
     def __missing__(self, word: str) -> str:
         plain = _plain(word)
-        script = ENGLISH if plain.isascii() else _SCRIPTS.get(plain[0], "")
+        script = ENGLISH if plain.isascii() else _SCRIPTS.get(ord(plain[0]) >> 8, "")
         token = _stem(plain, script) if script and plain.isalpha() else plain
         if len(self) >= _MEMO_WORDS:
             self.clear()
@@ -316,7 +300,6 @@ class _Tokens(dict[str, str]):
 _TOKENS = _Tokens()
 
 
-@lru_cache(_MEMO_WORDS)
 def _stem(word: str, name: str) -> str:
     """The stem of a word in a language.
 

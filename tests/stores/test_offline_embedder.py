@@ -201,6 +201,24 @@ def test_a_text_in_another_language_is_zero(text: str) -> None:
     assert english.any()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Wann wurde Goethe geboren?", "xyzzy plugh", "thx", "Haha, stimmt.", "Jajaja, es verdad."],
+)
+def test_a_query_of_unknown_words_is_zero(text: str) -> None:
+    """Pieces of two letters say nothing of what is asked, and a text of such words neither."""
+    assert not StaticEmbedder().embed_query(text).any()
+
+
+@pytest.mark.parametrize("text", [*SENTENCES, "sourdough", "1969", "a b"])
+def test_a_query_has_the_vector_of_the_text(text: str) -> None:
+    """Of known words, long pieces and numbers a query has the same vector as an item."""
+    embedder = StaticEmbedder()
+
+    assert (embedder.embed([text])[0] == embedder.embed_query(text)).all()
+    assert embedder.embed_query(text).any()
+
+
 def test_no_text_is_cut() -> None:
     """The last of 20,000 words counts, and the sums hold them all."""
     embedder = StaticEmbedder()
