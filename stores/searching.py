@@ -164,7 +164,7 @@ class Searcher:
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
         if ranked is None:
-            return WhyNot("the query has no words and there is no embedder")
+            return WhyNot("no item has a word of the query, and it has no vector to compare")
         better = int((ranked.places > ranked.places[place[0]]).sum())
         reason = f"{better} of {len(pool)} items score higher"
         return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
