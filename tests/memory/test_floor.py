@@ -17,7 +17,8 @@ from perdure.errors import ConfigurationError
 from perdure.memory import arecall, recall, search_memory, use_memories
 from perdure.memory.recall import RecallResult, check_recall
 from perdure.settings import MIN_SCORE
-from perdure.stores import SQLiteStore
+from perdure.stores import PostgresStore, SQLiteStore
+from tests import postgres_server
 from tests.memory.remembered import ANN, AS_ANN, fact, filled, turns
 
 NOTHING = "quantum chromodynamics"  # of which nobody spoke
@@ -32,9 +33,18 @@ SAID = (
 QUERIES = (NOTHING, "Where does Ann live?", "canoe", "Ann", "tea in Oslo", "the museum")
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[SQLiteStore]:
-    with filled(*SAID, index="offline") as opened:
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    options: dict[str, Any] = {"index": "offline"}
+    if request.param == "postgres":
+        schema = postgres_server.schema(tmp_path_factory.mktemp("floor"))
+        opened: Any = PostgresStore.open(postgres_server.dsn(), schema=schema, **options)
+    else:
+        opened = SQLiteStore.open(":memory:", **options)
+    with opened:
+        opened.batch(SAID)
         opened.put(TEAM, "shared", {"text": "The canoe lies in the harbour", "kind": "fact"})
         opened.put(TEAM, "same", {"text": "ann lives in GHENT", "kind": "fact"})
         yield opened
@@ -64,7 +74,7 @@ def texts(memories: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("least", [None, 0])
-def test_where_nothing_fits_nothing_is_recalled(store: SQLiteStore, least: float | None) -> None:
+def test_where_nothing_fits_nothing_is_recalled(store: Any, least: float | None) -> None:
     """Unless the floor is turned off: by the functions, in a view, by the tool, in a check."""
     asked: dict[str, Any] = {"store": store, "config": AS_ANN, "min_score": least}
     tool = search_memory(store=store, min_score=least)
@@ -80,7 +90,7 @@ def test_where_nothing_fits_nothing_is_recalled(store: SQLiteStore, least: float
     assert texts(recall("Where does Ann live?", **asked).memories)[0] == "Ann lives in Ghent"
 
 
-def test_the_search_of_a_store_has_no_floor(store: SQLiteStore) -> None:
+def test_the_search_of_a_store_has_no_floor(store: Any) -> None:
     """It is langgraph's, and its scores are those of a recall."""
     items = {item.key: item.score for item in store.search(ANN, query=NOTHING)}
     found = recalled(NOTHING, store, explain=True)
@@ -96,7 +106,7 @@ def test_the_search_of_a_store_has_no_floor(store: SQLiteStore) -> None:
     namespace=st.sampled_from([ANN, [ANN, TEAM], ("memories",)]),
     least=st.sampled_from([None, 0, 0.05, 0.5, 0.9]),
 )
-def test_explaining_changes_nothing(store: SQLiteStore, query: str, **asked: Any) -> None:
+def test_explaining_changes_nothing(store: Any, query: str, **asked: Any) -> None:
     """The same is recalled; the rest is below the floor, each text once, `limit` at most."""
     options = {"min_score": asked.pop("least"), **asked}
     plain, why = (recalled(query, store, **options, explain=explain) for explain in (False, True))
@@ -132,7 +142,7 @@ def test_what_has_no_score_is_not_below_a_floor() -> None:
     assert "     -  home: Ann lives in Ghent" in recalled(NOTHING, other).explain()
 
 
-def test_an_explanation_tells_scores_and_parts(store: SQLiteStore) -> None:
+def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
     """What was recalled comes first, then what was not, each with the floor and why."""
     found = recalled("Where does Ann live?", store, explain=True, max_tokens=60)
     nothing = recalled(NOTHING, store, explain=True, limit=2)
@@ -165,7 +175,7 @@ def test_a_long_memory_is_cut_in_an_explanation() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0.3", True, float("nan"), float("inf"), [0.3]])
-def test_a_floor_is_a_number(store: SQLiteStore, wrong: Any) -> None:
+def test_a_floor_is_a_number(store: Any, wrong: Any) -> None:
     """Anything else is refused where it is given, for any store."""
     for uses in (
         lambda: recalled("tea", InMemoryStore(), min_score=wrong),
