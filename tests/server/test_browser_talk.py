@@ -275,6 +275,29 @@ def test_a_run_that_others_began_is_shown_and_stopped(
     assert values(sdk)["heard"] == ["hello"]
 
 
+def test_an_answer_is_stopped_in_the_middle(
+    tab: Page,  # noqa: F811 - the fixture
+    sdk: SyncLangGraphClient,
+) -> None:
+    """What was said of it is gone with it: it is not stored."""
+    sdk.threads.update("t", metadata={"graph_id": "halting"})
+    tab.goto(PAGE)
+    stop = tab.get_by_role("button", name="Stop")
+    expect(stop).to_be_hidden()
+    tab.get_by_label("Message").fill("go on")
+    tab.get_by_role("button", name="Send").click()
+    expect(tab.get_by_role("log")).to_contain_text("half")
+    stop.click()
+
+    expect(tab.get_by_role("status")).to_have_text("The run has ended.")
+    expect(stop).to_be_hidden()
+    expect(tab.get_by_role("button", name="Go on")).to_be_visible()
+    expect(tab.get_by_label("Message")).to_be_focused()
+    [run] = sdk.runs.list("t")
+    assert run["status"] == "interrupted"
+    assert [each["content"] for each in values(sdk)["messages"]] == ["go on"]
+
+
 def test_a_question_that_comes_up_is_told_and_answered_on_the_same_page(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,

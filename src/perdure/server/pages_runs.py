@@ -139,11 +139,12 @@ async def runs_of(call: Call, runs: Runs, thread: Thread) -> list[Values]:
 
 
 def run_row(shown: Mapping[str, Any], error: Mapping[str, str] | None = None) -> Values:
-    """A run as pages show it; `events`: where the script reads what it says."""
+    """A run as pages show it; `events`: where the script reads what it says; `stop`: its form."""
     at = quote(shown["thread_id"], safe="", errors="surrogatepass")
     events = f"/threads/{at}/runs/{shown['run_id']}/stream?stream_mode=messages-tuple"
     is_live = shown["status"] in ("pending", "running")
-    return {**shown, "error": error, "is_live": is_live, "events": events}
+    stop = query("/ui/stop", id=shown["thread_id"], run_id=shown["run_id"])
+    return {**shown, "error": error, "is_live": is_live, "events": events, "stop": stop}
 
 
 async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:

@@ -102,7 +102,11 @@
         place("user").append(visible(text.value));
         form.reset();
       }
-      at("talk").dataset.events ??= run.events;
+      if (!at("talk").dataset.events) {
+        at("talk").dataset.events = run.events;
+        at("stop").action = run.stop;
+        at("stop").hidden = false;
+      }
       follow();
     } catch {
       tell("It could not be sent. Try again.");
