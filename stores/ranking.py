@@ -213,7 +213,7 @@ def rank(
 def _shares(scores: Scores) -> Scores:
     """The share of each row in the best score, 0 to 1."""
     best = max(float(scores.max(initial=0)), 1e-9)
-    return np.asarray(np.clip(scores / np.float32(best), 0, 1), np.float32)
+    return np.asarray(np.maximum(scores, 0) / np.float32(best), np.float32)
 
 
 # -- vectors
@@ -322,7 +322,8 @@ def _by_words(
 ) -> tuple[Scores, Scores, Scores, Scores]:
     """The word scores of each row, with its neighbours, and of its thread; what its words tell."""
     n = len(lengths)
-    own, lent, told = np.zeros((3, n), np.float32)
+    own, both = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
+    lent, told = both
     penalty = length_penalty(lengths, weights)
     threads = thread_penalty = np.zeros(0, np.float32)
     if arrangement is not None:
@@ -332,19 +333,18 @@ def _by_words(
         mean = of_threads.mean() if len(of_threads) else 0.0
         thread_penalty = length_penalty(sizes, weights, mean)
     for part, counts in blocks(terms, n, weights):
-        worths = np.array([worth_of(term, n) for term in part], np.float32)
-        tells = np.array([told_by(term, n) for term in part], np.float32)
+        counting = [(worth_of(term, n), told_by(term, n)) for term in part]
+        worths, tells = factors = np.ascontiguousarray(np.array(counting, np.float32).T)
         each = counts / (counts + penalty)
         own += worths @ each
         if arrangement is not None:
             each = _lend(each, arrangement, weights)
             sums = np.add.reduceat(counts, arrangement.starts, axis=1)
             threads += worths @ (sums / (sums + thread_penalty) * arrangement.threads)
-        lent += worths @ each
-        for has, term in zip(each, part, strict=True):
+        both += factors @ each
+        for has, term, tell in zip(each, part, tells, strict=True):
             if term.named and actor is not None:  # what somebody said is about them
-                np.maximum(has, actor / (1 + penalty), out=has)
-        told += tells @ each
+                told += tell * np.maximum(actor / (1 + penalty) - has, 0)
     told *= 1 + penalty  # a word that a row has once counts as 1
     if arrangement is None:
         return own, lent, np.zeros(n, np.float32), told

@@ -355,6 +355,7 @@ STEPS: Final = 16  # of the table's numbers, to one of a logarithm to base e
 _MESSAGE: Final = 15  # words of a message
 
 
+@lru_cache(_MEMO_WORDS >> 2)
 def commonness(token: str) -> float:
     """The share of messages of ordinary English, of 15 words, that have a token; 0: hardly any.
 
