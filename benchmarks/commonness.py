@@ -1,37 +1,65 @@
-"""Make the table of how common words are from the lists of wordfreq: 1 second.
+"""Make the table of how common words are from the lists of wordfreq: 5 seconds.
 
-    pip install wordfreq && python benchmarks/commonness.py   # writes weights/common-en.npz
+    pip install wordfreq && python benchmarks/commonness.py   # writes stores/weights/common.npz
 
-A token's share is the sum of those of its words. All numbers of so many digits are one token, of
-zeros.
+A token's share is the sum of those of its words; of other languages than English the commonest
+words count. All numbers of so many digits are one token, of zeros.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from wordfreq import get_frequency_dict
 
-from perdure.stores.text import COMMON, STEPS, tokens
+from perdure.stores.text import COMMON, ENGLISH, OTHER, STEPS, query_words, stems, tokens
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"
+CODES = {
+    ENGLISH: ["en"],
+    "german": ["de"],
+    "spanish": ["es"],
+    "french": ["fr"],
+    "italian": ["it"],
+    "portuguese": ["pt"],
+    "dutch": ["nl"],
+    "swedish": ["sv"],
+    "danish": ["da"],
+    "norwegian": ["nb"],
+    "finnish": ["fi"],
+    "hungarian": ["hu"],
+    OTHER: ["ru", "ar", "zh", "ja"],
+}
+MOST = 1500  # words of another language than English
+
+
+def tokens_of(word: str, language: str) -> Iterable[str]:
+    """The tokens by which a word is searched."""
+    if language == ENGLISH:
+        return tokens(word)
+    return query_words(word) if language == OTHER else [stem for _, stem in stems(word, language)]
 
 
 def main() -> None:
-    shares: dict[str, float] = defaultdict(float)
-    for word, share in get_frequency_dict("en", wordlist="small").items():
-        for token in set(tokens(word)):
-            shares[token] += share
-    words = sorted(shares, key=str.encode)
-    rare = -np.log([shares[word] for word in words])
-    np.savez_compressed(
-        WEIGHTS / COMMON,
-        tokens=np.frombuffer("\n".join(words).encode(), np.uint8),
-        rare=np.rint(rare * STEPS).astype(np.uint8),
-    )
-    print(f"{len(words):,} tokens, {(WEIGHTS / COMMON).stat().st_size:,} bytes")
+    arrays = {}
+    for language, codes in CODES.items():
+        shares: dict[str, float] = defaultdict(float)
+        for code in codes:
+            words = get_frequency_dict(code, wordlist="small")
+            commonest = sorted(words, key=lambda word: -words[word])
+            for word in commonest if language == ENGLISH else commonest[:MOST]:
+                for token in set(tokens_of(word, language)):
+                    shares[token] += words[word]
+        in_order = sorted(shares, key=str.encode)
+        rare = -np.log([shares[token] for token in in_order])
+        arrays[f"{language} tokens"] = np.frombuffer("\n".join(in_order).encode(), np.uint8)
+        arrays[f"{language} rare"] = np.rint(rare * STEPS).astype(np.uint8)
+        print(f"{language}: {len(in_order):,} tokens")
+    np.savez_compressed(WEIGHTS / COMMON, **arrays)
+    print(f"{(WEIGHTS / COMMON).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from perdure.stores.namespaces import span
 from perdure.stores.parts import Parts
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Selection, micros
-from perdure.stores.text import STOP_WORDS, commonness, query_words, synonyms, tokens
+from perdure.stores.text import STOP_WORDS, commonness, language, query_words, synonyms, tokens
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
 
@@ -234,12 +234,12 @@ class Searcher:
             return None
         cosines = pool.cosines
         actors, names = _named(pool, words)
-        terms = []
+        terms, name = [], language(query.text[:_LONGEST])
         for word, (stem, near) in words.items() if query.mode != "semantic" else ():
             kin = [] if word in names else [(pool.term(other)[0], n) for other, n in near]
             kin = [pair for pair in kin if len(pair[0])]
             hits = pool.term(self._kept(word), self._kept(stem))
-            terms.append(Term(*hits, kin, commonness(word), word in names))
+            terms.append(Term(*hits, kin, commonness(stem, name), word in names))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
             return None

@@ -19,7 +19,7 @@ import threading
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain, count
 from operator import add
@@ -119,7 +119,7 @@ def tokens(text: str) -> list[str]:
     if telling_words().isdisjoint(words):
         return found
     known = set(found)
-    return found + [stem for _, stem in _stems(text, language(text)) if stem not in known]
+    return found + [stem for _, stem in stems(text, language(text)) if stem not in known]
 
 
 def query_tokens(text: str) -> list[str]:
@@ -155,7 +155,7 @@ def query_words(text: str) -> dict[str, str]:
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
     """
     name = language(text)
-    stems = dict(_stems(text, name))
+    own = dict(stems(text, name))
     stops = stop_words(name)
     found: dict[str, str] = {}
     for word in _words(text):
@@ -164,7 +164,7 @@ def query_words(text: str) -> dict[str, str]:
                 pairs = [part[i : i + 2] for i in range(max(len(part) - 1, 1))]
                 found.update(zip(pairs, pairs, strict=True))
         elif word not in stops:
-            found[_TOKENS[word]] = stems.get(word, _TOKENS[word])
+            found[_TOKENS[word]] = own.get(word, _TOKENS[word])
     return found or {token: token for token in query_tokens(text)}
 
 
@@ -269,7 +269,7 @@ def _plain(word: str) -> str:
     return stripped.replace("'", "").replace(",", "")
 
 
-def _stems(text: str, name: str) -> Iterator[tuple[str, str]]:
+def stems(text: str, name: str) -> Iterator[tuple[str, str]]:
     """The telling words of a text with their stems, if its language is another of Latin script."""
     if name in (ENGLISH, OTHER):
         return
@@ -350,21 +350,21 @@ def _table() -> tuple[
 
 # -- how common a word is
 
-COMMON: Final = "common-en.npz"
+COMMON: Final = "common.npz"
 STEPS: Final = 16  # of the table's numbers, to one of a logarithm to base e
 _MESSAGE: Final = 15  # words of a message
 
 
 @lru_cache(_MEMO_WORDS >> 2)
-def commonness(token: str) -> float:
-    """The share of messages of ordinary English, of 15 words, that have a token; 0: hardly any.
+def commonness(token: str, name: str = ENGLISH) -> float:
+    """The share of ordinary messages, of 15 words, in a language that have a token; 0: hardly any.
 
-    Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small list.
+    Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small lists.
 
     >>> round(commonness("thank"), 3), commonness("xyzzy")
     (0.009, 0.0)
     """
-    words, rare = _commonness()
+    words, rare = _commonness(name)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
     place = int(np.searchsorted(words, word))
     if place == len(words) or words[place] != word:
@@ -373,11 +373,12 @@ def commonness(token: str) -> float:
 
 
 @cache
-def _commonness() -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
+def _commonness(name: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """The tokens in order, and the logarithms of their shares in all words, times -16: 2 ms."""
     raw = (files("perdure.stores") / "weights" / COMMON).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
-        return np.array(arrays["tokens"].tobytes().split(b"\n")), arrays["rare"]
+        words = arrays[f"{name} tokens"].tobytes().split(b"\n")
+        return np.array(words), arrays[f"{name} rare"]
 
 
 class Vocabulary(dict[str, int]):

@@ -15,6 +15,7 @@ from perdure.stores.text import (
     STOP_WORDS,
     _words,
     asks,
+    commonness,
     is_misspellable,
     language,
     nearest,
@@ -211,6 +212,20 @@ def test_stop_words_are_folded() -> None:
     assert {"wann", "fur", "die"} <= stop_words("german")
     assert {"где", "هذا", "什么", "です"} <= stop_words("other")
     assert stop_words("english") == STOP_WORDS
+
+
+@pytest.mark.parametrize(
+    ("language", "common", "rare"),
+    [
+        ("english", "dai", "sourdough"),
+        ("german", "tag", "zauberberg"),
+        ("other", "ден", "виолончел"),
+    ],
+)
+def test_a_word_is_common_in_its_language(language: str, common: str, rare: str) -> None:
+    """Of ordinary messages some have a common word, hardly any a rare one."""
+    assert commonness(common, language) > 10 * commonness(rare, language)
+    assert commonness("qqq", language) == 0.0
 
 
 @pytest.mark.parametrize(
