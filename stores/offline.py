@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.text import ENGLISH, language, telling_words, words_of
+from perdure.stores.text import ENGLISH, language, telling_words, tokens, words_of
 from perdure.stores.vectors import Floats, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
@@ -102,9 +102,13 @@ class WordPieces:
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
     def covered(self, text: str) -> float:
-        """The share of a text's letters in words that are tokens, or made of long pieces."""
+        """The share of a text's letters in words which, or whose stems, are of long pieces."""
         words = [word for word in words_of(text) if len(word) > 1]
-        known = (len(w) for w in words if len(w) >= _PIECE * len(self._parts[w]) - 1)
+        known = (
+            len(word)
+            for word in words
+            if any(len(w) >= _PIECE * len(self._parts[w]) - 1 for w in (word, *tokens(word)))
+        )
         return sum(known) / sum(map(len, words)) if words else 1.0
 
     def forget(self) -> None:
