@@ -485,12 +485,12 @@ UPDATE runs SET status = 'running', updated_at = ?1 WHERE thread = ?3 AND owner 
     SELECT 1 FROM runs e WHERE e.thread = ?3 AND e.status IN ('pending', 'running') AND e.seq < runs.seq
 ) RETURNING seq;
 
--- adopt_run: the run of a process that is gone; its death counts as an attempt
-UPDATE runs SET owner = ?, attempt = attempt + CASE status WHEN 'running' THEN 1 ELSE 0 END, status = 'pending'
+-- adopt_run: the run of a process that is gone; its death counts as an attempt. `claim_runs` follows: one that began is not seen waiting
+UPDATE runs SET owner = ?, attempt = attempt + CASE WHEN status = 'running' AND owner <> '' THEN 1 ELSE 0 END, status = 'pending'
 WHERE thread = ? AND seq = ? AND owner = ? AND status IN ('pending', 'running');
 
 -- hand_over: the runs of a process that ends are the next one's
-UPDATE runs SET owner = '', status = 'pending' WHERE owner = ? AND status IN ('pending', 'running');
+UPDATE runs SET owner = '' WHERE owner = ? AND status IN ('pending', 'running');
 
 -- cancel_runs: one of a thread, or all; what waits has ended, what runs is told
 UPDATE runs SET cancel = coalesce(cancel, ?1), updated_at = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE request END,

@@ -126,7 +126,7 @@ def test_what_is_handed_over_is_nobodys_and_no_attempt(talked: Saver) -> None:
     handed = [row.live for row in of(talked)]
     asyncio.run(table.claim("other", asyncio.run(table.live())))
 
-    assert [(each.status, each.owner) for each in handed] == [("pending", "")] * 2
+    assert [(each.status, each.owner) for each in handed] == [("running", ""), ("pending", "")]
     assert [(row.live.status, row.live.attempt) for row in of(talked)] == [
         ("running", 1),
         ("pending", 1),

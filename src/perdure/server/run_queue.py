@@ -179,8 +179,6 @@ class Run:
         """While it lasts, the run can be cancelled; what ends it is its outcome."""
         self._playing = True
         try:
-            if self.cancelled or self.lost:
-                raise asyncio.CancelledError
             yield
         except asyncio.CancelledError:
             if self.task is not None:
@@ -192,6 +190,11 @@ class Run:
             self.outcome, self.failure = "error", exc
         finally:
             self._playing = False
+
+    def check(self) -> None:
+        """Go no further if it was stopped before it played."""
+        if self.cancelled or self.lost:
+            raise asyncio.CancelledError
 
     def forget(self) -> None:
         """Drop the events and the output; its readers have the events."""
@@ -418,6 +421,7 @@ class DatabaseRuns:
         patience_s = 0 if run.request.multitask_strategy == "reject" else None
         with run.executing():
             with run.playing():
+                run.check()
                 if live.attempt > ATTEMPTS:
                     raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
                 async with self.saver.lock(run.thread_id, timeout_s=patience_s):
@@ -471,6 +475,7 @@ class DatabaseRuns:
         given = None if begun else run.request.given()
         run.waits = begun == "asks"
         with run.playing(), self._runs.measured():
+            run.check()
             if begun != "asks":
                 opened = self._runs.graphs.opened(
                     *(run.graph, saver, self.parts.store, config),

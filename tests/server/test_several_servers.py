@@ -1,0 +1,234 @@
+"""Servers on one database, and one after the other: what of runs each of them knows and does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import ConflictError
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from perdure.storage.flow import Statement, rows_of
+from tests.server.running import running
+from tests.server.talking import Gate, State, says, talk
+from tests.server.test_runs import texts, until
+
+
+def asks(gate: Gate) -> StateGraph[State]:
+    """Asks twice in one node, and takes its time between."""
+
+    async def hear(state: State) -> dict[str, Any]:
+        first = interrupt("one?")
+        await gate.pass_through()
+        return {"heard": [first, interrupt("two?")]}
+
+    return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@contextmanager
+def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate), "asks": asks(gate)}))
+    with running(app) as url, get_sync_client(url=url) as client:
+        yield client
+
+
+@pytest.fixture
+def both(settings: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
+    """Clients of two servers."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(served(settings, gate)) for _ in range(2)]
+        clients[0].threads.create(thread_id="t")
+        yield clients
+
+
+def changed(saver: SQLiteCheckpointer, statement: Statement) -> None:
+    saver.database.write(lambda: rows_of(statement.sql, *statement.params))
+
+
+def statuses(client: SyncLangGraphClient) -> Any:
+    return [run["status"] for run in client.runs.list("t")][::-1]
+
+
+def test_a_run_is_known_to_all(both: list[SyncLangGraphClient], gate: Gate) -> None:
+    here, there = both
+    first = here.runs.create("t", "talk", input=says("one"))
+    second = there.runs.create("t", "talk", input=says("two"))
+    assert gate.reached.wait(60)
+    with pytest.raises(ConflictError, match=f"run '{second['run_id']}' is under way"):
+        there.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
+    stands = [client.threads.get("t")["status"] for client in both], statuses(there)
+    gate.open.set()
+    values: list[Any] = [client.runs.join("t", second["run_id"]) for client in both]
+
+    assert stands == (["busy", "busy"], ["running", "pending"])
+    assert values[0]["heard"] == values[1]["heard"] == ["one", "two"]
+    assert there.runs.get("t", first["run_id"])["status"] == "success"
+    assert there.runs.join("t", first["run_id"])["heard"] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "left"),
+    [("interrupt", ["one", "two", "heard 2"]), ("rollback", ["two", "heard 1"])],
+)
+def test_a_turn_may_stop_the_one_of_another_server(
+    both: list[SyncLangGraphClient], gate: Gate, strategy: Any, left: list[str]
+) -> None:
+    here, there = both
+    here.runs.create("t", "talk", input=says("one"))
+    assert gate.reached.wait(60)
+    second = there.runs.create("t", "talk", input=says("two"), multitask_strategy=strategy)
+    until(lambda: statuses(there)[0] == "interrupted")
+    gate.open.set()
+    there.runs.join("t", second["run_id"])
+
+    assert texts(here) == left
+
+
+def test_a_run_of_another_server_is_cancelled(both: list[SyncLangGraphClient], gate: Gate) -> None:
+    here, there = both
+    runs = [here.runs.create("t", "talk", input=says(text))["run_id"] for text in ("one", "two")]
+    assert gate.reached.wait(60)
+    for run in reversed(runs):
+        there.runs.cancel("t", run, wait=True)
+
+    assert statuses(here) == ["interrupted"] * 2
+    assert here.threads.get("t")["status"] == "interrupted"
+
+
+def test_a_thread_that_another_server_runs_is_deleted(
+    both: list[SyncLangGraphClient], gate: Gate
+) -> None:
+    here, there = both
+    here.runs.create("t", "talk", input=says("one"))
+    assert gate.reached.wait(60)
+    there.threads.delete("t")
+    gate.open.set()
+
+    assert here.threads.search() == there.threads.search() == []
+
+
+def test_runs_go_on_in_order_when_a_server_stops(settings: Settings, gate: Gate) -> None:
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        runs = [client.runs.create("t", "talk", input=says(text)) for text in ("one", "two")]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with served(settings, gate) as client:
+        client.runs.join("t", runs[1]["run_id"])
+
+        assert texts(client) == ["one", "heard 1", "two", "heard 2"]
+        assert statuses(client) == ["success"] * 2
+
+
+def test_a_rollback_is_done_after_a_restart(settings: Settings, gate: Gate) -> None:
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        changed(saver, saver._sql("cancel_runs", "rollback", 0.0, "t", run))
+        assert saver.history("t") != []
+    gate.open.set()
+    with served(settings, gate) as client:
+        until(lambda: "pending" not in statuses(client) and "running" not in statuses(client))
+
+        assert client.threads.get_state("t")["values"] == {}
+        assert client.threads.get("t")["status"] == "idle"
+
+
+def test_an_answer_is_not_given_to_the_next_question(settings: Settings, gate: Gate) -> None:
+    """Its run is handed over while the node that heard it is under way, which then asks again."""
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "asks", input={"heard": []})
+        run = client.runs.create("t", "asks", command={"resume": "yes"})["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with served(settings, gate) as client:
+        values: Any = client.runs.join("t", run)
+
+        assert [each["value"] for each in values["__interrupt__"]] == ["two?"]
+        assert client.runs.get("t", run)["status"] == "interrupted"
+        last: Any = client.runs.wait("t", "asks", command={"resume": "no"})
+        assert last["heard"] == ["yes", "no"]
+
+
+def test_an_update_of_a_command_is_made_once(settings: Settings, gate: Gate) -> None:
+    order: Any = {"update": {"heard": ["told"], "messages": []}, "goto": "answer"}
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        gate.open.set()
+        client.runs.wait("t", "talk", input=says("one"))
+        gate.open.clear()
+        gate.reached.clear()
+        run = client.runs.create("t", "talk", command=order)["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with served(settings, gate) as client:
+        values: Any = client.runs.join("t", run)
+
+        assert values["heard"] == ["one", "told"]
+        assert client.runs.get("t", run)["status"] == "success"
+
+
+def test_a_run_whose_server_dies_again_and_again_is_an_error(
+    settings: Settings, gate: Gate
+) -> None:
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        died = "UPDATE runs SET status = 'running', owner = 'dead', attempt = 3"
+        changed(saver, Statement(died))
+    with served(settings, gate) as client:
+        values: Any = client.runs.join("t", run)
+        assert values["__error__"]["error"] == "RunAbandoned"
+        assert client.threads.get("t")["status"] != "busy"
+
+
+def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> None:
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+    with running(app) as url, httpx.Client(base_url=url) as client:
+        client.post("/threads", json={"thread_id": "t"})
+        app.state.runs._refuses = True
+        reply = client.post("/threads/t/runs", json={"assistant_id": "talk", "input": says("a")})
+
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert client.get("/threads/t/runs").json() == []
+
+
+def test_a_database_without_locks_is_refused(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a pooler none can be held: nobody could tell who lives."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ConfigurationError("the DSN is pooled: give direct=")
+
+    monkeypatch.setattr("perdure.storage.sqlite.SQLiteDatabase.lock", refused)
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+
+    async def start() -> None:
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigurationError, match="direct="):
+        asyncio.run(start())
