@@ -66,7 +66,7 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="How long runs may take to end at SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Time for runs to end at SIGTERM."),
     ] = 10,
     user: User = None,
     db: DB = None,
