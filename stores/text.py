@@ -366,6 +366,8 @@ def commonness(token: str, name: str = ENGLISH) -> float:
     """
     words, rare = _commonness(name)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
+    if len(word) > words.itemsize:  # numpy would make all words as long
+        return 0.0
     place = int(np.searchsorted(words, word))
     if place == len(words) or words[place] != word:
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -226,6 +227,15 @@ def test_a_word_is_common_in_its_language(language: str, common: str, rare: str)
     """Of ordinary messages some have a common word, hardly any a rare one."""
     assert commonness(common, language) > 10 * commonness(rare, language)
     assert commonness("qqq", language) == 0.0
+
+
+def test_a_long_word_is_not_compared_in_full() -> None:
+    """A table of as many characters for each of its words would be 340 MB."""
+    commonness("word")
+    tracemalloc.start()
+    assert commonness("y" * 20_000) == 0.0
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
