@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from perdure.errors import ConfigurationError
@@ -25,7 +26,7 @@ def number(name: str, value: Any, least: float, most: float = inf) -> float:
 
 def lowest_score(value: Any) -> float | None:
     """The option `min_score`: a number, or None for the default floor."""
-    valid = value is None or (is_number(value) and isfinite(value))
+    valid = value is None or (is_number(value) and abs(value) <= sys.float_info.max)
     return _checked(valid, "min_score", value, "a number, or None")  # type: ignore[no-any-return]
 
 

@@ -51,7 +51,14 @@ from perdure.stores.base import FoundItem, Provenance, PutItem
 from perdure.stores.namespaces import joined
 from perdure.stores.parts import SAID
 from perdure.stores.store import Store
-from perdure.stores.text import is_misspellable, nearest, query_tokens, tokens
+from perdure.stores.text import (
+    is_misspellable,
+    language,
+    nearest,
+    query_words,
+    stems,
+    tokens,
+)
 
 _LOG = logging.getLogger("perdure")
 _MESSAGES: Final = 400  # that are written in one transaction, about
@@ -259,7 +266,7 @@ class SaidSearch:
             if not reading.future.done():
                 return reading.total - reading.done
             reading.future.result()
-        return 0
+        return len(self._threads(within, is_unread=True))
 
     def _reading(self, owner: Hashable, threads: Mapping[str, ListedThread]) -> _Reading:
         """The reading that is under way for an owner, or a new one."""
@@ -358,12 +365,14 @@ def marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     >>> marks("我喜欢聊天记忆", "聊天")
     ((3, 5),)
     """
-    there, wanted, inside = set(tokens(text)), set(query_tokens(query)), set[int]()
+    there, words, inside, name = set(tokens(text)), query_words(query), set[int](), language(text)
+    wanted = {*words, *words.values()}
     for word in filter(is_misspellable, wanted - there):
         wanted |= {*nearest(word, there)}
     for run in _WORD.finditer(text):
         parts = tokens(run[0])
-        for part in wanted.intersection(parts):
+        stemmed = (stem for _, stem in stems(run[0], name))
+        for part in wanted.intersection(chain(parts, stemmed)):
             # of a script without spaces, and of words joined by marks, only the part
             form = re.escape(part) if len(parts) > 1 else ".+"
             for at in re.finditer(form, run[0], re.IGNORECASE):
@@ -407,14 +416,17 @@ def search_threads(
     """
     checked_text("text", text)
     instance("user", user, (str, type(None)), "a user's id, or None")
-    wanted = dict(instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}"))
-    wanted |= {} if user is None else {"owner": user}
+    metadata = instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
+    wanted = [
+        (instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata
+    ]
+    wanted += [] if user is None else [("owner", user)]
 
     def match(thread: ListedThread) -> bool:
         has = thread.metadata
-        return all(name in has and has[name] == value for name, value in wanted.items())
+        return all(name in has and has[name] == value for name, value in wanted)
 
-    visible = VisibleThreads(ThreadQuery(tuple(wanted.items())), match, user)
+    visible = VisibleThreads(ThreadQuery(tuple(wanted)), match, user)
     limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
     search = SaidSearch.of(saver, store)
     return search.search(text, visible, limit, wait_s=wait_s, progress=progress)

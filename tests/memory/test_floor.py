@@ -174,7 +174,9 @@ def test_a_long_memory_is_cut_in_an_explanation() -> None:
     assert len(line) < 200
 
 
-@pytest.mark.parametrize("wrong", ["0.3", True, float("nan"), float("inf"), [0.3]])
+@pytest.mark.parametrize(
+    "wrong", ["0.3", True, float("nan"), float("inf"), pytest.param(10**400, id="huge"), [0.3]]
+)
 def test_a_floor_is_a_number(store: Any, wrong: Any) -> None:
     """Anything else is refused where it is given, for any store."""
     for uses in (

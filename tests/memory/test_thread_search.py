@@ -116,6 +116,7 @@ def test_only_threads_that_the_searcher_may_see(both: Opened) -> None:
     assert {*both.search("canoe")} == {"home", "work", "old"}
     assert both.search("canoe", filter={"topic": "b"}) == ["home"]
     assert both.search("canoe", user="bob", filter={"topic": "b"}) == []
+    assert both.search("canoe", user="ann", filter={"owner": "bob"}) == []
 
 
 def test_a_thread_that_becomes_anothers_is_found_by_that_one_alone(both: Opened) -> None:
@@ -181,6 +182,9 @@ def test_long_and_foreign_messages(both: Opened) -> None:
         ("the who", "the who", ["the", "who"]),
         ("isn't it don't", "don't", ["don't"]),
         ("1,000 visitors", "1000", ["1,000"]),
+        ("Das Haus ist alt, und wir sind froh", "Wo sind die Häuser?", ["Haus"]),
+        ("Wir haben die Häuser nicht gekauft", "Haus", ["Häuser"]),
+        ("私の犬はポチです", "犬の名前は?", ["犬"]),
     ],
 )
 def test_marks(text: str, query: str, marked: list[str]) -> None:
@@ -225,6 +229,7 @@ def test_what_is_wrong_is_said(both: Opened, tmp_path: Path) -> None:
         ("wait_s is -1", lambda: both.search("a", wait_s=-1)),
         ("user is 7", lambda: both.search("a", user=7)),
         ("filter is", lambda: both.search("a", filter="b")),
+        ("a name in filter is 1", lambda: both.search("a", filter={1: "b"})),
     ]
     for message, call in wrong:
         with pytest.raises(ConfigurationError, match=message):
@@ -451,6 +456,25 @@ def test_what_goes_while_it_is_read_is_not_kept(
     monkeypatch.setattr(SaidSearch, "_write", late)
     assert both.search("horse") == ["u"]
     assert len(both.keys()) == 1
+
+
+def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
+    both: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said meanwhile is found by a later search."""
+    talk(both.saver, "t", said=["the horse"])
+    said, write = ["the horse"], SaidSearch._write
+
+    def late(search: SaidSearch, some: Any) -> None:
+        said.append(f"the canoe {len(said)}")
+        talk(both.saver, "t", said=said)
+        write(search, some)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SaidSearch, "_write", late)
+        hits = search_threads(both.saver, both.store, "horse")
+    assert ([hit.thread_id for hit in hits], hits.unread) == (["t"], 1)
+    assert search_threads(both.saver, both.store, "canoe").unread == 0
 
 
 def test_an_index_of_another_process_forgets_too(place: Place) -> None:
