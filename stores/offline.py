@@ -104,12 +104,12 @@ class WordPieces:
     def covered(self, text: str) -> float:
         """The share of a text's letters in words which, or whose stems, are of long pieces."""
         words = [word for word in words_of(text) if len(word) > 1]
-        known = (
-            len(word)
-            for word in words
-            if any(len(w) >= _PIECE * len(self._parts[w]) - 1 for w in (word, *tokens(word)))
-        )
-        return sum(known) / sum(map(len, words)) if words else 1.0
+        unknown = [word for word in words if not self._is_long(word)]
+        missed = sum(len(word) for word in unknown if not any(map(self._is_long, tokens(word))))
+        return 1 - missed / sum(map(len, words)) if words else 1.0
+
+    def _is_long(self, word: str) -> bool:
+        return len(word) >= _PIECE * len(self._parts[word]) - 1
 
     def forget(self) -> None:
         """Drop the words that are remembered."""

@@ -252,7 +252,7 @@ def idf(found: int, rows: int) -> float:
     Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
     eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
     """
-    return float(np.log1p((rows - found + 0.5) / (found + 0.5)))
+    return math.log1p((rows - found + 0.5) / (found + 0.5))
 
 
 def told_by(term: Term, n: int) -> float:
