@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import KEPT
-from perdure.errors import PerdureError, StorageUnavailable, UnknownThread
+from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
 from perdure.server.databases import Databases
@@ -69,13 +69,16 @@ class Runs:
         for tenant in tenants:
             try:
                 await (await self._databases.of(tenant)).saver.setup()
-            except PerdureError as exc:  # requests are told why
+            except ConfigurationError as exc:  # requests are told why
                 _LOGGER.warning("no run is taken up: %s", exc)
-                continue
-            runs = await self.of(tenant)
-            await runs.ready.wait()
-            if runs.task.done():
-                runs.task.result()
+            except StorageUnavailable as exc:
+                _LOGGER.warning("runs are taken up once the database is there: %s", exc)
+                await self.of(tenant)
+            else:
+                runs = await self.of(tenant)
+                await runs.ready.wait()
+                if runs.task.done():
+                    runs.task.result()
 
     async def of(self, tenant: str | None) -> DatabaseRuns:
         """Those of a tenant; from now on this process takes up what others leave there."""
