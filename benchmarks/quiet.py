@@ -1,6 +1,6 @@
 """Is a memory quiet when nothing fits? What searches find for messages that no memory answers.
 
-    python benchmarks/quiet.py locomo10.json [--nameless]
+    python -m benchmarks.quiet locomo10.json [--nameless]
 
 The file has conversations of two people each (LoCoMo: data/locomo10.json of
 github.com/snap-research/locomo); each turn is an item. Three kinds of messages have no answer:
@@ -11,7 +11,7 @@ the number of items, and how often the best score of an answered question is hig
 message (AUC). `--nameless` takes the names out of all questions: people say I and you.
 
 perdure's floor by default, `perdure.settings.MIN_SCORE`, has a line of its own. InMemoryStore has
-the embedder of perdure's default; FTS5 has porter stems and bm25.
+the embedder of perdure's default; FTS5 has porter stems, bm25 and no stop words in its queries.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ class Scored:
     def search(self, query: str) -> list[tuple[int, float]]:
         subject = self._subject
         if isinstance(subject, FullText):
-            words = dict.fromkeys(re.findall(r"\w+", query.lower()))
-            match = " OR ".join(f'"{word}"' for word in words)
-            sql = "SELECT rowid, -rank FROM found WHERE found MATCH ? ORDER BY rank LIMIT ?"
-            return list(subject._db.execute(sql, (match, ITEMS))) if match else []
+            return subject.scored(query, ITEMS)
         found = subject._store.search(NAMESPACE, query=query, limit=ITEMS)
         return [(int(item.key), item.score) for item in found]
 

