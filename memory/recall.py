@@ -39,6 +39,7 @@ Labels = Sequence[str] | Sequence[Sequence[str]]
 _REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
+_COMPARED: Final = 100  # memories, the first, of which others may be near duplicates
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
 _LONG: Final = 120  # characters of a memory in an explanation
 _TELLS: Final = 0.005  # the least part of a score that is told
@@ -240,15 +241,20 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
     2009).
     """
     places: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
+    numbers: dict[str, int] = {}  # of the places, by text
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            for number, (shown, ranks) in enumerate(places):
-                if equivalent(shown.text, memory.text):
-                    better = rank < min(ranks.values())
-                    places[number] = memory if better else shown, {search: rank, **ranks}
-                    break
-            else:
-                places.append((memory, {search: rank}))
+            text = normal(memory.text)
+            if text not in numbers:
+                first = enumerate(places[:_COMPARED])
+                near = (n for n, (shown, _) in first if equivalent(shown.text, memory.text))
+                numbers[text] = next(near, len(places))
+            number = numbers[text]
+            if number == len(places):
+                places.append((memory, {}))
+            shown, ranks = places[number]
+            better = rank < min(ranks.values(), default=rank)
+            places[number] = memory if better else shown, {search: rank, **ranks}
     every = sorted(places, key=lambda entry: _date(entry[0]), reverse=True)
     every.sort(key=lambda entry: sum(1 / (_K + rank) for rank in entry[1].values()), reverse=True)
     memories = _facts_first(_without_sources([memory for memory, _ in every]))

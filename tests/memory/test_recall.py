@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -389,3 +390,25 @@ def test_nobody_recalls_what_is_anothers(store: SQLiteStore, recalls: Any) -> No
     with pytest.raises(InvalidNamespace, match="own notes"):
         recalls("the train", store, namespace=[("perdure", "quarantine")])
     assert recalls("the train", store, config={"configurable": {"user_id": "an"}}).memories == []
+
+
+def test_merging_takes_as_long_as_there_are_memories() -> None:
+    """What says nearly the same is looked for among the first only, and costs so much for each."""
+
+    def calls(many: int) -> int:
+        count = 0
+
+        def seen(frame: object, event: str, arg: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        texts = [f"canoe number {number} lies in harbour {7 * number}" for number in range(many)]
+        memories = [Memory(ANN, text, text, "fact", {}) for text in texts]
+        sys.setprofile(seen)
+        try:
+            assert len(merged([list(enumerate(memories, 1))], many)) == many
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(800) < 3 * calls(400)
