@@ -11,10 +11,12 @@ import pytest
 from langgraph_sdk import get_sync_client
 
 from perdure.server import create_app
+from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.graphs import Chats, say
 from tests.server.running import running
+from tests.server.talking import Gate, says, talk
 
 
 @pytest.fixture
@@ -54,3 +56,26 @@ def test_threads_and_items_on_postgres(settings: Settings) -> None:
         assert sdk.store.list_namespaces()["namespaces"] == [["notes"]]
         sdk.store.delete_item(["notes"], "k")
         assert sdk.store.get_item(["notes"], "k") is None
+
+
+def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
+    """Its server lives all the time, so it is not taken for one that kills servers."""
+    gate = Gate()
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+    with running(app) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        for _ in range(5):
+            assert gate.reached.wait(60)
+            gate.reached.clear()
+            with psycopg.connect(settings.db, autocommit=True) as conn:
+                conn.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        assert gate.reached.wait(60)
+        gate.open.set()
+        values: Any = client.runs.join("t", run)
+
+        assert values["heard"] == ["one"]
+        assert client.runs.get("t", run)["status"] == "success"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import httpx
@@ -112,6 +114,20 @@ def test_a_run_of_another_server_is_cancelled(both: list[SyncLangGraphClient], g
     assert here.threads.get("t")["status"] == "interrupted"
 
 
+def test_a_run_of_another_server_is_cancelled_when_its_reader_leaves(
+    both: list[SyncLangGraphClient], gate: Gate
+) -> None:
+    here, there = both
+    run = here.runs.create("t", "talk", input=says("one"))["run_id"]
+    assert gate.reached.wait(60)
+    path, leaving = f"/threads/t/runs/{run}/stream", {"cancel_on_disconnect": True}
+    with there.http.client.stream("GET", path, params=leaving) as stream:
+        next(stream.iter_lines())
+    until(lambda: statuses(here) == ["interrupted"])
+
+    assert here.threads.get("t")["status"] == "interrupted"
+
+
 def test_a_thread_that_another_server_runs_is_deleted(
     both: list[SyncLangGraphClient], gate: Gate
 ) -> None:
@@ -202,6 +218,30 @@ def test_a_run_whose_server_dies_again_and_again_is_an_error(
         values: Any = client.runs.join("t", run)
         assert values["__error__"]["error"] == "RunAbandoned"
         assert client.threads.get("t")["status"] != "busy"
+
+
+def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -> None:
+    """As on a full disk: a model that was called has been paid for."""
+    calls = []
+
+    async def fail(state: State) -> dict[str, Any]:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    graph = StateGraph(State).add_node(fail).add_edge(START, "fail")
+    full = "BEFORE UPDATE OF status ON runs BEGIN SELECT RAISE(FAIL, 'no room'); END"
+    app = create_app(settings, graphs=Graphs({"fail": graph}))
+    with running(app) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
+            conn.execute(f"CREATE TRIGGER full {full}")
+            run = client.runs.create("t", "fail", input={"heard": []})["run_id"]
+            time.sleep(1.5)  # three sweeps
+            conn.execute("DROP TRIGGER full")
+        values: Any = client.runs.join("t", run)
+
+    assert values["__error__"]["error"] == "ZeroDivisionError"
+    assert len(calls) == 1
 
 
 def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> None:

@@ -28,7 +28,13 @@ from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import LIVE, RunState, RunTable
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.thread_list import RunStatus
-from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
+from perdure.errors import (
+    ConfigurationError,
+    PerdureError,
+    StorageError,
+    StorageUnavailable,
+    UnknownThread,
+)
 from perdure.memory import record_views
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
@@ -267,6 +273,7 @@ class DatabaseRuns:
         self._runs, self.tenant, self.parts = runs, tenant, parts
         self.saver, self.table = parts.saver, RunTable(parts.saver)
         self.owner, self.known = "", dict[str, Run]()
+        self._formerly = set[str]()  # owners that this process was
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
         self._done: deque[Run] = deque()
@@ -302,6 +309,7 @@ class DatabaseRuns:
 
     def _lose(self) -> None:
         """Stop all that runs here: others may have taken it."""
+        self._formerly |= {self.owner} - {""}
         self.owner = ""
         for run in self.known.values():
             run.lose()
@@ -335,6 +343,9 @@ class DatabaseRuns:
 
     async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take the runs of a process, if it is gone: then its lock is free."""
+        if owner in self._formerly:  # nobody died
+            await self.table.hand_over(owner)
+            runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
             await self.table.claim(self.owner, [*runs])
             return True
@@ -395,7 +406,7 @@ class DatabaseRuns:
                 while (live := run.row.live).status in LIVE and not self._runs.is_closed:
                     if (live.status, live.owner) == ("running", self.owner):
                         await self._execute(run, live)
-                    elif run.cancelled and live.status == "pending":
+                    elif run.cancelled and live.cancel is None:  # its row says it to who has it
                         await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh(run)
                     else:
@@ -429,8 +440,15 @@ class DatabaseRuns:
                         await self._turn(run)
             if isinstance(run.failure, StorageUnavailable):
                 self.holds()
-            if run.lost:
-                return
+            while not run.lost and not await self._settled(run, live):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(SWEEP_S)
+
+    async def _settled(self, run: Run, live: LiveRun) -> bool:
+        """Do what is left once its graph has ended, unless the database has no room, for example.
+
+        The graph is not run again for that.
+        """
+        try:
             if run.cancelled == "rollback":  # its thread stands as before
                 async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
                     await self.saver.adelete_for_runs([run.run_id])
@@ -438,6 +456,12 @@ class DatabaseRuns:
                 with contextlib.suppress(UnknownThread):
                     await self._threads.delete(run.thread_id)
             await self._end(run, live)
+        except StorageError as exc:
+            self.holds()
+            kind = type(exc).__name__  # its text may be content
+            _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
+            return False
+        return True
 
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None
