@@ -5,9 +5,8 @@ script sets no spaces between words, a pair of neighbouring characters. Stop wor
 and are dropped from queries, so a query of stop words alone still finds them.
 
 Synonyms are a table inside the package, made from the static embedder's by `benchmarks/kinship.py`:
-for each English stem its nearest, with the cosine. How common a word is in English tells another,
-made by `benchmarks/commonness.py`. Pieces overlap, so that an embedder gets all of
-a text.
+for each English stem its nearest, with the cosine. How common a word is in a language tells
+another, made by `benchmarks/commonness.py`. Pieces overlap, so that an embedder gets all of a text.
 """
 
 from __future__ import annotations
@@ -38,21 +37,6 @@ ANALYZER = "en-2"  # stored beside the tokens; another name there means they mus
 _MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
 _LONGEST_STEMMED = 32  # longer runs of letters are no English words
 
-_STOP_WORDS = """
-    i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his
-    himself she her hers herself it its itself they them their theirs themselves one a an the
-    this that these those some any each such same other own no none
-    am is are was were be been being do does did doing done have has had having will would shall
-    should can could may might must ought let
-    what which who whom whose when where why how
-    and or but nor so yet if then else than because as while until although though since unless
-    of at by for with about against between into through during before after above below to from
-    up down in out on off over under again further upon within without toward towards
-    not only very too also just now here there once ever more most much many few both all
-    ain don didn doesn isn aren wasn weren hasn haven hadn wouldn shouldn couldn mustn needn
-    s t d ll m re ve y
-"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
 ENGLISH: Final = "english"  # languages have the names of their stemmers
 OTHER: Final = "other"  # all of other scripts than the Latin one
 
@@ -206,7 +190,7 @@ def words_of(text: str) -> list[str]:
 
 def stop_words(name: str) -> frozenset[str]:
     """The stop words of a language, folded as words of texts are."""
-    return STOP_WORDS if name == ENGLISH else _stop_words()[name][1]
+    return _stop_words()[name][1]
 
 
 @cache
@@ -217,10 +201,13 @@ def telling_words() -> frozenset[str]:
 
 @cache
 def _stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-    """For each language but English the stop words that tell it from English, and all: 1 ms."""
+    """For each language the stop words that tell it from English, and all: 1 ms."""
     lines = (files("perdure.stores") / "weights" / STOPS).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
     return {name: (frozenset(some), frozenset(some + rest)) for (name,), some, rest in parts}
+
+
+STOP_WORDS: Final = stop_words(ENGLISH)
 
 
 @cache
