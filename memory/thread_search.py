@@ -271,13 +271,22 @@ class SaidSearch:
     def _reading(self, owner: Hashable, threads: Mapping[str, ListedThread]) -> _Reading:
         """The reading that is under way for an owner, or a new one."""
         with self._lock:
-            reading = self._readings.get(owner)
-            if reading is None or reading.future.done():
-                reading = self._readings[owner] = _Reading(len(threads))
-                owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
-                # of daemons: who searches does not keep the process alive
-                pool = ThreadPool(1, "perdure-thread-search", lasting=False)
-                reading.future = pool.submit(lambda: self._read(reading, owners), awaited=False)
+            if reading := self._readings.get(owner):
+                return reading
+            reading = _Reading(len(threads))
+            owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
+
+            def work() -> None:
+                try:
+                    self._read(reading, owners)
+                finally:
+                    with self._lock:
+                        del self._readings[owner]
+
+            # of daemons: who searches does not keep the process alive
+            pool = ThreadPool(1, "perdure-thread-search", lasting=False)
+            reading.future = pool.submit(work, awaited=False)
+            self._readings[owner] = reading
             return reading
 
     def _read(self, reading: _Reading, owners: Sequence[tuple[str, Any]]) -> None:

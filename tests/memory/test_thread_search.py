@@ -477,6 +477,24 @@ def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
     assert search_threads(both.saver, both.store, "canoe").unread == 0
 
 
+def test_readings_that_are_over_are_not_kept(both: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has one for each user who ever searched; one that fails is over too."""
+
+    def fails(search: SaidSearch, some: Any) -> None:
+        raise OSError("the disk is full")
+
+    talk(both.saver, "t", said=["the horse"], user_id="eve")
+    with monkeypatch.context() as patch:
+        patch.setattr(SaidSearch, "_write", fails)
+        with pytest.raises(OSError, match="the disk is full"):
+            both.search("horse", user="eve")
+    for user in ("ann", "bob"):
+        talk(both.saver, f"of {user}", said=["the horse"], user_id=user)
+        assert both.search("horse", user=user) == [f"of {user}"]
+    assert both.search("horse", user="eve") == ["t"]
+    assert SaidSearch.of(both.saver, both.store)._readings == {}
+
+
 def test_an_index_of_another_process_forgets_too(place: Place) -> None:
     with closing(Opened(place)) as both, closing(Opened(place)) as other:
         talk(both.saver, "t", said=[f"the {SECRET} horse"])
