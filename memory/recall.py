@@ -237,7 +237,7 @@ recall, arecall = blocking(_recall), awaiting(_recall)
 def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
-    By reciprocal rank fusion, as scores cannot be compared: Cormack, Clarke and Buettcher (SIGIR
+    By reciprocal rank fusion, whatever a store's scores mean: Cormack, Clarke and Buettcher (SIGIR
     2009).
     """
     places: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
