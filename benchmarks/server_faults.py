@@ -51,11 +51,12 @@ class State(TypedDict, total=False):
 
     heard: Annotated[list[str], operator.add]
     said: Annotated[list[str], operator.add]
+    pause_s: float
 
 
 async def think(state: State) -> dict[str, Any]:
     """Take some time."""
-    await asyncio.sleep(random.uniform(0.05, 0.4))
+    await asyncio.sleep(state.get("pause_s") or random.uniform(0.05, 0.4))
     return {}
 
 
@@ -85,14 +86,16 @@ def until(truth: Callable[[], Any], pause_s: float = 0.01) -> None:
 
 
 @contextmanager
-def served(db: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def served(
+    db: str, folder: Path, grace_s: float = 0.3
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """`perdure serve` in a process of its own, and its address."""
     file = folder / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"slow": f"{__file__}:graph"}}))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    options = ["--port", str(port), "--db", db, "--graphs", str(file), "--grace", "0.3"]
+    options = ["--port", str(port), "--db", db, "--graphs", str(file), "--grace", str(grace_s)]
     command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *options]
     with (folder / f"{port}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

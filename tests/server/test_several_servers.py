@@ -153,6 +153,48 @@ def test_runs_go_on_in_order_when_a_server_stops(settings: Settings, gate: Gate)
         assert statuses(client) == ["success"] * 2
 
 
+def test_a_run_that_ends_with_its_reader_outlives_its_server(
+    settings: Settings, gate: Gate
+) -> None:
+    """It is the server that ends the connection, not the reader."""
+    body = {"assistant_id": "talk", "input": says("one"), "if_not_exists": "create"}
+    kinds, replies = ("wait", "stream"), list[httpx.Response]()
+
+    async def end() -> None:
+        app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+            ) as client,
+        ):
+            asked = [
+                asyncio.create_task(
+                    client.post(
+                        f"/threads/{kind}/runs/{kind}", json=body | {"on_disconnect": "cancel"}
+                    )
+                )
+                for kind in kinds
+            ]
+            while len(app.state.runs._under_way) < len(kinds):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await app.state.runs.drain(0)
+            replies.extend(await asyncio.gather(*asked))
+
+    asyncio.run(end())
+    waited, streamed = replies
+    gate.open.set()
+    with served(settings, gate) as client:
+        runs = [client.runs.list(kind)[0] for kind in kinds]
+        for kind, run in zip(kinds, runs, strict=True):
+            assert client.runs.join(kind, run["run_id"])["heard"] == ["one"]
+        ended = [client.runs.list(kind)[0]["status"] for kind in kinds]
+
+    assert ended == ["success"] * 2
+    assert (waited.status_code, waited.headers["retry-after"]) == (503, "1")
+    assert "StreamLost" in streamed.text
+
+
 def test_a_rollback_is_done_after_a_restart(settings: Settings, gate: Gate) -> None:
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")

@@ -77,6 +77,7 @@ def serve(
     """
     try:
         import uvicorn
+        from sse_starlette.sse import AppStatus
 
         from perdure.server import create_app
         from perdure.server.graphs import Graphs
@@ -141,8 +142,10 @@ def serve(
 
         async def stopped(sockets: list[socket.socket] | None = None) -> None:
             await made.state.runs.drain(grace, lambda: server.force_exit)
+            AppStatus.should_exit = True
             await stop(sockets)
 
+        AppStatus.disable_automatic_graceful_drain()  # else streams end before their runs
         server.shutdown = stopped  # type: ignore[method-assign]
         server.run(sockets=[listening])
 

@@ -20,6 +20,7 @@ from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langgraph_sdk.schema import RunStatus
 
+from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
 from perdure.server.api_threads import checkpoint_at, checkpoint_of, config_of
 from perdure.server.call import Call, Caller, Id
@@ -32,6 +33,7 @@ from perdure.server.runs import Runs
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["runs"])
+_ENDS: Final = "the server ends, and the run goes on with the next one"
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 
 
@@ -239,6 +241,8 @@ async def _frames(
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
+        if run.status in LIVE:
+            raise LookupError(_ENDS)
     except (LookupError, Refused) as exc:
         cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
         yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
@@ -264,6 +268,8 @@ async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = Fal
         if cancels:
             run.cancel()
     path = _path(run)
+    if run.ended and run.status in LIVE:
+        raise Refused(f"{_ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
     return JSON(
         {"__error__": run.error} if run.error else await runs.output(run) if run.ended else None,
         headers={"Content-Location": path, "Location": f"{path}/join"},

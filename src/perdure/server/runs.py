@@ -249,22 +249,28 @@ class Runs:
             await asyncio.sleep(PAUSE_S)
 
     async def drain(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Accept no more runs, and wait a time for those that are under way."""
+        """Accept no more runs, wait a time for those that are under way, and stop them then."""
         self._refuses, until = True, time.monotonic() + grace_s
         while (left_s := until - time.monotonic()) > 0 and not hurry():
             tasks = [run.task for run in self._under_way if run.task and run.status == "running"]
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(left_s, 0.2))
+        await self._stop_all()  # before their readers are sent away, who may cancel by that
 
-    async def aclose(self) -> None:
-        """Stop what runs, and leave it to the next process, as a kill would."""
+    async def _stop_all(self) -> None:
+        if self.is_closed:
+            return
         self._refuses = self.is_closed = True
         for run in self._under_way:
             run.lose()
             run.changed.set()
         if tasks := [run.task for run in self._under_way if run.task is not None]:
             await asyncio.wait(tasks, timeout=ENDS_S)
+
+    async def aclose(self) -> None:
+        """Stop what runs, and leave it to the next process, as a kill would."""
+        await self._stop_all()
         for runs in self._of.values():
             with contextlib.suppress(PerdureError):  # the lock of this process will be free
                 if runs.owner and self.has(runs.tenant, runs):
