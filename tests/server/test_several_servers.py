@@ -286,6 +286,26 @@ def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -
     assert len(calls) == 1
 
 
+def test_a_run_whose_graph_nobody_serves_any_more_can_be_cancelled(
+    settings: Settings, gate: Gate
+) -> None:
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
+    app = create_app(settings, graphs=Graphs({"asks": asks(gate)}))
+    with running(app) as url, get_sync_client(url=url) as client:
+        before = client.threads.get("t")["status"]
+        client.runs.cancel("t", run)
+        until(lambda: statuses(client) == ["interrupted"])
+        client.threads.delete("t")
+
+        assert before == "busy"
+        assert client.threads.search() == []
+
+
 def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> None:
     app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
     with running(app) as url, httpx.Client(base_url=url) as client:

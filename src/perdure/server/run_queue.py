@@ -325,7 +325,8 @@ class DatabaseRuns:
 
     async def _sweep(self) -> None:
         live, taken, served = await self.table.live(), False, {*self._runs.graphs}
-        others = [run for run in live if run.owner != self.owner and run.graph in served]
+        able = [run for run in live if run.graph in served or run.cancel]  # any server can end it
+        others = [run for run in able if run.owner != self.owner]
         for owner, runs in groupby(sorted(others, key=attrgetter("owner")), attrgetter("owner")):
             taken |= await self._take_over(owner, [*runs])
         heads = {run.thread: run for run in reversed(live)}.values()
