@@ -36,7 +36,7 @@ LIST_LIMIT: Final = 100
 """The most entries of a list: of namespaces, items, the largest threads."""
 THREADS_LIMIT: Final = 50
 """The most threads that are listed."""
-MIN_SCORE: Final = 0.55
+MIN_SCORE: Final = 0.59
 """The floor of a recall: a memory of a perdure store that scores less does not answer a query."""
 TIMEOUT_S: Final = 30.0
 """How long to wait for a database: for another process that writes, or for a connection."""
