@@ -145,7 +145,8 @@ def serve(
             AppStatus.should_exit = True
             await stop(sockets)
 
-        AppStatus.disable_automatic_graceful_drain()  # else streams end before their runs
+        # else streams end before their runs
+        AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
         server.shutdown = stopped  # type: ignore[method-assign]
         server.run(sockets=[listening])
 
