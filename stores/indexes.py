@@ -94,14 +94,14 @@ class Pool:
         """The id of each row."""
         return np.asarray(self.candidates.rows["id"])
 
-    def term(self, *words: str) -> Hits:
-        """The rows that have one of some words, each once, and how often."""
-        hits = [self.terms[word] for word in dict.fromkeys(words) if word in self.terms]
-        if len(hits) < 2:
-            return hits[0] if hits else NOWHERE
-        rows, places = np.unique(np.concatenate([of for of, _ in hits]), return_inverse=True)
+    def term(self, word: str, stem: str) -> Hits:
+        """The rows that have a word or its stem, each once, and how often."""
+        hits, others = self.terms.get(word), self.terms.get(stem)
+        if hits is None or others is None or word == stem:
+            return hits or others or NOWHERE
+        rows, places = np.unique(np.concatenate([hits[0], others[0]]), return_inverse=True)
         counts = np.zeros(len(rows), np.float32)
-        np.maximum.at(counts, places, np.concatenate([often for _, often in hits]))
+        np.maximum.at(counts, places, np.concatenate([hits[1], others[1]]))
         return rows, counts
 
     def rethreaded(self, names: Sequence[Hashable]) -> Pool:

@@ -115,7 +115,7 @@ class Ranked:
     # what the best row tells, in nats, beyond what the best of so many rows tells by chance; or, of
     # a search by vectors alone, how near the nearest is, 0 to 1
     evidence: float = 0.0
-    by_words: bool = False
+    odds: Scores | None = None  # of a search by words: each row's, as a share of the best row's
     order: Scores | None = None  # by which rows are ranked; None: by their scores
 
     @classmethod
@@ -148,12 +148,12 @@ class Ranked:
         many rows has by chance. Those of another row are lower by the square root of its share in
         the best score. Of a search by vectors alone the best score is how near the vector is.
         """
-        shares = _shares(self.scores)
-        if self.by_words:
-            most = math.exp(min(self.evidence / _SCALE, _CERTAIN))
-            odds = np.float32(most) * np.sqrt(shares)
-            return replace(self, scores=odds / (1 + odds), order=self.scores)
-        return replace(self, scores=shares * np.float32(self.evidence), order=self.scores)
+        if self.odds is None:
+            scores = _shares(self.scores) * np.float32(self.evidence)
+        else:
+            odds = self.odds * np.float32(math.exp(min(self.evidence / _SCALE, _CERTAIN)))
+            scores = odds / (1 + odds)
+        return replace(self, scores=scores, order=self.scores)
 
 
 def rank(
@@ -201,13 +201,14 @@ def rank(
         scores = sum(parts.values(), np.zeros(n, np.float32))
         gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
         parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
-    scores = sum(parts.values(), np.zeros(n, np.float32))
+    scores, odds = sum(parts.values(), np.zeros(n, np.float32)), None
     if terms:
-        best = float((told * np.sqrt(_shares(scores))).max(initial=0))
+        odds = np.sqrt(_shares(scores))
+        best = float((told * odds).max(initial=0))
         total = sum(told_by(term, n) for term in terms)
         evidence = best * min(best / max(total, 1e-9), 1.0) ** _COVERAGE
         evidence += _NEARNESS * nearest - math.log(max(n, 1))
-    return Ranked(scores, parts, evidence, by_words=bool(terms))
+    return Ranked(scores, parts, evidence, odds)
 
 
 def _shares(scores: Scores) -> Scores:

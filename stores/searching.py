@@ -236,8 +236,8 @@ class Searcher:
         actors, names = _named(pool, words)
         terms, name = [], language(query.text[:_LONGEST])
         for word, (stem, near) in words.items() if query.mode != "semantic" else ():
-            kin = [] if word in names else [(pool.term(other)[0], n) for other, n in near]
-            kin = [pair for pair in kin if len(pair[0])]
+            others = [] if word in names else near
+            kin = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
             hits = pool.term(self._kept(word), self._kept(stem))
             terms.append(Term(*hits, kin, commonness(stem, name), word in names))
         known = any(len(term.rows) or term.kin for term in terms)
