@@ -26,8 +26,8 @@ from perdure.server.api_threads import checkpoint_at, checkpoint_of, config_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
+from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_log import frame, streamed
-from perdure.server.run_queue import Run, interrupted, shown
 from perdure.server.run_request import Mode, RunRequest
 from perdure.server.runs import Runs
 from perdure.settings import SEARCH_LIMIT

@@ -25,8 +25,8 @@ from perdure.server.api_runs import All, begin, look
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, UnknownGraph
 from perdure.server.reply import JSON
+from perdure.server.run import Run
 from perdure.server.run_log import Feed, streamed, told
-from perdure.server.run_queue import Run
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
 

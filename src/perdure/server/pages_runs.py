@@ -20,7 +20,7 @@ from perdure.server.api_runs import All, begin, reached
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
-from perdure.server.run_queue import Run, shown
+from perdure.server.run import Run, shown
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
 from perdure.server.threads import Thread, ThreadConditions

@@ -19,8 +19,9 @@ from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
+from perdure.server.run import Run
 from perdure.server.run_log import Feed
-from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player, Run
+from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
 

@@ -1,0 +1,185 @@
+"""A run of a graph on a thread, as a process knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from perdure.checkpointers.records import RunRow
+from perdure.checkpointers.runs import RunState
+from perdure.server.graphs import id_of
+from perdure.server.run_log import Log
+from perdure.server.run_request import RunRequest
+
+_LOGGER: Final = logging.getLogger("perdure.server.runs")
+
+
+@dataclass(eq=False)
+class Run:
+    """A run of a graph on a thread, as this process knows it.
+
+    Attributes:
+        row: As it was stored last.
+        temporary: The thread is deleted at its end.
+        protocol: Who is told of its events: its own readers, or those of its thread.
+        login: The user, for the graph.
+        begun: It may have begun before, in this process or in another.
+        log: The events.
+        output: The values after its last step, with its interrupts, if it ran here.
+        waits: Whether somebody has to answer.
+        cancelled: How, if it was.
+        lost: It is not this process' any more.
+        forgotten: Its events are no longer kept.
+        task: Follows it to its end; None: it had ended.
+    """
+
+    row: RunRow
+    tenant: str | None
+    user: str
+    request: RunRequest
+    temporary: bool = False
+    protocol: str = "run"
+    login: Any = None
+    begun: bool = False
+    log: Log = field(default_factory=Log)
+    output: Any = None
+    waits: bool = False
+    cancelled: str | None = None
+    lost: bool = False
+    forgotten: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    failure: Exception | None = None
+    outcome: RunState = "pending"
+    _playing: bool = field(default=False, init=False)
+    _executing: bool = field(default=False, init=False)
+
+    @property
+    def thread_id(self) -> str:
+        """Whose run it is."""
+        return self.row.live.thread_id
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.row.live.run_id
+
+    @property
+    def graph(self) -> str:
+        """The name of its graph."""
+        return self.row.live.graph
+
+    @property
+    def status(self) -> str:
+        """`RunState`."""
+        return self.row.live.status
+
+    @property
+    def error(self) -> Mapping[str, str] | None:
+        """Why it failed."""
+        return self.row.error  # type: ignore[no-any-return]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it is done, its thread free for the next."""
+        return self.task is None or self.task.done()
+
+    def cancel(self, action: str = "interrupt") -> None:
+        """Stop it; `rollback` also removes what it has stored."""
+        self.cancelled = self.cancelled or action  # seen as it begins, if it has not
+        self.changed.set()
+        self._stop()
+
+    def lose(self) -> None:
+        """Stop it here; who has it now goes on with it."""
+        self.lost = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._playing and self.task is not None:
+            self._playing = False
+            self.task.cancel()
+
+    def told(self, row: RunRow) -> None:
+        """Learn how it is stored."""
+        before, self.row = self.row.live, row
+        self.changed.set()
+        if not self._executing:
+            return
+        if row.live.status != "running" or row.live.owner != before.owner:
+            self.lose()
+        elif row.live.cancel:
+            self.cancel(row.live.cancel)
+
+    async def wait(self) -> None:
+        """Wait for its end; if the waiting is cancelled, it goes on."""
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        """While it lasts, the run is under way here."""
+        self.lost, self.failure, self.outcome = False, None, "pending"
+        self.cancelled = self.cancelled or self.row.live.cancel
+        self._executing = True
+        try:
+            yield
+        finally:
+            self._executing, self.begun = False, True
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """While it lasts, the run can be cancelled; what ends it is its outcome."""
+        self._playing = True
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.task is not None:
+                self.task.uncancel()
+            self.outcome = "interrupted"
+        except Exception as exc:
+            where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
+            _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
+            self.outcome, self.failure = "error", exc
+        finally:
+            self._playing = False
+
+    def check(self) -> None:
+        """Go no further if it was stopped before it played."""
+        if self.cancelled or self.lost:
+            raise asyncio.CancelledError
+
+    def forget(self) -> None:
+        """Drop the events and the output; its readers have the events."""
+        self.forgotten, self.output, self.log = True, None, Log()
+        self.log.close()
+
+    def shown(self) -> dict[str, Any]:
+        """As langgraph's clients know it."""
+        return shown(self.row)
+
+
+def shown(row: RunRow) -> dict[str, Any]:
+    """A run as langgraph's clients know it."""
+    live = row.live
+    return {
+        "run_id": live.run_id,
+        "thread_id": live.thread_id,
+        "assistant_id": id_of(live.graph),
+        "created_at": datetime.fromtimestamp(row.created_at, UTC),
+        "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
+        "status": live.status,
+        "metadata": {**row.about["metadata"], "graph_id": live.graph},
+        "multitask_strategy": row.about["multitask_strategy"],
+    }
+
+
+def interrupted(values: Any, questions: Sequence[Any]) -> Any:
+    """Values with what interrupted their graph; its state may be an object."""
+    fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
+    return {**fields, "__interrupt__": [*questions]} if questions else values
