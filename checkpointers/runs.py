@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import LiveRun, RunRow, open_run, seal_run
+from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
 from perdure.storage.flow import Flow, Last, Row, Statement, rows_of
 
 RunState = Literal["pending", "running", "success", "error", "interrupted"]
@@ -25,6 +26,7 @@ class RunTable:
 
     def __init__(self, saver: Checkpointer) -> None:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
+        self._threads = ThreadList(saver)
 
     async def accept(
         self, run: RunRow, *, rejects: bool, cancels: str | None
@@ -93,9 +95,19 @@ class RunTable:
         """Those of a thread that are known, or one, newest first."""
         return await self._opened("runs_of", thread_id, run_id)
 
-    async def newest(self, limit: int) -> list[RunRow]:
-        """Those of all threads, newest first."""
-        return await self._opened("newest_runs", limit)
+    async def newest(
+        self, query: ThreadQuery, status: str | None, limit: int, offset: int
+    ) -> list[tuple[RunRow, bool]]:
+        """A page of those of the threads of a query, and perhaps of others, newest first.
+
+        Each with whether it is the last of its thread.
+        """
+        of = [("r.status = ?", [status])] if status else []
+        sql, params = joined(self._sql["newest_runs"], [*self._threads.where(query), *of])
+        sql += " ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ? OFFSET ?"
+        page = sql, *params, limit, offset
+        rows = await self._database.aread(lambda: rows_of(*page))
+        return [(open_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]
 
     async def _opened(self, name: str, *params: Any) -> list[RunRow]:
         return [open_run(self._seal, row) for row in await self._rows(name, *params)]

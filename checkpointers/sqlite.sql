@@ -508,9 +508,9 @@ SELECT r.run_id FROM runs r WHERE r.thread = (SELECT thread FROM threads WHERE t
 SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, r.request
 FROM threads t JOIN runs r ON r.thread = t.thread WHERE t.thread_id = ?1 AND (?2 = '' OR r.run_id = ?2) ORDER BY r.seq DESC;
 
--- newest_runs: the newest of all threads
-SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, NULL
-FROM threads t JOIN runs r ON r.thread = t.thread ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ?;
+-- newest_runs: those of all threads, and whether each is the last of its thread; conditions, an order and a page follow
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, NULL,
+NOT EXISTS (SELECT 1 FROM runs l WHERE l.thread = r.thread AND l.seq > r.seq) FROM threads t JOIN runs r ON r.thread = t.thread WHERE 1 = 1;
 
 -- rewrite_run: what is left of what a run was asked; it is not to go on with less
 UPDATE runs SET about = ?1, error = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE coalesce(?3, request) END,

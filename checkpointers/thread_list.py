@@ -158,8 +158,8 @@ class ThreadList:
 
     def count(self, query: ThreadQuery) -> int:
         """How many threads an exact query finds."""
-        where = self._where(query)
-        sql, params = _joined(self._sql["count_listed"], where)
+        where = self.where(query)
+        sql, params = joined(self._sql["count_listed"], where)
         ((many,),) = self._database.read(lambda: rows_of(sql, *params))
         return int(many)
 
@@ -172,7 +172,7 @@ class ThreadList:
         limit: int,
         offset: int,
     ) -> Flow[list[T]]:
-        sql, params = _joined(self._sql["listed"], self._where(query))
+        sql, params = joined(self._sql["listed"], self.where(query))
         sql += f" ORDER BY {_order(query)} LIMIT ? OFFSET ?"
         skipped = min(offset, _LAST) if query.is_exact else 0
         out: list[T] = []
@@ -190,7 +190,7 @@ class ThreadList:
         rows = yield Statement(f"{self._sql['listed']} AND t.thread_id = ?", (thread_id,))
         return next(iter((yield from self._opened(rows))), None)
 
-    def _where(self, query: ThreadQuery) -> list[tuple[str, list[Any]]]:
+    def where(self, query: ThreadQuery) -> list[tuple[str, list[Any]]]:
         """Conditions that the threads of a query meet, each with its parameters."""
         where: list[tuple[str, list[Any]]] = []
         if query.ids is not None:
@@ -337,7 +337,8 @@ def _among(column: str, values: Sequence[str]) -> tuple[str, list[Any]]:
     return f"{column} IN ({', '.join('?' for _ in values)})", [*values]
 
 
-def _joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+def joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+    """A statement with conditions, and all their parameters."""
     params: list[Any] = []
     for condition, values in where:
         sql += f" AND {condition}"

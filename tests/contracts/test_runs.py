@@ -15,6 +15,7 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import KEPT, RunTable
+from perdure.checkpointers.thread_list import ThreadQuery
 from tests.backends import BACKENDS
 from tests.contracts import puts
 from tests.contracts.erased import SECRET, doomed, human, raw
@@ -144,6 +145,27 @@ def test_the_oldest_runs_of_a_thread_are_dropped(
 
     assert [row.live.run_id for row in of(talked)] == [each.run_id for each in made[2:]]
     assert KEPT == 100
+
+
+def test_runs_of_threads_are_listed_newest_first(talked: Saver) -> None:
+    table = RunTable(talked)
+    put(talked, "u", [human("c")])
+    first, other, last = (accepted(talked, thread) for thread in ("t", "u", "t"))
+    asyncio.run(table.end(first, "error"))
+    everything = ThreadQuery(is_exact=True)
+
+    def newest(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
+        listed = asyncio.run(table.newest(query, status, *page))
+        return [(row.live.run_id, is_last) for row, is_last in listed]
+
+    assert newest(everything, None, 9, 0) == [
+        (last.run_id, True),
+        (other.run_id, True),
+        (first.run_id, False),
+    ]
+    assert newest(everything, None, 1, 1) == [(other.run_id, True)]
+    assert newest(everything, "error", 9, 0) == [(first.run_id, False)]
+    assert newest(ThreadQuery(ids=["u"]), None, 9, 0) == [(other.run_id, True)]
 
 
 # -- the words in them

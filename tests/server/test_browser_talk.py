@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from tests.server.talking import (
     Gate,
     ask,
     ask_twice,
+    fail,
     failing_once,
     halting,
     reviewed,
@@ -417,6 +421,50 @@ def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_p
 
     assert (run["status"], seen) == ("interrupted", [])
     assert [reply.status_code for reply in [*denied, foreign]] == [404, 404, 404, 403]
+
+
+@pytest.mark.parametrize("key", [None, "ab" * 32], ids=["plain", "sealed"])
+def test_runs_of_others_push_nobodys_off_the_list(
+    settings: Settings, tmp_path: Path, key: str | None
+) -> None:
+    """Of a thousand that began since none may be seen."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.chmod(0o600)
+    sealed = dataclasses.replace(settings, key=key)
+    app = create_app(sealed, graphs=Graphs({"ask": ask(), "fail": fail()}), access=Keys(keys))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
+        asked = {"input": says("hello"), "if_not_exists": "create"}
+        for thread, graph, of in (("t", "fail", ann), ("t", "ask", ann), ("u", "ask", bob)):
+            body = {**asked, "assistant_id": graph}
+            client.post(f"/threads/{thread}/runs/wait", json=body, headers=of)
+        path, statuses = "/ui/runs.json", ["interrupted", "error"]
+        with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
+            conn.execute(MORE)
+            seen = [client.get(path, headers=ann).json()["runs"]]
+            seen += [
+                client.get(path, params={"status": each}, headers=ann).json()["runs"]
+                for each in statuses
+            ]
+            first = client.get(path, headers=bob).json()
+            last = client.get(path, params={"start": 1000}, headers=bob).json()
+
+    assert [[(run["status"], run["is_open"]) for run in each] for each in seen] == [
+        [("interrupted", False), ("error", False)],
+        [("interrupted", False)],
+        [("error", False)],
+    ]
+    assert (len(first["runs"]), first["more"]) == (50, True)
+    assert ([run["thread_id"] for run in last["runs"]], last["more"]) == (["u"], False)
+
+
+MORE = """
+WITH RECURSIVE many (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < 1000)
+INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about)
+SELECT r.thread, r.seq + n, run_id, r.status, owner, graph, r.created_at + n, 1, about
+FROM runs r JOIN threads t ON t.thread = r.thread, many WHERE t.thread_id = 'u'
+"""
 
 
 def test_runs_with_long_names_and_errors_fit_the_screen(

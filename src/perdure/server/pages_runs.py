@@ -230,7 +230,6 @@ async def stop(
 async def all_runs(
     request: Request,
     call: Caller,
-    runs: All,
     id: str = "",
     status: Literal["", RunStatus] = "",
     start: Number = 0,
@@ -239,29 +238,21 @@ async def all_runs(
     asked = await call.permit({"metadata": {}})
     if id:
         await call.threads.get(id)
-    tenant = call.identity.tenant
-    known = await (runs.listed(tenant, id) if id else runs.newest(tenant))
-    newest = {row.live.thread_id: row.live.run_id for row in reversed(known)}
-    conditions = ThreadConditions(metadata=asked["metadata"], ids=[*newest])
-    threads = {
-        each["thread_id"]: each for each in await call.threads.search(conditions, len(newest))
-    }
+    conditions = ThreadConditions(metadata=asked["metadata"], ids=[id] if id else None)
+    found = await call.threads.runs(conditions, status or None, _PAGE + 1, start)
     rows = []
-    for row in known:
-        run, thread = row.live, threads.get(row.live.thread_id)
-        if thread is not None and status in ("", run.status):
-            is_cut_off = run.status in _CUT_OFF and not thread["interrupts"]
-            is_open = is_cut_off and run.run_id == newest[run.thread_id]
-            about = {"title": thread["title"], "is_open": is_open}
-            rows.append(run_row(shown(row), row.error) | about)
+    for row, is_last, thread in found[:_PAGE]:
+        is_cut_off = row.live.status in _CUT_OFF and not thread["interrupts"]
+        about = {"title": thread["title"], "is_open": is_last and is_cut_off}
+        rows.append(run_row(shown(row), row.error) | about)
     return page(
         request,
         "runs.html",
-        runs=rows[start : start + _PAGE],
+        runs=rows,
         given={"id": id, "status": status},
         statuses=get_args(RunStatus),
         start=start,
-        more=len(rows) > start + _PAGE,
+        more=len(found) > _PAGE,
     )
 
 

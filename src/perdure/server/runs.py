@@ -28,8 +28,6 @@ from perdure.server.telemetry import Telemetry
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
-NEWEST: Final = 1_000
-"""How many runs of all threads a list has."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -119,10 +117,6 @@ class Runs:
     async def listed(self, tenant: str | None, thread_id: str) -> list[RunRow]:
         """Those of a thread that are known, newest first."""
         return await (await self.of(tenant)).table.of(thread_id)
-
-    async def newest(self, tenant: str | None) -> list[RunRow]:
-        """The newest of all threads, the newest first."""
-        return await (await self.of(tenant)).table.newest(NEWEST)
 
     async def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """A run of a thread.

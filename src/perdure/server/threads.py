@@ -13,14 +13,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Final, Literal, get_args
 from uuid import uuid4
 
 from perdure.checkpointers import Retention, ThreadStatus
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.records import ClientMetadata
+from perdure.checkpointers.records import ClientMetadata, RunRow
+from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import (
     ListedThread,
     RunStatus,
@@ -51,6 +52,7 @@ METADATA_LEVELS: Final = 8
 """How many levels it may have: `{"a": 1}` has one."""
 _ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
+_PAGE: Final = 500  # runs read at once, of those whose threads are compared
 _ORDERS: Final[Mapping[str, SortBy]] = {"thread_id": "thread_id", "created_at": "created_at"}
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
@@ -304,6 +306,31 @@ class Threads:
         if wanted.sort_by == "status":
             return await self._by_status(wanted, limit, offset)
         return await self._list.asearch(self._query(wanted), self._match(wanted), limit, offset)
+
+    async def runs(
+        self, wanted: ThreadConditions, status: str | None, limit: int, offset: int
+    ) -> list[tuple[RunRow, bool, Thread]]:
+        """A page of the runs of threads that meet conditions, newest first, whatever their order.
+
+        Each with whether it is the last of its thread, and the thread.
+        """
+        table, query = RunTable(self._saver), self._query(wanted)
+        found: list[tuple[RunRow, bool, Thread]] = []
+        for start in count(0, _PAGE):
+            page = await table.newest(query, status, _PAGE, start)
+            ids = [*{row.live.thread_id for row, _ in page}]
+            of = {
+                each["thread_id"]: each
+                for each in await self.search(replace(wanted, ids=ids), len(ids))
+            }
+            found += [
+                (row, is_last, of[row.live.thread_id])
+                for row, is_last in page
+                if row.live.thread_id in of
+            ]
+            if len(found) >= offset + limit or len(page) < _PAGE:
+                break
+        return found[offset:][:limit]
 
     async def said(
         self, store: Store, text: str, wanted: ThreadConditions, limit: int, wait_s: float
