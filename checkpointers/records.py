@@ -343,7 +343,7 @@ class RunRow(NamedTuple):
     Attributes:
         about: What is told of it.
         error: Why it failed.
-        request: What it is asked to do; None: it has ended.
+        request: What it is asked to do; None: it has ended, and need not be asked again.
     """
 
     live: LiveRun

@@ -1,7 +1,7 @@
 """Runs as rows of the saver's database: accepted, claimed, ended, cancelled.
 
-What a run was asked (`request`, until it has ended), what is told of it (`about`) and its error are
-sealed. What it returned is not stored again: its last checkpoint has it.
+What a run was asked (`request`, until it has ended, or could be sent again), what is told of it
+(`about`) and its error are sealed. What it returned is not stored again: its last checkpoint has it.
 """
 
 from __future__ import annotations
@@ -52,16 +52,24 @@ class RunTable:
             live = live._replace(thread=thread, seq=seq, status=status)
         return live if made else None, [run_id for (run_id,) in ids]
 
-    async def end(self, run: LiveRun, status: RunState, error: Any = None) -> list[int] | None:
+    async def end(
+        self, run: LiveRun, status: RunState, error: Any = None, request: Any = None
+    ) -> list[int] | None:
         """End a run, and claim the next of its thread, which is returned by its `seq`.
 
         None: it is another process' by now, or its thread was deleted.
+
+        Args:
+            run: Which one.
+            status: How it ended.
+            error: Why it failed.
+            request: What it was asked, if that may be sent again; it stays unless it was stopped.
         """
         now, of = time.time(), (run.thread, run.seq)
-        _, sealed, _ = seal_run(self._seal, run, (None, error, None))
+        _, *sealed = seal_run(self._seal, run, (None, error, request))
         ended, claimed, _ = await self._write(
             [
-                self._sql("end_run", status, sealed, now, *of, run.owner),
+                self._sql("end_run", status, *sealed, now, *of, run.owner),
                 self._sql("claim_next", now, run.owner, run.thread),
                 self._sql("drop_old_runs", run.thread, run.seq - KEPT),
             ],

@@ -472,8 +472,9 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: how it ended, unless it is another process' now; what it was asked is kept no longer
-UPDATE runs SET status = ?, error = ?, updated_at = ?, owner = '', request = NULL WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+-- end_run: how it ended, unless it is another process' now; what it was asked is kept only to be asked again, and not of one that was stopped or erased from
+UPDATE runs SET status = ?, error = ?, request = CASE WHEN cancel IS NULL THEN ? END, updated_at = ?, owner = ''
+WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- claim_runs: this process runs what waits of its own, where no earlier run of the thread is live
 UPDATE runs SET status = 'running', updated_at = ?1 WHERE owner = ?2 AND status = 'pending' AND NOT EXISTS (
@@ -513,7 +514,7 @@ SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.att
 NOT EXISTS (SELECT 1 FROM runs l WHERE l.thread = r.thread AND l.seq > r.seq) FROM threads t JOIN runs r ON r.thread = t.thread WHERE 1 = 1;
 
 -- rewrite_run: what is left of what a run was asked; it is not to go on with less
-UPDATE runs SET about = ?1, error = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE coalesce(?3, request) END,
+UPDATE runs SET about = ?1, error = ?2, request = CASE status WHEN 'running' THEN coalesce(?3, request) END,
 cancel = CASE WHEN status IN ('pending', 'running') THEN coalesce(cancel, 'interrupt') ELSE cancel END,
 status = CASE status WHEN 'pending' THEN 'interrupted' ELSE status END WHERE thread = ?4 AND seq = ?5;
 

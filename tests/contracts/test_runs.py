@@ -211,6 +211,24 @@ def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Save
     assert SECRET.encode() not in raw(talked)
 
 
+def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
+    """What it was asked is not kept if it was stopped, or something was erased from it."""
+    table, kept = RunTable(talked), asked(SECRET)
+    for cancels in (None, "interrupt"):
+        run = accepted(talked)
+        if cancels:
+            asyncio.run(table.cancel("t", run.run_id, cancels))
+        asyncio.run(table.end(run, "error", {"message": "no"}, kept))
+    before = [row.request for row in of(talked)]
+    report = talked.erase("t", ["a"])
+
+    assert before == [kept, None]
+    assert report.runs == 1
+    assert [row.request for row in of(talked)] == [None, None]
+    assert statuses(talked) == ["error", "error"]
+    assert SECRET.encode() not in raw(talked)
+
+
 def test_runs_go_with_their_thread(talked: Saver) -> None:
     for _ in range(2):
         accepted(talked, request=asked(SECRET))
@@ -248,7 +266,7 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
         columns = "about, request, error"
         flow = f"SELECT {columns} FROM runs"
         stored = str(saver.database.read(lambda: _rows(flow)))
-        asyncio.run(RunTable(saver).end(run, "error", {"message": SECRET}))
+        asyncio.run(RunTable(saver).end(run, "error", {"message": SECRET}, asked(SECRET)))
         ended = str(saver.database.read(lambda: _rows(flow)))
 
         assert SECRET not in stored + ended

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from itertools import count
 from typing import Annotated, Any, TypedDict
 
 from langchain.agents import create_agent
@@ -177,6 +178,21 @@ def failing_once() -> StateGraph[State]:
         return {"messages": [AIMessage("now it worked")]}
 
     return StateGraph(State).add_node(stumble).add_edge(START, "stumble")
+
+
+def late() -> Callable[[RunnableConfig], StateGraph[State]]:
+    """Cannot be made for each other run, as its tools are not there yet."""
+    attempts = count()
+
+    def hear(state: State) -> dict[str, Any]:
+        return {"heard": [state["messages"][-1].text]}
+
+    def make(config: RunnableConfig) -> StateGraph[State]:
+        if "run_id" in config["configurable"] and next(attempts) % 2 == 0:
+            raise ConnectionError("not yet")
+        return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+    return make
 
 
 def who() -> StateGraph[State]:

@@ -34,6 +34,7 @@ from tests.server.talking import (
     fail,
     failing_once,
     halting,
+    late,
     reviewed,
     says,
     talk,
@@ -64,6 +65,7 @@ def url(settings: Settings, gate: Gate) -> Iterator[str]:
             "talk": talk(gate),
             "halting": halting(gate),
             "failing": failing_once(),
+            "late": late(),
         }
     )
     with running(create_app(settings, graphs=graphs)) as address:
@@ -351,6 +353,25 @@ def test_a_run_that_failed_says_why_and_is_tried_again(
 
     expect(plain.get_by_text("now it worked").first).to_be_visible()
     expect(failed).to_have_count(0)
+
+
+def test_what_failed_before_it_was_stored_is_sent_again(
+    plain: Page, sdk: SyncLangGraphClient
+) -> None:
+    """Also when others were tried meanwhile; what was stored is not."""
+    sdk.threads.update("t", metadata={"graph_id": "late"})
+    for path, button in ((PAGE, "Try again"), ("/ui/runs", "Try again")):
+        plain.goto(PAGE)
+        plain.get_by_label("Message").fill(f"hello {path}")
+        plain.get_by_role("button", name="Send").click()
+        expect(plain.get_by_text("The last run failed: ConnectionError: not yet")).to_be_visible()
+        plain.goto(path)
+        plain.get_by_role("button", name=button).first.click()
+        expect(plain.get_by_text("The last run failed")).to_have_count(0)
+        expect(plain.get_by_role("button", name="Try again")).to_have_count(0)
+
+    assert values(sdk)["heard"] == [f"hello {PAGE}", "hello /ui/runs"]
+    assert [run["status"] for run in sdk.runs.list("t")] == ["success", "error"] * 2
 
 
 def test_what_is_refused_is_told_beside_the_box(browser: Browser, url: str) -> None:

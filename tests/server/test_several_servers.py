@@ -18,7 +18,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import ConflictError
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
@@ -284,6 +284,48 @@ def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -
 
     assert values["__error__"]["error"] == "ZeroDivisionError"
     assert len(calls) == 1
+
+
+def test_a_run_that_cannot_be_read_stops_no_other(settings: Settings, gate: Gate) -> None:
+    with served(settings, gate) as client:
+        runs = []
+        for thread in ("t", "u"):
+            client.threads.create(thread_id=thread)
+            runs += [client.runs.create(thread, "talk", input=says("one")) for _ in range(2)]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
+        damaged = [runs[0]["run_id"], runs[1]["run_id"]]
+        conn.execute("UPDATE runs SET request = x'00' WHERE run_id IN (?, ?)", damaged)
+    with served(settings, gate) as client:
+        client.runs.join("u", runs[3]["run_id"])
+        said = texts(client, "u")
+        until(lambda: client.threads.get("t")["status"] != "busy")
+    with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
+        stored = conn.execute("SELECT status FROM runs WHERE run_id IN (?, ?)", damaged).fetchall()
+
+    assert said == ["one", "heard 1", "one", "heard 2"]
+    assert stored == [("error",), ("error",)]
+
+
+def test_a_run_whose_thread_cannot_be_rolled_back_ends(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says why, and is not run again."""
+
+    async def refused(*_: Any) -> None:
+        raise CorruptRecord("a row is damaged")
+
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+        monkeypatch.setattr(SQLiteCheckpointer, "adelete_for_runs", refused)
+        client.runs.cancel("t", run, action="rollback")
+        values: Any = client.runs.join("t", run)
+
+        assert values["__error__"] == {"error": "CorruptRecord", "message": "a row is damaged"}
+        assert statuses(client) == ["error"]
 
 
 def test_a_run_whose_graph_nobody_serves_any_more_can_be_cancelled(

@@ -14,13 +14,14 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from perdure.checkpointers.records import RunRow
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
 from perdure.server.api_runs import All, begin, reached
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
-from perdure.server.run import Run, shown
+from perdure.server.run import Run, request_of, shown
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
 from perdure.server.threads import Thread, ThreadConditions
@@ -132,10 +133,9 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-async def runs_of(call: Call, runs: Runs, thread: Thread) -> list[Values]:
-    """The runs of a thread that are known, newest first, as pages show them."""
-    known = await runs.listed(call.identity.tenant, thread["thread_id"])
-    return [run_row(shown(row), row.error) for row in known]
+def _is_unheard(row: RunRow) -> bool:
+    """Whether a run failed before its input was stored, which can be sent again."""
+    return row.live.status == "error" and row.request is not None
 
 
 def run_row(shown: Mapping[str, Any], error: Mapping[str, str] | None = None) -> Values:
@@ -154,7 +154,9 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     is not served.
     """
     last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may, rows = await call.may("threads:create_run", thread), await runs_of(call, runs, thread)
+    may = await call.may("threads:create_run", thread)
+    known = await runs.listed(call.identity.tenant, thread["thread_id"])
+    rows = [run_row(shown(row), row.error) for row in known]
     live = [row for row in rows if row["is_live"]]
     interrupts = () if live else thread["interrupts"].values()  # else they may be answered
     asked = [each for of_task in interrupts for each in of_task]
@@ -163,6 +165,7 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
         "assistants": ([last] if last in served else served) if may else [],
         "live": live[-1] if live else None,
         "runs": rows[:_SHOWN],
+        "unheard": bool(known) and _is_unheard(known[0]),
         "questions": [
             {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
             for wait, each in zip(waits, asked, strict=False)
@@ -204,13 +207,17 @@ async def say(
 @routes.post("/ui/again")
 @action("threads:create_run")
 async def again(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
-    """Go on where a run failed, was stopped or cut off."""
+    """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
     reading = call.another("threads:read")
     await reading.permit({"thread_id": id})
     await reading.threads.get(id)
-    if not (await reading.saver.ahead(id)).status.next:
+    asked: dict[str, Any] = {}
+    known = await runs.listed(call.identity.tenant, id)
+    if known and _is_unheard(known[0]):
+        asked = request_of(known[0]).model_dump(exclude_unset=True)
+    elif not (await reading.saver.ahead(id)).status.next:
         raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
-    asked = {"assistant_id": assistant, "multitask_strategy": "reject"}
+    asked |= {"assistant_id": assistant, "multitask_strategy": "reject"}
     return await _begun(call, runs, request, id, asked)
 
 

@@ -32,6 +32,8 @@ class Run:
         log: The events.
         output: The values after its last step, with its interrupts, if it ran here.
         waits: Whether somebody has to answer.
+        unheard: It failed before its input was stored, which is kept to be sent again.
+        tidied: What it has to leave of its thread is as it has to be.
         cancelled: How, if it was.
         lost: It is not this process' any more.
         forgotten: Its events are no longer kept.
@@ -56,6 +58,8 @@ class Run:
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     outcome: RunState = "pending"
+    unheard: bool = False
+    tidied: bool = False
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)
 
@@ -124,7 +128,8 @@ class Run:
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
         """While it lasts, the run is under way here."""
-        self.lost, self.failure, self.outcome = False, None, "pending"
+        self.lost = self.unheard = self.tidied = False
+        self.failure, self.outcome = None, "pending"
         self.cancelled = self.cancelled or self.row.live.cancel
         self._executing = True
         try:
@@ -145,9 +150,13 @@ class Run:
         except Exception as exc:
             where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
             _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
-            self.outcome, self.failure = "error", exc
+            self.fail(exc)
         finally:
             self._playing = False
+
+    def fail(self, exc: Exception) -> None:
+        """It ends by an error, the first one if there are several."""
+        self.outcome, self.failure = "error", self.failure or exc
 
     def check(self) -> None:
         """Go no further if it was stopped before it played."""
@@ -162,6 +171,17 @@ class Run:
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
         return shown(self.row)
+
+
+def error_of(exc: Exception) -> dict[str, str]:
+    """What clients are told of a failure."""
+    return {"error": type(exc).__name__, "message": str(exc)[:2000]}
+
+
+def request_of(row: RunRow) -> RunRequest:
+    """What it was asked, if that is kept."""
+    asked = (row.request or {}).get("request", {})
+    return RunRequest.model_validate({"assistant_id": row.live.graph, **row.about, **asked})
 
 
 def shown(row: RunRow) -> dict[str, Any]:

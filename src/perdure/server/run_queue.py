@@ -21,15 +21,18 @@ from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.types import RESUME
+from pydantic import ValidationError
 
 from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.runs import LIVE, RunTable
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import (
+    AlreadyLocked,
     ConfigurationError,
+    CorruptRecord,
     PerdureError,
-    StorageError,
+    StorageFull,
     StorageUnavailable,
     UnknownThread,
 )
@@ -37,8 +40,7 @@ from perdure.memory import record_views
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs, id_of
-from perdure.server.run import Run, interrupted
-from perdure.server.run_request import RunRequest
+from perdure.server.run import Run, error_of, interrupted, request_of
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -174,11 +176,18 @@ class DatabaseRuns:
         live = await self.table.live() if taken else live
         for each in live:
             if each.owner == self.owner and each.run_id not in self.known:
-                await self.read(each.thread_id, each.run_id)
+                await self._take_up(each)
         stored = {each.run_id: each for each in live}
         for run in [*self.known.values()]:
             if not run.ended:
                 await self.refresh(run, stored.get(run.run_id))
+
+    async def _take_up(self, live: LiveRun) -> None:
+        try:
+            await self.read(live.thread_id, live.run_id)
+        except (CorruptRecord, ValidationError) as exc:  # the other runs go on
+            _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
+            await self.table.end(live, "error", error_of(exc))  # once it is the thread's next
 
     async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take the runs of a process, if it is gone: then its lock is free."""
@@ -220,10 +229,7 @@ class DatabaseRuns:
         rows = await self.table.of(thread_id, run_id)
         if not rows:
             return None
-        row, (asked,) = rows[0], [rows[0].request or {}]
-        request = RunRequest.model_validate(
-            {"assistant_id": row.live.graph, **row.about, **asked.get("request", {})}
-        )
+        row, request, asked = rows[0], request_of(rows[0]), rows[0].request or {}
         options = {name: asked[name] for name in ("temporary", "protocol") if name in asked}
         login = User(asked["login"]) if asked.get("login") is not None else None
         run = Run(row, self.tenant, row.about["user"], request, login=login, begun=True, **options)
@@ -288,25 +294,34 @@ class DatabaseRuns:
         The graph is not run again for that.
         """
         try:
-            if run.cancelled == "rollback":  # its thread stands as before
-                async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
-                    await self.saver.adelete_for_runs([run.run_id])
-            if run.temporary:
-                with contextlib.suppress(UnknownThread):
-                    await self._threads.delete(run.thread_id)
+            if not run.tidied:
+                await self._tidy(run)
+                run.tidied = True
             await self._end(run, live)
-        except StorageError as exc:
+        except Exception as exc:
             self.holds()
             kind = type(exc).__name__  # its text may be content
             _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
+            if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
+                run.fail(exc)  # its thread is damaged, for example
+                run.tidied = True
             return False
         return True
 
+    async def _tidy(self, run: Run) -> None:
+        if run.cancelled == "rollback":  # its thread stands as before
+            async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
+                await self.saver.adelete_for_runs([run.run_id])
+        if run.temporary:
+            with contextlib.suppress(UnknownThread):
+                await self._threads.delete(run.thread_id)
+        elif run.outcome == "error":
+            run.unheard = await self._begun(run) is None
+
     async def _end(self, run: Run, live: LiveRun) -> None:
-        error = None
-        if run.failure is not None:
-            error = {"error": type(run.failure).__name__, "message": str(run.failure)[:2000]}
-        claimed = await self.table.end(live, run.outcome, error)
+        error = None if run.failure is None else error_of(run.failure)
+        asked = {"request": run.request.kept()} if run.unheard else None
+        claimed = await self.table.end(live, run.outcome, error, asked)
         if claimed is None and not run.temporary:
             await self.refresh(run)
             if run.status == "interrupted" and run.error is None:  # its thread was deleted

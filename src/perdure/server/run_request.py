@@ -151,6 +151,10 @@ class RunRequest(Given):
         """The graph's input."""
         return self.command.command() if self.command else self.input
 
+    def kept(self) -> dict[str, Any]:
+        """As it is stored; its metadata is told of the run."""
+        return self.model_dump(exclude={"metadata"}, exclude_unset=True)
+
     def check(self, thread_id: str, user: str) -> None:
         """Refuse what the server alone decides.
 

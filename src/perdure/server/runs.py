@@ -183,8 +183,8 @@ class Runs:
             raise StorageUnavailable("the database was lost, and is connected again: try again")
         strategy, login = request.multitask_strategy, _plain(identity.raw)
         about = {"metadata": request.metadata, "multitask_strategy": strategy}
-        asked = request.model_dump(exclude={"metadata"}, exclude_unset=True)
-        kept = {"temporary": temporary, "protocol": protocol, "login": login, "request": asked}
+        kept = {"temporary": temporary, "protocol": protocol, "login": login}
+        kept["request"] = request.kept()
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", runs.owner, graph, 1, None)
         told, now = {**about, "user": identity.user}, time.time()
         row = RunRow(live, now, now, told, request=kept)
