@@ -88,6 +88,14 @@ CREATE TABLE runs ({tenant_column}
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX runs_running ON runs ({tenant}thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs ({tenant}thread, seq) WHERE status IN ('pending', 'running');
+CREATE TABLE assistants ({tenant_column}
+    assistant_id text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    created_at double precision NOT NULL,
+    since double precision,
+    content bytea NOT NULL,
+    PRIMARY KEY ({tenant}assistant_id, version)
+);
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);

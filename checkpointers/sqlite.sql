@@ -1,7 +1,7 @@
 -- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
 -- so a thread's rows lie together, and a range of them is a range of keys.
 
--- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer
+-- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer; of an assistant the latest version is the one with `since`
 CREATE TABLE keys (name TEXT PRIMARY KEY, last INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE threads (
     thread INTEGER PRIMARY KEY,
@@ -86,6 +86,14 @@ CREATE TABLE runs (
 ) STRICT;
 CREATE UNIQUE INDEX runs_running ON runs (thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs (thread, seq) WHERE status IN ('pending', 'running');
+CREATE TABLE assistants (
+    assistant_id TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    since REAL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (assistant_id, version)
+) STRICT;
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -526,3 +534,23 @@ DELETE FROM runs WHERE thread = ? RETURNING 0;
 
 -- drop_old_runs: those that ended long ago
 DELETE FROM runs WHERE thread = ? AND seq <= ? AND status NOT IN ('pending', 'running');
+
+-- add_version: a version of an assistant, which is not the latest yet
+INSERT INTO assistants (assistant_id, version, created_at, content) VALUES (?, ?, ?, ?);
+
+-- set_latest: which version counts from now on
+UPDATE assistants SET since = CASE version WHEN ?1 THEN CAST(?2 AS double precision) END WHERE assistant_id = ?3;
+
+-- latest_version: of an assistant, with the time of the first, and the last number that was given
+SELECT a.assistant_id, a.version, f.created_at, a.since, a.content, (SELECT max(m.version) FROM assistants m WHERE m.assistant_id = ?1)
+FROM assistants a JOIN assistants f ON f.assistant_id = a.assistant_id AND f.version = 1 WHERE a.assistant_id = ?1 AND a.since IS NOT NULL;
+
+-- latest_versions: of all assistants, the newest assistant first
+SELECT a.assistant_id, a.version, f.created_at, a.since, a.content
+FROM assistants a JOIN assistants f ON f.assistant_id = a.assistant_id AND f.version = 1 WHERE a.since IS NOT NULL ORDER BY f.created_at DESC, a.assistant_id;
+
+-- versions_of: of one assistant, newest first
+SELECT assistant_id, version, created_at, since, content FROM assistants WHERE assistant_id = ? ORDER BY version DESC;
+
+-- drop_assistant: with all its versions
+DELETE FROM assistants WHERE assistant_id = ?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from langgraph.store.base import PutOp
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.cli import table_copy
 from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
@@ -76,6 +78,9 @@ def fill(old: Database) -> None:
     graph.invoke({"messages": [("human", "well?")]}, {"configurable": {"thread_id": "c"}})
     accepted(old.saver, "a", {"request": {"input": "a plan"}})
     accepted(old.saver, "a")
+    for name in ("one", "two"):
+        asyncio.run(AssistantTable(old.saver).create(name, {"context": {"plan": name}}))
+    asyncio.run(AssistantTable(old.saver).change("one", lambda row: {"context": {"plan": "b"}}))
     put(old.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
     old.saver.prune(["pruned"], strategy="keep_latest")
     old.saver.delete_thread("gone")
@@ -99,6 +104,8 @@ def shape(of: Database) -> list[Any]:
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [found.config for found in saver.list(None, filter={"user": "u1"})],
         of_thread(saver, "a"),
+        asyncio.run(AssistantTable(saver).all()),
+        asyncio.run(AssistantTable(saver).versions("one")),
         list(store.export()),
         [store.history(NOTES, key) for key in ("tea", "k0")],
         store.list_namespaces(),
@@ -140,6 +147,7 @@ def test_a_copy_is_the_same_and_goes_on(
     rows = copy(old, new).rows
 
     assert shape(old) == shape(new)
+    assert rows["assistants"] == 3
     assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
     for of in (old, new):
         graph = build(of.saver)
@@ -220,7 +228,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     for _ in range(100):
         with monkeypatch.context() as patch, suppress(Killed):
             for part in new:
-                patch.setattr(part.database, "write", cut_off(part.database.write, 10))
+                patch.setattr(part.database, "write", cut_off(part.database.write, 11))
             copy(old, new)
             break
         ended += 1
@@ -457,6 +465,7 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
     rows = copy(old, new).rows
 
     assert lost
+    assert rows["assistants"] == 3
     assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
 
 

@@ -26,10 +26,6 @@ from tests.server.running import running
 
 REFUSED = {
     **dict.fromkeys(
-        (f"test_assistants::test_assistants_crud_{way}" for way in ("async", "sync")),
-        "assistants are the graphs that are served; none is created",
-    ),
-    **dict.fromkeys(
         (f"test_crons::test_crons_create_search_delete_{way}" for way in ("async", "sync")),
         "nothing runs on a schedule",
     ),

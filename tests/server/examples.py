@@ -15,6 +15,7 @@ KEY: Final = "key-of-ann"
 FORK: Final = "fork-of-ann"
 """A copy that nobody has made yet."""
 PLACE: Final = ["memories", "ann"]
+ASSISTANT: Final = "3f0e2c9a-6a3e-4a51-9d44-0d3b8f6f6c11"
 
 NAMED: Final[dict[str, Any]] = {
     "thread_id": THREAD,
@@ -24,7 +25,7 @@ NAMED: Final[dict[str, Any]] = {
     "ns": PLACE,
     "namespace": PLACE,
     "q": "canary",
-    "assistant_id": "chat",
+    "assistant_id": ASSISTANT,
     "view": "1f1e71fc-53de-6a0e-8005-e771d5265d49",
     "position": 0,
     "version": 1,
@@ -35,7 +36,17 @@ NAMED: Final[dict[str, Any]] = {
 RUN: Final = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "hi"}]}}
 
 BODIES: Final[dict[str, Any]] = {
+    "POST /assistants": {
+        "assistant_id": ASSISTANT,
+        "graph_id": "chat",
+        "context": {"prompt": CANARY},
+        "if_exists": "do_nothing",
+    },
     "POST /assistants/search": {},
+    "POST /assistants/count": {},
+    "PATCH /assistants/{assistant_id}": {"name": "changed", "metadata": {"owner": "bob"}},
+    "POST /assistants/{assistant_id}/versions": {},
+    "POST /assistants/{assistant_id}/latest": {"version": 1},
     "POST /threads": {"thread_id": KEPT, "if_exists": "do_nothing"},
     "POST /threads/search": {},
     "POST /threads/count": {},
@@ -75,6 +86,8 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
 """Fields of forms that have others than `NAMED`, by method and path."""
 
 OWN: Final = {
+    "POST /assistants/search",
+    "POST /assistants/count",
     "POST /threads",
     "POST /threads/search",
     "POST /threads/count",
@@ -100,5 +113,3 @@ UNPROVEN: Final = {
     "POST /ui/quarantine/discard": "it takes an entry in quarantine",
 }
 """Examples that are of nothing, with the reason: a stranger might be refused for that alone."""
-OF_ALL: Final = "assistants:"
-"""The actions about what belongs to nobody."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.server import create_app
@@ -24,6 +26,7 @@ from perdure.settings import Settings
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 from tests.server.examples import (
+    ASSISTANT,
     BODIES,
     CANARY,
     FORK,
@@ -31,7 +34,6 @@ from tests.server.examples import (
     KEPT,
     KEY,
     NAMED,
-    OF_ALL,
     OWN,
     PLACE,
     THREAD,
@@ -76,7 +78,8 @@ async def deny(ctx, value):
 
 @auth.on.assistants
 async def assistants(ctx, value):
-    return True
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
 
 @auth.on.threads
 async def threads(ctx, value):
@@ -185,6 +188,8 @@ def seed(place: Place) -> None:
         place.store.put(*MEMORY, {"text": CANARY, "kind": "fact"})
     kept = {"thread_id": KEPT, "metadata": {"of": CANARY}, "if_exists": "do_nothing"}
     place.client.post(f"{place.keys}/threads", json=kept, headers={"x-api-key": ANN})
+    made = BODIES["POST /assistants"]
+    place.client.post(f"{place.keys}/assistants", json=made, headers={"x-api-key": ANN})
     ids = [each.checkpoint_id for each in place.saver.checkpoints(THREAD, checkpoint_ns="")]
     place.named.update(checkpoint_id=ids[0], checkpoint=ids[0], a=ids[0], b=ids[-1])
 
@@ -196,6 +201,7 @@ def of_ann(place: Place) -> Any:
         [each.value.content for each in place.saver.history(THREAD)],
         (item := place.store.get(*MEMORY)) and item.dict(),
         ThreadList(place.saver).get(KEPT),
+        asyncio.run(AssistantTable(place.saver).versions(ASSISTANT)),
     )
 
 
@@ -251,7 +257,7 @@ def test_strangers(place: Place, route: Route) -> None:
     assert after == before
     assert not [each for each in (nobody, bob, denied, guided) if CANARY in body(each)]
     assert not place.saver.heads(prefix=FORK)
-    if route.name in OWN or str(route.action).startswith(OF_ALL):
+    if route.name in OWN:
         assert bob.status_code < 500
     else:
         assert bob.status_code in REFUSED, bob.text

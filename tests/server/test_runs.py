@@ -582,7 +582,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"after_seconds": 5}, 422, "after_seconds is 5"),
     ({"command": {"resume": 1}}, 422, "not both"),
     ({"stream_mode": "events"}, 422, "stream_mode"),
-    ({"assistant_id": "none"}, 404, "the graphs are talk, chat"),
+    ({"assistant_id": "none"}, 422, "the graphs are talk, chat"),
     ({"assistant_id": 5}, 422, "assistant_id"),
 ]
 
@@ -602,7 +602,7 @@ def test_a_run_that_is_refused_writes_nothing(client: httpx.Client, path: str) -
 
     answer = client.post(path, json=asked)
 
-    assert answer.status_code == 404
+    assert answer.status_code == 422
     assert client.post(path, json=lost).status_code == 404
     assert client.post("/threads/count", json={}).json() == 0
 
@@ -821,9 +821,9 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
         await call.permit()
         await call.threads.create("t")
         request = RunRequest(assistant_id="ask")
-        run = await known.start(call, request, "t", temporary=False)
+        run = await known.start(call, request, "ask", "t", temporary=False)
         with pytest.raises(TooMany):  # the requests of both were checked before
-            await known.start(call, request, "t", temporary=False)
+            await known.start(call, request, "ask", "t", temporary=False)
         await began.wait()
         known.forget(None, "t")
         await known.aclose()

@@ -20,6 +20,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
+    assistant_place,
     checkpoint_place,
     content_hash,
     found_by,
@@ -41,6 +42,7 @@ _PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
 _PAGE_ROWS: Final = 1000
 _AT_ONCE: Final = 64  # rows of one statement
 _TOP: Final = b"\xff" * 17  # comes after every id
+_TOP_TEXT: Final = "\U0010ffff"
 _NAME_BYTES: Final = 2600  # an index of Postgres takes a third of a page
 _NAMED: Final = 20  # of what differs
 _BEGUN: Final = "SELECT value FROM settings WHERE name = 'copy'"
@@ -262,6 +264,15 @@ class ThreadTables(Tables):
             names="graph",
             large="about, error, request",
             sealed=lambda row: [(name, row[0], row[3]) for name in ("about", "error", "request")],
+        ),
+        Table(
+            "assistants",
+            "version, assistant_id, created_at, since, content",
+            "'assistant ' || r.assistant_id",
+            key="version, assistant_id",
+            large="content",
+            sealed=lambda row: [assistant_place(row[2], row[1])],
+            top=_TOP_TEXT,
         ),
     )
 

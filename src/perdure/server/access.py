@@ -19,7 +19,10 @@ ADMIN: Final = "perdure:admin"
 """The permission of an identity that may see and change the whole database."""
 Action = Literal[
     "admin",
+    "assistants:create",
     "assistants:read",
+    "assistants:update",
+    "assistants:delete",
     "assistants:search",
     "threads:create",
     "threads:read",
@@ -36,7 +39,7 @@ Action = Literal[
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
-"""What the metadata of a thread must meet: equal values, `$eq` or `$contains`."""
+"""What the metadata of a thread or an assistant must meet: equal values, `$eq` or `$contains`."""
 _PLAIN: Final = (str, int, float, NoneType)
 _WITHIN_LISTS: Final = 10
 
@@ -101,7 +104,7 @@ class Access(Protocol):
         """
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Check that an action is allowed; returns a filter that its threads must meet.
+        """Check that an action is allowed; returns a filter for its threads or assistants.
 
         `value` says what the action is about, as langgraph's handlers are given it: a thread_id,
         metadata, a namespace. A handler may change it.
@@ -201,7 +204,7 @@ def _within_lists(value: Any, inside: bool = False) -> int:
 
 
 def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
-    """Whether the metadata of a thread meets a filter."""
+    """Whether the metadata of a thread or an assistant meets a filter."""
     return all(_meets(metadata.get(name), wanted) for name, wanted in filter.items())
 
 

@@ -23,6 +23,7 @@ from langgraph_sdk.schema import RunStatus
 from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
 from perdure.server.api_threads import checkpoint_at, checkpoint_of, config_of
+from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
@@ -170,7 +171,7 @@ async def begin(
         ConfigurationError: It asks for what it may not.
         UnknownThread: There is no such thread, and none is to be created.
         UnknownCheckpoint: It is to go on from one that the thread has not.
-        UnknownGraph: It is not served.
+        UnknownAssistant: There is none, or its graph is not served.
     """
     temporary = not thread_id
     thread_id = thread_id or str(uuid4())
@@ -187,7 +188,8 @@ async def begin(
         }
     )
     body.metadata = dict(permitted.get("metadata") or {})
-    runs.graphs.name(body.assistant_id)
+    assistant = await assistant_of_run(call, runs.graphs, body.assistant_id)
+    body = body.of_assistant(assistant)
     creates = temporary or body.if_not_exists == "create"
     if body.places or not creates:
         await call.threads.get(thread_id)
@@ -197,7 +199,8 @@ async def begin(
     if creates:
         await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
     temporary = temporary and body.on_completion == "delete"
-    return await runs.start(call, body, thread_id, protocol, temporary=temporary)
+    graph = assistant["graph_id"]
+    return await runs.start(call, body, graph, thread_id, protocol, temporary=temporary)
 
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:

@@ -371,7 +371,7 @@ async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple |
 async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
     """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
     known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
-    known["assistant_id"] = id_of(known["graph_id"])
+    known.setdefault("assistant_id", id_of(known["graph_id"]))
     user = await call.threads.user(thread["thread_id"]) or call.identity.user
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 

@@ -17,6 +17,7 @@ from perdure.server import (
     api_runs,
     api_store,
     api_threads,
+    assistants,
     event_streams,
     mcp,
     pages_checkpoints,
@@ -30,7 +31,6 @@ from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.graphs import routes as assistant_routes
 from perdure.server.guard import LOOPBACK, EncodedSlashes, Guard, add_error_replies
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
@@ -127,7 +127,7 @@ def create_app(
     for each in (
         routes,
         login_routes,
-        assistant_routes,
+        assistants.routes,
         api_threads.routes,
         api_runs.routes,
         event_streams.routes,

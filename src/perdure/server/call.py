@@ -23,7 +23,7 @@ from perdure.server.threads import ThreadConditions, Threads
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-IDS: Final = ("thread_id", "checkpoint_id", "run_id", "namespace", "key")
+IDS: Final = ("thread_id", "checkpoint_id", "run_id", "assistant_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 _PAGE: Final = 1_000  # read at once, where such are left out
 
@@ -101,6 +101,12 @@ class Call:
         except Refused:
             return False
         return meets(thread["metadata"], asking._filter)
+
+    @property
+    def filter(self) -> Filter:
+        """What the metadata of a thread or an assistant must meet that is reached."""
+        self._permitted()
+        return self._filter
 
     @property
     def saver(self) -> Checkpointer:

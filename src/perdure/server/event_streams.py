@@ -22,8 +22,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import All, begin, look
+from perdure.server.assistants import UnknownAssistant, assistant_of_thread
 from perdure.server.call import Call, Caller, Id
-from perdure.server.graphs import Graph, UnknownGraph
+from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run import Run
 from perdure.server.run_log import Feed, streamed, told
@@ -68,13 +69,13 @@ async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) 
     params = sent.params
     try:
         if sent.method == "input.respond":
-            params = {**params, **await _answer(call, thread_id, params)}
+            params = {**params, **await _answer(call, runs, thread_id, params)}
         elif sent.method != "run.start":
             why = f"{sent.method!r} is no command of this server"
             return _refused(sent, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await begin(call, runs, body, thread_id, "thread")
-    except (ValidationError, UnknownGraph) as exc:
+    except (ValidationError, UnknownAssistant) as exc:
         return _refused(sent, "invalid_argument", str(exc))
     return JSON(
         {
@@ -101,15 +102,18 @@ def _refused(sent: CommandRequest, code: str, why: str) -> Response:
     return JSON({"type": "error", "id": sent.id, "error": code, "message": why})
 
 
-async def _answer(call: Call, thread_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that answers interrupts, to the graph of the thread."""
+async def _answer(
+    call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The request that answers interrupts, to the assistant of the thread."""
     given = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
     order = {name: params[name] for name in ("update", "goto") if params.get(name)}
     order["resume"] = {each.interrupt_id: each.response for each in given}
     reading = call.another("threads:read")
     await reading.permit({"thread_id": thread_id})
     thread = await reading.threads.get(thread_id)
-    return {"assistant_id": thread["metadata"].get("graph_id", ""), "command": order}
+    answers = await assistant_of_thread(call, runs.graphs, thread)
+    return {"assistant_id": answers, "command": order}
 
 
 async def _frames(feed: Feed, request: Request, wanted: Subscription) -> AsyncIterator[bytes]:

@@ -9,28 +9,23 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
+from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
 from uuid import UUID, uuid5
 
-from fastapi import APIRouter, Depends, Request
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 from langgraph_sdk.runtime import AccessContext, ServerRuntime
-from pydantic import BaseModel, Field
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError
-from perdure.server.access import Refused, action
-from perdure.server.call import Caller
-from perdure.settings import SEARCH_LIMIT, Settings
+from perdure.server.access import Refused
+from perdure.settings import Settings
 from perdure.stores.whole_store import WholeStore
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
@@ -42,13 +37,13 @@ _RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__valu
 
 
 class UnknownGraph(Refused):
-    """No graph that is served has this name or assistant_id."""
+    """No graph that is served has this name."""
 
     status = 404
 
 
 class Graphs:
-    """Graphs by their names; each has one assistant.
+    """Graphs by their names.
 
     Args:
         sources: By name.
@@ -59,7 +54,6 @@ class Graphs:
             name: source.compile() if isinstance(source, StateGraph) else source
             for name, source in sources.items()
         }
-        self._names = {id_of(name): name for name in sources}
 
     @classmethod
     def own(cls, settings: Settings) -> Self:
@@ -95,23 +89,10 @@ class Graphs:
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
 
-    def name(self, assistant_id: str) -> str:
-        """The name of a graph, of its name or of its assistant's id.
-
-        Raises:
-            UnknownGraph: It is not served.
-        """
-        name = self._names.get(assistant_id, assistant_id)
-        if name not in self._sources:
-            raise UnknownGraph(
-                f"there is no assistant {assistant_id!r}; the graphs are {', '.join(self._sources)}"
-            )
-        return name
-
     @asynccontextmanager
     async def opened(
         self,
-        assistant_id: str,
+        name: str,
         saver: Checkpointer,
         store: WholeStore,
         config: RunnableConfig | None = None,
@@ -123,7 +104,7 @@ class Graphs:
         """A graph with this checkpointer and store; the rest is for a function that makes one.
 
         Args:
-            assistant_id: A graph's name, or the id of its assistant.
+            name: Its name.
             saver: The checkpointer.
             store: The store.
             config: The run's.
@@ -134,7 +115,10 @@ class Graphs:
         Raises:
             UnknownGraph: It is not served.
         """
-        name = self.name(assistant_id)
+        if name not in self._sources:
+            raise UnknownGraph(
+                f"the graph {name!r} is not served; the graphs are {', '.join(self._sources)}"
+            )
         source = self._sources[name]
         if isinstance(source, _Own):
             source = self._sources[name] = await asyncio.to_thread(source.make)
@@ -168,7 +152,7 @@ class _Own(NamedTuple):
 
 
 def id_of(name: str) -> str:
-    """The id of a graph's assistant."""
+    """The id of a graph's own assistant."""
     return str(uuid5(_ASSISTANTS, name))
 
 
@@ -238,105 +222,3 @@ def _environment(given: Any, folder: Path) -> dict[str, str]:
         raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
-
-
-# -- assistants by REST
-
-routes = APIRouter(prefix="/assistants", tags=["assistants"])
-_SINCE: Final = datetime.now(UTC).isoformat()
-
-
-async def graphs_of(request: Request) -> Graphs:
-    """The graphs that are served."""
-    graphs: Graphs = request.app.state.runs.graphs
-    return graphs
-
-
-Served = Annotated[Graphs, Depends(graphs_of)]
-
-
-async def opened(call: Caller, graphs: Served, assistant_id: str) -> AsyncIterator[Graph]:
-    """The graph of an assistant."""
-    await call.permit({"assistant_id": assistant_id})
-    parts = assistant_id, call.saver, call.store
-    async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
-        yield graph
-
-
-Opened = Annotated[Graph, Depends(opened)]
-
-
-class AssistantSearch(BaseModel):
-    """The body of `POST /assistants/search`."""
-
-    graph_id: str | None = None
-    name: str | None = None
-    metadata: dict[str, Any] | None = None
-    limit: int = Field(SEARCH_LIMIT, ge=0)
-    offset: int = Field(0, ge=0)
-
-
-@routes.post("/search")
-@action("assistants:search")
-async def search(call: Caller, graphs: Served, wanted: AssistantSearch) -> list[dict[str, Any]]:
-    """The assistants that a search finds."""
-    permitted = await call.permit(wanted.model_dump())
-    metadata = (permitted.get("metadata") or {}).items()
-    found = [
-        each
-        for each in map(_assistant, graphs)
-        if {wanted.graph_id, wanted.name} <= {None, each["name"]}
-        and metadata <= each["metadata"].items()
-    ]
-    return found[wanted.offset : wanted.offset + wanted.limit]
-
-
-@routes.get("/{assistant_id}")
-@action("assistants:read")
-async def get(call: Caller, graphs: Served, assistant_id: str) -> dict[str, Any]:
-    """An assistant, by its id or by its graph's name."""
-    await call.permit({"assistant_id": assistant_id})
-    return _assistant(graphs.name(assistant_id))
-
-
-@routes.get("/{assistant_id}/graph")
-@action("assistants:read")
-async def graph(made: Opened, xray: bool | int = False) -> dict[str, Any]:
-    """Its nodes and edges."""
-    return (await made.aget_graph(xray=xray)).to_json()
-
-
-@routes.get("/{assistant_id}/schemas")
-@action("assistants:read")
-async def schemas(made: Opened, graphs: Served, assistant_id: str) -> dict[str, Any]:
-    """The schemas of its input, output and context; null where its types have none in JSON."""
-    output = _schema(made.get_output_jsonschema)
-    return {
-        "graph_id": graphs.name(assistant_id),
-        "input_schema": _schema(made.get_input_jsonschema),
-        "output_schema": output,
-        "state_schema": output,
-        "config_schema": None,
-        "context_schema": _schema(made.get_context_jsonschema),
-    }
-
-
-def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
-        return make()
-    return None
-
-
-def _assistant(name: str) -> dict[str, Any]:
-    return {
-        "assistant_id": id_of(name),
-        "graph_id": name,
-        "name": name,
-        "description": None,
-        "config": {},
-        "context": {},
-        "metadata": {"created_by": "system"},
-        "version": 1,
-        "created_at": _SINCE,
-        "updated_at": _SINCE,
-    }

@@ -53,9 +53,9 @@ def new_key(user: str) -> tuple[str, str]:
 class Keys:
     """Access by the keys of a file; a change of the file is seen within a second.
 
-    A key with the permission `perdure:admin` may do everything. Other users reach the threads whose
-    metadata names them as `owner`, as it does in threads that they create, and the namespaces whose
-    second label is their name, like `("memories", "ann")`.
+    A key with the permission `perdure:admin` may do everything. Other users reach the threads and
+    assistants whose metadata names them as `owner`, as it does in those that they create, and the
+    namespaces whose second label is their name, like `("memories", "ann")`.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -95,11 +95,11 @@ class Keys:
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow what belongs to the user."""
-        if identity.is_admin or action.startswith("assistants:"):
+        if identity.is_admin:
             return {}
         user = identity.user
-        if action.startswith("threads:"):
-            if action in ("threads:create", "threads:create_run") or value.get("metadata"):
+        if action.startswith(("threads:", "assistants:")):
+            if action.partition(":")[2].startswith("create") or value.get("metadata"):
                 value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
             return {"owner": user}
         namespace = tuple(value.get("namespace") or ())

@@ -18,6 +18,7 @@ from perdure.checkpointers.records import RunRow
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
 from perdure.server.api_runs import All, begin, reached
+from perdure.server.assistants import assistant_of_thread
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
@@ -180,16 +181,15 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
 @action("threads:create_run")
 async def answer(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
     """Answer a question of a graph; others that wait go on waiting."""
-    reading = call.another("threads:read")
+    _, thread = await _read(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
-    await reading.permit({"thread_id": id})
-    asked = (await reading.threads.get(id))["interrupts"].values()
+    asked = thread["interrupts"].values()
     chosen = [each for of_task in asked for each in of_task if each.get("id") == form.get("of")]
     if not chosen:
         raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
     given = {"resume": {chosen[0]["id"]: answer_of(chosen[0], form)}}
     asked_of = {"assistant_id": assistant, "command": given, "multitask_strategy": "reject"}
-    return await _begun(call, runs, request, id, asked_of)
+    return await _begun(call, runs, request, thread, asked_of)
 
 
 @routes.post("/ui/say")
@@ -201,16 +201,16 @@ async def say(
     if not text.strip():
         raise ConfigurationError(f"the message is {text!r:.80}; expected some text")
     said = {"messages": [{"role": "user", "content": _lines(text)}]}
-    return await _begun(call, runs, request, id, {"assistant_id": assistant, "input": said})
+    asked = {"assistant_id": assistant, "input": said}
+    _, thread = await _read(call, id)
+    return await _begun(call, runs, request, thread, asked)
 
 
 @routes.post("/ui/again")
 @action("threads:create_run")
 async def again(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
     """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
-    reading = call.another("threads:read")
-    await reading.permit({"thread_id": id})
-    await reading.threads.get(id)
+    reading, thread = await _read(call, id)
     asked: dict[str, Any] = {}
     known = await runs.listed(call.identity.tenant, id)
     if known and _is_unheard(known[0]):
@@ -218,7 +218,7 @@ async def again(call: Caller, runs: All, request: Request, id: str, assistant: T
     elif not (await reading.saver.ahead(id)).status.next:
         raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
     asked |= {"assistant_id": assistant, "multitask_strategy": "reject"}
-    return await _begun(call, runs, request, id, asked)
+    return await _begun(call, runs, request, thread, asked)
 
 
 @routes.post("/ui/stop")
@@ -263,10 +263,20 @@ async def all_runs(
     )
 
 
+async def _read(call: Call, thread_id: str) -> tuple[Call, Thread]:
+    """A thread that a form is about, and the call that may read it."""
+    reading = call.another("threads:read")
+    await reading.permit({"thread_id": thread_id})
+    return reading, await reading.threads.get(thread_id)
+
+
 async def _begun(
-    call: Call, runs: Runs, request: Request, thread_id: str, asked: Mapping[str, Any]
+    call: Call, runs: Runs, request: Request, thread: Thread, asked: dict[str, Any]
 ) -> Response:
-    """Begin a run on a thread."""
+    """Begin a run on a thread, of its assistant if it is of the graph that was chosen."""
+    thread_id = thread["thread_id"]
+    if asked["assistant_id"] == thread["metadata"].get("graph_id"):
+        asked["assistant_id"] = await assistant_of_thread(call, runs.graphs, thread)
     shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
     body = RunRequest.model_validate({**asked, **shows})
     run = await begin(call, runs, body, thread_id)

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import RunState
-from perdure.server.graphs import id_of
 from perdure.server.run_log import Log
 from perdure.server.run_request import RunRequest
 
@@ -181,7 +180,7 @@ def error_of(exc: Exception) -> dict[str, str]:
 def request_of(row: RunRow) -> RunRequest:
     """What it was asked, if that is kept."""
     asked = (row.request or {}).get("request", {})
-    return RunRequest.model_validate({"assistant_id": row.live.graph, **row.about, **asked})
+    return RunRequest.model_validate({**row.about, **asked})
 
 
 def shown(row: RunRow) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def shown(row: RunRow) -> dict[str, Any]:
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
-        "assistant_id": id_of(live.graph),
+        "assistant_id": row.about["assistant_id"],
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
         "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
         "status": live.status,

@@ -39,7 +39,7 @@ from perdure.errors import (
 from perdure.memory import record_views
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
-from perdure.server.graphs import Graph, Graphs, id_of
+from perdure.server.graphs import Graph, Graphs
 from perdure.server.run import Run, error_of, interrupted, request_of
 from perdure.server.threads import Threads
 
@@ -345,7 +345,7 @@ class DatabaseRuns:
         known = (await threads.get(run.thread_id))["metadata"]  # it may be deleted by now
         begun = await self._begun(run) if run.begun else None
         ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
-        graph_ids = {"graph_id": run.graph, "assistant_id": id_of(run.graph)}
+        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
         config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}

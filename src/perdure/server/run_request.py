@@ -34,12 +34,13 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
+    """Whether the server alone sets what has this name in a config, or langgraph does."""
     return name in _OURS or name.startswith(("__", "langgraph_"))
 
 
 def _theirs(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metadata.items() if not _is_ours(name)}
+    return {name: value for name, value in metadata.items() if not is_ours(name)}
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_theirs)]
@@ -143,17 +144,46 @@ class RunRequest(Given):
                 )
         if self.input is not None and self.command is not None:
             raise ValueError("a run has an input or a command, not both")
-        labels = {n: v for n, v in self._configurable.items() if isinstance(v, str | int | float)}
-        checked_metadata({**labels, **self.config.metadata, **self.metadata})  # of checkpoints
+        self.check_metadata()
         return self
+
+    def check_metadata(self) -> None:
+        """Check what its checkpoints would have as their metadata."""
+        labels = {n: v for n, v in self._configurable.items() if isinstance(v, str | int | float)}
+        checked_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def given(self) -> Any:
         """The graph's input."""
         return self.command.command() if self.command else self.input
 
     def kept(self) -> dict[str, Any]:
-        """As it is stored; its metadata is told of the run."""
-        return self.model_dump(exclude={"metadata"}, exclude_unset=True)
+        """As it is stored; its metadata and assistant are told of the run."""
+        return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
+
+    def of_assistant(self, assistant: Mapping[str, Any]) -> Self:
+        """The request upon what its assistant is configured with, which is fixed by that.
+
+        Of the config's `configurable` and metadata, of the context and the metadata it overrides
+        what it names; tags are added.
+
+        Raises:
+            ConfigurationError: The metadata of both is too much.
+        """
+        base, own = assistant["config"], self.config.model_dump(exclude_unset=True)
+        tags = dict.fromkeys((*base.get("tags", ()), *own.get("tags", ())))
+        config = {**base, **own, "tags": [*tags]}
+        for name in ("configurable", "metadata"):
+            config[name] = {**base.get(name, {}), **own.get(name, {})}
+        made = self.model_copy(
+            update={
+                "assistant_id": assistant["assistant_id"],
+                "config": Configured.model_validate(config),
+                "metadata": {**_theirs(assistant["metadata"]), **self.metadata},
+                "context": {**assistant["context"], **(self.context or {})} or self.context,
+            }
+        )
+        made.check_metadata()
+        return made
 
     def check(self, thread_id: str, user: str) -> None:
         """Refuse what the server alone decides.
@@ -164,7 +194,7 @@ class RunRequest(Given):
         """
         own = {"thread_id": thread_id, "user_id": user, "owner": user}
         for name, value in chain(self._configurable.items(), (self.context or {}).items()):
-            if _is_ours(name) and value is not None and value != own.get(name):
+            if is_ours(name) and value is not None and value != own.get(name):
                 raise ConfigurationError(
                     f"{name!r} is {value!r}, and the server alone sets it: leave it out"
                 )

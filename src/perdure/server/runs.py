@@ -162,6 +162,7 @@ class Runs:
         self,
         call: Call,
         request: RunRequest,
+        graph: str,
         thread_id: str,
         protocol: str = "run",
         *,
@@ -169,25 +170,37 @@ class Runs:
     ) -> Run:
         """Begin a run; it is stored when this returns. The call is permitted for the thread.
 
+        Args:
+            call: Who asks.
+            request: What for; its `assistant_id` is the id of the assistant.
+            graph: The name of the assistant's graph, which is served.
+            thread_id: On which thread.
+            protocol: Who is told of its events.
+            temporary: Whether the thread is deleted at its end.
+
         Raises:
-            UnknownGraph: It is not served.
             UnknownThread: The thread was deleted.
             StorageUnavailable: The database cannot tell now who lives.
             Refused: Another run is under way, and the request is to be rejected; or see `check`.
         """
-        graph, identity = self.graphs.name(request.assistant_id), call.identity
+        identity = call.identity
         self.check(identity)
         runs = await self.of(identity.tenant)
         await runs.ready.wait()
         if not runs.owner:
             raise StorageUnavailable("the database was lost, and is connected again: try again")
         strategy, login = request.multitask_strategy, _plain(identity.raw)
-        about = {"metadata": request.metadata, "multitask_strategy": strategy}
+        about = {
+            "assistant_id": request.assistant_id,
+            "metadata": request.metadata,
+            "multitask_strategy": strategy,
+            "user": identity.user,
+        }
         kept = {"temporary": temporary, "protocol": protocol, "login": login}
         kept["request"] = request.kept()
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", runs.owner, graph, 1, None)
-        told, now = {**about, "user": identity.user}, time.time()
-        row = RunRow(live, now, now, told, request=kept)
+        now = time.time()
+        row = RunRow(live, now, now, about, request=kept)
         whose = identity.tenant, identity.user
         run = Run(row._replace(request=None), *whose, request, temporary, protocol, identity.raw)
         runs.known[run.run_id] = run  # a sweep may see the row first

@@ -1,0 +1,94 @@
+"""Assistants of the server as rows of the saver's database, in versions.
+
+What clients gave a version is sealed. A version never changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import AssistantRow, open_assistant, seal_assistant
+from perdure.storage.flow import Flow, Last, Statement, rows_of
+
+
+class AssistantTable:
+    """The assistants in a checkpointer's database."""
+
+    def __init__(self, saver: Checkpointer) -> None:
+        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
+
+    async def get(self, assistant_id: str) -> AssistantRow | None:
+        """The latest version of an assistant; None: there is none."""
+        found = await self._read("latest_version", assistant_id)
+        return found[0] if found else None
+
+    async def all(self) -> list[AssistantRow]:
+        """The latest version of each, the newest assistant first."""
+        return await self._read("latest_versions")
+
+    async def versions(self, assistant_id: str) -> list[AssistantRow]:
+        """All versions of an assistant, newest first."""
+        return await self._read("versions_of", assistant_id)
+
+    async def create(self, assistant_id: str, content: Mapping[str, Any]) -> bool:
+        """Store the first version of an assistant, unless there is one of this id."""
+
+        def flow() -> Flow[bool]:
+            if (yield self._sql("latest_version", assistant_id)):
+                return False
+            yield Last(self._added(assistant_id, 1, content, time.time()))
+            return True
+
+        return await self._write(flow, assistant_id)  # type: ignore[no-any-return]
+
+    async def change(
+        self, assistant_id: str, change: Callable[[AssistantRow], dict[str, Any]]
+    ) -> AssistantRow | None:
+        """Make a new version of an assistant, which is the latest; None: there is none.
+
+        Args:
+            assistant_id: Whose.
+            change: Its content, of the version that is the latest now; what it raises ends this.
+        """
+
+        def flow() -> Flow[AssistantRow | None]:
+            rows = yield self._sql("latest_version", assistant_id)
+            if not rows:
+                return None
+            before, version, now = open_assistant(self._seal, rows[0]), rows[0][-1] + 1, time.time()
+            content = change(before)
+            yield Last(self._added(assistant_id, version, content, now))
+            return before._replace(version=version, since=now, content=content)
+
+        return await self._write(flow, assistant_id)  # type: ignore[no-any-return]
+
+    async def set_latest(self, assistant_id: str, version: int) -> None:
+        """Have another version be the latest."""
+        sql, now = self._sql["set_latest"], time.time()
+        await self._write(lambda: rows_of(sql, version, now, assistant_id), assistant_id)
+
+    async def delete(self, assistant_id: str) -> None:
+        """Delete an assistant with all its versions."""
+        await self._write(lambda: rows_of(self._sql["drop_assistant"], assistant_id), assistant_id)
+
+    def _added(
+        self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
+    ) -> list[Statement]:
+        sealed = seal_assistant(self._seal, assistant_id, version, content)
+        return [
+            self._sql("add_version", assistant_id, version, now, sealed),
+            self._sql("set_latest", version, now, assistant_id),
+        ]
+
+    async def _read(self, name: str, *params: Any) -> list[AssistantRow]:
+        def flow() -> Flow[list[AssistantRow]]:
+            rows = yield self._sql(name, *params)
+            return [open_assistant(self._seal, row) for row in rows]
+
+        return await self._database.aread(flow, snapshot=False)
+
+    async def _write(self, flow: Callable[[], Flow[Any]], assistant_id: str) -> Any:
+        return await self._database.awrite(flow, exclusive=(assistant_id,))

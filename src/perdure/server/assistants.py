@@ -1,0 +1,534 @@
+"""Assistants by REST: a graph with what is configured, in versions, for langgraph's SDK.
+
+Each graph that is served has one of its own, which nobody changes. Others are rows of the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID, uuid4
+
+from fastapi import APIRouter, Depends, Request, Response
+from langgraph_sdk.schema import AssistantSelectField, AssistantSortBy
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+
+from perdure.checkpointers.assistants import AssistantTable
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import AssistantRow
+from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
+from perdure.server import api_threads
+from perdure.server.access import Filter, Forbidden, Refused, action, containing, meets
+from perdure.server.call import Call, Caller, Id
+from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
+from perdure.server.reply import reply
+from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
+from perdure.server.threads import ThreadConditions, checked_metadata
+from perdure.settings import SEARCH_LIMIT
+
+Assistant = dict[str, Any]
+"""An assistant as langgraph's clients know it."""
+_SINCE: Final = datetime.now(UTC)
+_ALL: Final = 1 << 31
+
+
+class UnknownAssistant(Refused):
+    """There is no such assistant, or it may not be reached."""
+
+    status = 404
+
+
+class Assistants:
+    """The assistants that may be reached; any other is unknown.
+
+    Args:
+        graphs: What is served.
+        saver: Where the others are.
+        filter: What their metadata must meet.
+        user: Who asks; the graphs' own count as theirs.
+    """
+
+    def __init__(
+        self, graphs: Graphs, saver: Checkpointer, filter: Filter | None = None, user: str = ""
+    ) -> None:
+        self._graphs, self._table = graphs, AssistantTable(saver)
+        self._filter, self._user = filter or {}, user
+
+    @classmethod
+    def of(cls, call: Call, graphs: Graphs) -> Assistants:
+        """Those that a call reaches, which is permitted."""
+        return cls(graphs, call.saver, call.filter, call.identity.user)
+
+    async def get(self, assistant_id: str) -> Assistant:
+        """An assistant, by its id; that of a graph also by the graph's name.
+
+        Raises:
+            UnknownAssistant: There is none, or it may not be reached.
+        """
+        found = own(self._graphs, assistant_id)
+        if found is None and (key := _canonical(assistant_id)):
+            row = await self._table.get(key)
+            found = None if row is None else _shown(row)
+        if found is None or not self._reaches(found):
+            raise unknown(self._graphs, assistant_id)
+        return found
+
+    async def create(
+        self, assistant_id: str, content: Mapping[str, Any], *, if_exists: str = "raise"
+    ) -> Assistant:
+        """Create an assistant.
+
+        Raises:
+            VersionConflict: There is one of this id; with `do_nothing` it is returned instead, if
+                it may be reached.
+            Forbidden: It could not be reached with this metadata.
+            UnknownGraph: Its graph is not served.
+        """
+        content = self._checked(content)
+        is_free = own(self._graphs, assistant_id) is None
+        if not (is_free and await self._table.create(assistant_id, content)):
+            with suppress(UnknownAssistant):
+                if if_exists == "do_nothing":
+                    return await self.get(assistant_id)
+            raise VersionConflict(
+                f"there is an assistant {assistant_id!r} already; choose another id, or "
+                "if_exists='do_nothing'"
+            )
+        return await self.get(assistant_id)
+
+    async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
+        """Make a new version, with what is given in place of what it had; metadata is added.
+
+        Raises:
+            UnknownAssistant: See `get`.
+            Forbidden: It is that of a graph, or could not be reached any more.
+            UnknownGraph: Its graph is not served.
+        """
+        key = await self._changeable(assistant_id)
+
+        def changed(row: AssistantRow) -> dict[str, Any]:
+            if not meets(row.content["metadata"], self._filter):
+                raise unknown(self._graphs, assistant_id)
+            metadata = {**row.content["metadata"], **changes.get("metadata", {})}
+            return self._checked({**row.content, **changes, "metadata": metadata})
+
+        row = await self._table.change(key, changed)
+        if row is None:
+            raise unknown(self._graphs, assistant_id)
+        return _shown(row)
+
+    async def versions(self, assistant_id: str) -> list[Assistant]:
+        """All versions of an assistant, newest first; see `get`."""
+        found = await self.get(assistant_id)
+        if own(self._graphs, assistant_id):
+            rows = [found]
+        else:
+            rows = [*map(_shown, await self._table.versions(found["assistant_id"]))]
+        return [
+            {name: value for name, value in row.items() if name != "updated_at"}
+            for row in rows
+            if self._reaches(row)
+        ]
+
+    async def set_latest(self, assistant_id: str, version: int) -> Assistant:
+        """Have another version be the latest; see `update`."""
+        key = await self._changeable(assistant_id)
+        if version not in [row["version"] for row in await self.versions(key)]:
+            raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
+        await self._table.set_latest(key, version)
+        return await self.get(key)
+
+    async def delete(self, assistant_id: str) -> None:
+        """Delete an assistant with all its versions; see `update`."""
+        await self._table.delete(await self._changeable(assistant_id))
+
+    async def search(self, wanted: AssistantFilters) -> list[Assistant]:
+        """All that match, the newest first."""
+        rows = [*map(_shown, await self._table.all()), *map(_of_graph, self._graphs)]
+        has_wanted, name = containing(wanted.metadata), wanted.name.casefold()
+        return [
+            row
+            for row in rows
+            if self._reaches(row)
+            and has_wanted(self._seen(row))
+            and wanted.graph_id in (None, row["graph_id"])
+            and name in row["name"].casefold()
+        ]
+
+    def _reaches(self, assistant: Assistant) -> bool:
+        return meets(self._seen(assistant), self._filter)
+
+    def _seen(self, assistant: Assistant) -> dict[str, Any]:
+        """The metadata that is asked for; who asks owns what belongs to a graph."""
+        is_own = own(self._graphs, assistant["assistant_id"]) is not None
+        return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
+
+    async def _changeable(self, assistant_id: str) -> str:
+        found = await self.get(assistant_id)
+        if own(self._graphs, assistant_id):
+            raise Forbidden(
+                f"assistant {assistant_id!r} is that of the graph {found['graph_id']!r} and cannot "
+                "be changed or deleted: create another one of the graph"
+            )
+        key: str = found["assistant_id"]
+        return key
+
+    def _checked(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        if content["graph_id"] not in [*self._graphs]:
+            raise UnknownGraph(
+                f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
+                f"{', '.join(self._graphs)}",
+                422,
+            )
+        metadata = checked_metadata(content["metadata"])
+        if not meets(metadata, self._filter):
+            raise Forbidden(f"an assistant with the metadata {metadata!r:.200} is not yours")
+        return dict(content)
+
+
+def own(graphs: Graphs, assistant_id: str) -> Assistant | None:
+    """The assistant of a graph, by the graph's name or by its id; None: it is none."""
+    return next(
+        (_of_graph(name) for name in graphs if assistant_id in (name, id_of(name))),
+        None,
+    )
+
+
+def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssistant:
+    """The error of an assistant that cannot be reached."""
+    return UnknownAssistant(
+        f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
+    )
+
+
+async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
+    """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
+
+    Raises:
+        UnknownAssistant: There is none that may be read, or its graph is not served.
+    """
+    if found := own(graphs, assistant_id):
+        return {**found, "metadata": {}}
+    reading = call.another("assistants:read")
+    try:
+        await reading.permit({"assistant_id": assistant_id, "metadata": {}})
+        found = await Assistants.of(reading, graphs).get(assistant_id)
+    except Refused as exc:
+        raise unknown(graphs, assistant_id, 422) from exc
+    if found["graph_id"] not in [*graphs]:
+        raise UnknownAssistant(
+            f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
+            f"served; the graphs are {', '.join(graphs)}",
+            422,
+        )
+    return found
+
+
+async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
+    """Who goes on with a thread: the assistant of its last run, else the own one of its graph.
+
+    That has no more if the assistant may not be read, is deleted, or is of another graph now.
+    """
+    graph: str = thread["metadata"].get("graph_id") or ""
+    last = thread["metadata"].get("assistant_id")
+    with suppress(UnknownAssistant):
+        if isinstance(last, str):
+            found = await assistant_of_run(call, graphs, last)
+            return last if found["graph_id"] == graph else graph
+    return graph
+
+
+def _canonical(assistant_id: str) -> str | None:
+    with suppress(ValueError):
+        return str(UUID(assistant_id))
+    return None
+
+
+def _shown(row: AssistantRow) -> Assistant:
+    since = row.since or row.created_at
+    return {
+        "assistant_id": row.assistant_id,
+        **row.content,
+        "version": row.version,
+        "created_at": datetime.fromtimestamp(row.created_at, UTC),
+        "updated_at": datetime.fromtimestamp(since, UTC),
+    }
+
+
+def _of_graph(name: str) -> Assistant:
+    return {
+        "assistant_id": id_of(name),
+        "graph_id": name,
+        "name": name,
+        "description": None,
+        "config": {},
+        "context": {},
+        "metadata": {"created_by": "system"},
+        "version": 1,
+        "created_at": _SINCE,
+        "updated_at": _SINCE,
+    }
+
+
+# -- by REST
+
+routes = APIRouter(prefix="/assistants", tags=["assistants"])
+
+
+async def graphs_of(request: Request) -> Graphs:
+    """The graphs that are served."""
+    graphs: Graphs = request.app.state.runs.graphs
+    return graphs
+
+
+Served = Annotated[Graphs, Depends(graphs_of)]
+
+
+def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        if is_ours(name) or name in CheckpointAt.model_fields:
+            raise ConfigurationError(
+                f"{name!r} is {value!r:.80}, and it is a run's own: leave it out"
+            )
+    return values
+
+
+Configurable = Annotated[dict[str, Any], AfterValidator(_without_ours)]
+Metadata = Annotated[dict[str, Any], AfterValidator(checked_metadata)]
+
+
+class AssistantConfig(Configured):
+    """What runs of an assistant are configured with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    configurable: Configurable = Field(default={})  # type: ignore[assignment]
+
+
+class AssistantChange(Given):
+    """The body of `PATCH /assistants/{assistant_id}`."""
+
+    graph_id: str = ""
+    config: AssistantConfig = AssistantConfig()
+    context: Configurable = Field({})
+    metadata: Metadata = Field({})
+    name: str = "Untitled"
+    description: str | None = None
+
+    def content(self, *, whole: bool) -> dict[str, Any]:
+        """What is stored of it: all, or only what is given."""
+        names = AssistantChange.model_fields if whole else self.model_fields_set
+        config = self.config.model_dump(exclude_unset=True)
+        stored = self.model_dump(include={*names} & {*AssistantChange.model_fields})
+        return stored | ({"config": config} if "config" in names else {})
+
+
+class NewAssistant(AssistantChange):
+    """The body of `POST /assistants`."""
+
+    graph_id: str
+    assistant_id: UUID = Field(default_factory=uuid4)
+    if_exists: Literal["raise", "do_nothing"] = "raise"
+
+
+class AssistantFilters(Given):
+    """The body of `POST /assistants/count`; `name` is a part of it, in any case."""
+
+    graph_id: str | None = None
+    name: str = ""
+    metadata: dict[str, Any] = Field({})
+
+
+class AssistantSearch(AssistantFilters):
+    """The body of `POST /assistants/search`."""
+
+    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
+    offset: int = Field(0, ge=0)
+    sort_by: AssistantSortBy = "created_at"
+    sort_order: Literal["asc", "desc"] = "desc"
+    select: list[AssistantSelectField] = Field([])
+
+
+class VersionSearch(Given):
+    """The body of `POST /assistants/{assistant_id}/versions`."""
+
+    metadata: dict[str, Any] = Field({})
+    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
+    offset: int = Field(0, ge=0)
+
+
+class Version(BaseModel):
+    """The body of `POST /assistants/{assistant_id}/latest`."""
+
+    version: int
+
+
+async def permitted(call: Caller, graphs: Served, assistant_id: Id) -> Assistants:
+    """The assistants that may be reached, for what is asked of one of them."""
+    await call.permit({"assistant_id": assistant_id})
+    return Assistants.of(call, graphs)
+
+
+Reached = Annotated[Assistants, Depends(permitted)]
+
+
+async def opened(
+    call: Caller, graphs: Served, reached: Reached, assistant_id: Id
+) -> AsyncIterator[Graph]:
+    """The graph of an assistant."""
+    found = await reached.get(assistant_id)
+    parts = found["graph_id"], call.saver, call.store, found["config"]
+    async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
+        yield graph
+
+
+Opened = Annotated[Graph, Depends(opened)]
+
+
+@routes.post("")
+@action("assistants:create")
+async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
+    """Create an assistant of a graph; this is its version 1."""
+    content = body.content(whole=True)
+    about = {"assistant_id": str(body.assistant_id), "if_exists": body.if_exists}
+    asked = await call.permit({**content, **about})
+    content["metadata"] = asked["metadata"]
+    assistants = Assistants.of(call, graphs)
+    made = await assistants.create(about["assistant_id"], content, if_exists=body.if_exists)
+    return await reply(made)
+
+
+@routes.post("/search")
+@action("assistants:search")
+async def search(call: Caller, graphs: Served, body: AssistantSearch) -> Response:
+    """The assistants that a search finds; `X-Pagination-Next` is the offset of the next ones."""
+    found = await _found(call, graphs, body)
+    found.sort(key=lambda each: each[body.sort_by], reverse=body.sort_order == "desc")
+    end, names = body.offset + body.limit, {*body.select}
+    rows = [
+        {name: value for name, value in each.items() if not names or name in names}
+        for each in found[body.offset : end]
+    ]
+    answer = await reply(rows)
+    if len(found) > end:
+        answer.headers["X-Pagination-Next"] = str(end)
+    return answer
+
+
+@routes.post("/count")
+@action("assistants:search")
+async def count(call: Caller, graphs: Served, body: AssistantFilters) -> int:
+    """How many assistants a search finds."""
+    return len(await _found(call, graphs, body))
+
+
+async def _found(call: Call, graphs: Graphs, wanted: AssistantFilters) -> list[Assistant]:
+    asked = await call.permit(wanted.model_dump())
+    wanted.metadata = asked["metadata"]
+    return await Assistants.of(call, graphs).search(wanted)
+
+
+@routes.get("/{assistant_id}")
+@action("assistants:read")
+async def get(reached: Reached, assistant_id: Id) -> Response:
+    """An assistant, by its id or by its graph's name."""
+    return await reply(await reached.get(assistant_id))
+
+
+@routes.patch("/{assistant_id}")
+@action("assistants:update")
+async def update(call: Caller, graphs: Served, assistant_id: Id, body: AssistantChange) -> Response:
+    """Make a new version of an assistant, which is the latest then."""
+    changes = body.content(whole=False)
+    asked = await call.permit({"metadata": {}, **changes, "assistant_id": assistant_id})
+    changes["metadata"] = asked["metadata"]
+    return await reply(await Assistants.of(call, graphs).update(assistant_id, changes))
+
+
+@routes.delete("/{assistant_id}", status_code=204)
+@action("assistants:delete")
+async def delete(
+    call: Caller,
+    request: Request,
+    reached: Reached,
+    assistant_id: Id,
+    delete_threads: bool = False,
+) -> None:
+    """Delete an assistant with all its versions; its threads stay, or are deleted before."""
+    found = await reached.get(assistant_id)
+    if delete_threads:
+        searching = call.another("threads:search")
+        asked = {"metadata": {"assistant_id": found["assistant_id"]}}
+        wanted = ThreadConditions(metadata=(await searching.permit(asked))["metadata"])
+        for thread in await searching.threads.search(wanted, _ALL):
+            with suppress(UnknownThread):
+                deleting = call.another("threads:delete")
+                await api_threads.delete(deleting, request, thread["thread_id"])
+    await reached.delete(assistant_id)
+
+
+@routes.post("/{assistant_id}/versions")
+@action("assistants:read")
+async def versions(reached: Reached, assistant_id: Id, body: VersionSearch) -> Response:
+    """The versions of an assistant, newest first."""
+    has_wanted = containing(body.metadata)
+    found = [each for each in await reached.versions(assistant_id) if has_wanted(each["metadata"])]
+    return await reply(found[body.offset : body.offset + body.limit])
+
+
+@routes.post("/{assistant_id}/latest")
+@action("assistants:update")
+async def set_latest(reached: Reached, assistant_id: Id, body: Version) -> Response:
+    """Go back to a version, or forward again."""
+    return await reply(await reached.set_latest(assistant_id, body.version))
+
+
+@routes.get("/{assistant_id}/graph")
+@action("assistants:read")
+async def graph(made: Opened, xray: bool | int = False) -> dict[str, Any]:
+    """Its nodes and edges."""
+    return (await made.aget_graph(xray=xray)).to_json()
+
+
+@routes.get("/{assistant_id}/schemas")
+@action("assistants:read")
+async def schemas(reached: Reached, made: Opened, assistant_id: Id) -> dict[str, Any]:
+    """The schemas of its input, output and context; null where its types have none in JSON."""
+    return _schemas((await reached.get(assistant_id))["graph_id"], made)
+
+
+@routes.get("/{assistant_id}/subgraphs")
+@routes.get("/{assistant_id}/subgraphs/{namespace}")
+@action("assistants:read")
+async def subgraphs(
+    reached: Reached,
+    made: Opened,
+    assistant_id: Id,
+    namespace: Id | None = None,
+    recurse: bool = False,
+) -> dict[str, Any]:
+    """The schemas of its subgraphs by their namespaces, of one if it is named."""
+    graph_id = (await reached.get(assistant_id))["graph_id"]
+    found = made.aget_subgraphs(namespace=namespace, recurse=recurse)
+    return {name: _schemas(graph_id, each) async for name, each in found}
+
+
+def _schemas(graph_id: str, made: Any) -> dict[str, Any]:
+    output = _schema(made.get_output_jsonschema)
+    return {
+        "graph_id": graph_id,
+        "input_schema": _schema(made.get_input_jsonschema),
+        "output_schema": output,
+        "state_schema": output,
+        "config_schema": None,
+        "context_schema": _schema(made.get_context_jsonschema),
+    }
+
+
+def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
+        return make()
+    return None

@@ -1,0 +1,561 @@
+"""Assistants by langgraph's SDK: their versions, whose they are, and the runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import (
+    APIStatusError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnprocessableEntityError,
+)
+from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
+
+from perdure.server import create_app
+from perdure.server.auth_file import AuthFile
+from perdure.server.graphs import Graphs, id_of
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, ask, says, talk
+from tests.server.test_auth_file import written
+from tests.server.test_keys import ANN, BOB, ROOT, entry
+
+
+class _State(TypedDict, total=False):
+    seen: dict[str, Any]
+
+
+class _Context(TypedDict, total=False):
+    tone: str
+    prompt: str
+
+
+def tells() -> Any:
+    """A graph that tells what it was configured with."""
+
+    def tell(state: _State, config: RunnableConfig, runtime: Runtime[_Context]) -> _State:
+        metadata = config["metadata"]
+        return {
+            "seen": {
+                "context": runtime.context,
+                "model": config["configurable"].get("model"),
+                "speed": config["configurable"].get("speed"),
+                "of": metadata.get("of"),
+                "by": metadata.get("by"),
+                "tags": sorted(tag for tag in config.get("tags", []) if ":" not in tag),
+                "limit": config["recursion_limit"],
+                "assistant_id": config["configurable"]["assistant_id"],
+                "user_id": config["configurable"]["user_id"],
+            }
+        }
+
+    made: Any = StateGraph(_State, context_schema=_Context)
+    inner: Any = StateGraph(_State, context_schema=_Context)
+    made.add_node("part", inner.add_node(tell).add_edge(START, "tell").compile())
+    return made.add_edge(START, "part").compile()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def served(gate: Gate) -> Graphs:
+    nested = StateGraph(_State).add_node("part", tells()).add_edge(START, "part")
+    return Graphs({"tells": tells(), "talk": talk(gate), "ask": ask(), "nested": nested})
+
+
+@pytest.fixture
+def url(settings: Settings, gate: Gate) -> Iterator[str]:
+    with running(create_app(settings, graphs=served(gate))) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[SyncLangGraphClient]:
+    with get_sync_client(url=url) as client:
+        yield client
+
+
+def ids(found: Any) -> list[str]:
+    return [each["assistant_id"] for each in found]
+
+
+def configured(sdk: SyncLangGraphClient, **options: Any) -> Any:
+    """An assistant with something of everything."""
+    config: Any = {
+        "configurable": {"model": "large", "speed": 1},
+        "tags": ["house"],
+        "recursion_limit": 7,
+        "metadata": {"by": "us"},
+    }
+    context = {"tone": "dry", "prompt": "Be short"}
+    made = {"config": config, "context": context, "metadata": {"of": "ops"}, "name": "Dry"}
+    return sdk.assistants.create("tells", **{**made, **options})
+
+
+# -- one assistant
+
+
+def test_an_assistant_is_what_was_given(sdk: SyncLangGraphClient) -> None:
+    made = configured(sdk, description="For notes")
+    plain = sdk.assistants.create("tells")
+
+    assert sdk.assistants.get(made["assistant_id"]) == made
+    assert sdk.assistants.get(made["assistant_id"].upper()) == made
+    assert made["config"]["configurable"] == {"model": "large", "speed": 1}
+    assert (made["graph_id"], made["name"], made["version"]) == ("tells", "Dry", 1)
+    assert (made["description"], made["metadata"]) == ("For notes", {"of": "ops"})
+    assert made["created_at"] == made["updated_at"]
+    assert (plain["name"], plain["config"], plain["context"]) == ("Untitled", {}, {})
+
+
+def test_an_update_is_a_version_that_keeps_what_is_not_given(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    second = sdk.assistants.update(at, context={"tone": "warm"}, metadata={"n": 2})
+    third = sdk.assistants.update(at, graph_id="talk", name="Other", config={})
+    back = sdk.assistants.set_latest(at, 2)
+    fourth = sdk.assistants.update(at, description="again")
+
+    assert (second["version"], second["context"]) == (2, {"tone": "warm"})  # no part of the old
+    assert second["metadata"] == {"of": "ops", "n": 2}
+    assert second["config"]["recursion_limit"] == 7
+    assert (third["graph_id"], third["name"], third["config"]) == ("talk", "Other", {})
+    assert third["context"] == {"tone": "warm"}
+    assert (back["version"], back["graph_id"], back["name"]) == (2, "tells", "Dry")
+    assert back["created_at"] == second["created_at"] < back["updated_at"]
+    assert (fourth["version"], fourth["graph_id"]) == (4, "tells")  # upon the one in force
+    found = sdk.assistants.get_versions(at)
+    assert [each["version"] for each in found] == [4, 3, 2, 1]
+    assert [each["version"] for each in sdk.assistants.get_versions(at, limit=2, offset=1)] == [
+        3,
+        2,
+    ]
+    named = sdk.assistants.get_versions(at, metadata={"n": 2})
+    assert [each["version"] for each in named] == [4, 3, 2]
+    with pytest.raises(NotFoundError, match="has no version 9"):
+        sdk.assistants.set_latest(at, 9)
+
+
+def test_updates_at_once_are_versions_of_their_own(url: str, sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    body = {"assistant_id": str(uuid4()), "graph_id": "tells", "if_exists": "do_nothing"}
+
+    def change(n: int) -> int:
+        return httpx.patch(f"{url}/assistants/{at}", json={"metadata": {f"n{n}": n}}).status_code
+
+    def create(n: int) -> Any:
+        return httpx.post(f"{url}/assistants", json={**body, "name": f"n{n}"}).json()["name"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {*pool.map(change, range(8))} == {200}
+        assert len({*pool.map(create, range(8))}) == 1
+
+    latest: Any = sdk.assistants.get(at)
+    assert (latest["version"], len(latest["metadata"])) == (9, 9)
+    assert len(sdk.assistants.get_versions(at, limit=100)) == 9
+
+
+def test_a_taken_id(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+
+    assert sdk.assistants.create("talk", assistant_id=at, if_exists="do_nothing")["name"] == "Dry"
+    for taken in (at, id_of("talk")):
+        with pytest.raises(ConflictError, match="already"):
+            sdk.assistants.create("talk", assistant_id=taken)
+    own = sdk.assistants.create("tells", assistant_id=id_of("talk"), if_exists="do_nothing")
+    assert own["graph_id"] == "talk"
+
+
+def test_a_deleted_assistant_is_unknown(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    runs: Any = sdk.runs
+    for thread in ("kept", "other"):
+        sdk.threads.create(thread_id=thread)
+    runs.wait("kept", at, input={})
+    runs.wait("other", "tells", input={})
+    sdk.assistants.delete(at)
+
+    for call in (
+        lambda: sdk.assistants.get(at),
+        lambda: sdk.assistants.update(at, name="x"),
+        lambda: sdk.assistants.get_versions(at),
+        lambda: sdk.assistants.set_latest(at, 1),
+        lambda: sdk.assistants.delete(at),
+        lambda: sdk.assistants.get_graph(at),
+        lambda: sdk.assistants.get("none"),
+    ):
+        with pytest.raises(NotFoundError, match="no assistant"):
+            call()
+    assert {each["thread_id"] for each in sdk.threads.search()} == {"kept", "other"}
+
+    again: str = configured(sdk)["assistant_id"]
+    runs.wait("kept", again, input={})
+    sdk.assistants.delete(again, delete_threads=True)
+    assert [each["thread_id"] for each in sdk.threads.search()] == ["other"]
+
+
+def test_the_graphs_own_assistants_stay_as_they_are(sdk: SyncLangGraphClient) -> None:
+    for at in ("talk", id_of("talk")):
+        own = sdk.assistants.get(at)
+        assert (own["assistant_id"], own["version"]) == (id_of("talk"), 1)
+        assert own["metadata"] == {"created_by": "system"}
+        assert [each["version"] for each in sdk.assistants.get_versions(at)] == [1]
+        for call in (
+            lambda at=at: sdk.assistants.delete(at),
+            lambda at=at: sdk.assistants.update(at, name="x"),
+            lambda at=at: sdk.assistants.set_latest(at, 1),
+        ):
+            with pytest.raises(PermissionDeniedError, match="create another one of the graph"):
+                call()
+
+
+# -- many
+
+
+def test_searches(sdk: SyncLangGraphClient) -> None:
+    made = [
+        configured(sdk, name=name, metadata={"team": team, "n": n})["assistant_id"]
+        for n, (name, team) in enumerate([("Blue fox", "a"), ("red FOX", "b"), ("hen", "b")])
+    ]
+    search = sdk.assistants.search
+
+    assert set(ids(search())) == {*made, *map(id_of, ("tells", "talk", "ask", "nested"))}
+    assert ids(search(graph_id="tells"))[:3] == made[::-1]  # the newest first
+    assert ids(search(name="fox")) == [made[1], made[0]]
+    assert ids(search(metadata={"team": "b"})) == [made[2], made[1]]
+    assert ids(search(metadata={"team": "b", "n": 1})) == [made[1]]
+    assert ids(search(metadata={"created_by": "system"}, graph_id="talk")) == [id_of("talk")]
+    team: Any = {"metadata": {"team": "b"}}
+    assert ids(search(**team, sort_by="created_at", sort_order="asc")) == made[1:]
+    named = search(name="o", graph_id="tells", sort_by="name", sort_order="asc")
+    assert [each["name"] for each in named] == ["Blue fox", "red FOX"]
+    assert search(**team, select=["name", "version"])[0] == {"name": "hen", "version": 1}
+    assert sdk.assistants.count() == 7
+    assert sdk.assistants.count(name="FOX", metadata={"team": "a"}) == 1
+
+    page = search(graph_id="tells", limit=2, response_format="object")
+    rest = search(graph_id="tells", offset=int(page["next"] or 0), response_format="object")
+    assert (len(page["assistants"]), len(rest["assistants"]), rest["next"]) == (2, 2, None)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"assistant_id": "my-id"}, "assistant_id is 'my-id'"),
+    ({"graph_id": "none"}, "graph_id is 'none'"),
+    ({"graph_id": None}, "graph_id"),
+    ({"name": 5}, "name is 5"),
+    ({"if_exists": "maybe"}, "if_exists is 'maybe'"),
+    ({"config": {"recursion_limit": 0}}, "recursion_limit is 0"),
+    ({"config": {"callbacks": []}}, "config.callbacks is []"),
+    ({"config": {"configurable": {"user_id": "bob"}}}, "'user_id' is 'bob'"),
+    ({"config": {"configurable": {"thread_id": "t"}}}, "'thread_id' is 't'"),
+    ({"config": {"configurable": {"checkpoint_id": "c"}}}, "'checkpoint_id' is 'c'"),
+    ({"config": {"configurable": {"__pregel_store": 1}}}, "'__pregel_store' is 1"),
+    ({"context": {"owner": "bob"}}, "'owner' is 'bob'"),
+    ({"metadata": {"n": 1 << 70}}, "71 bits"),
+    ({"metadata": {"n": "x" * 70_000}}, "64000"),
+]
+
+
+def test_bad_input_is_refused_with_its_value(url: str, sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    for given, why in REFUSED:
+        made = httpx.post(f"{url}/assistants", json={"graph_id": "tells", **given})
+        assert (made.status_code, why in made.text) == (422, True), made.text
+        if {*given} & {"assistant_id", "if_exists"} or None in given.values():
+            continue
+        changed = httpx.patch(f"{url}/assistants/{at}", json=given)
+        assert (changed.status_code, why in changed.text) == (422, True), changed.text
+    for given, why in (
+        ({"sort_by": "size"}, "sort_by is 'size'"),
+        ({"select": ["secret"]}, "is 'secret'"),
+        ({"limit": -1}, "limit is -1"),
+    ):
+        found = httpx.post(f"{url}/assistants/search", json=given)
+        assert (found.status_code, why in found.text) == (422, True), found.text
+    assert sdk.assistants.get(at)["version"] == 1
+    assert sdk.assistants.count(graph_id="tells") == 2
+
+
+# -- graphs
+
+
+def test_the_parts_of_a_graph(sdk: SyncLangGraphClient) -> None:
+    made: Any = sdk.assistants.create("nested")
+    at = made["assistant_id"]
+    for assistant in ("nested", at):
+        schemas = sdk.assistants.get_schemas(assistant)
+        assert (schemas["graph_id"], "seen" in str(schemas["state_schema"])) == ("nested", True)
+        nodes = sdk.assistants.get_graph(assistant)["nodes"]
+        assert [each["id"] for each in nodes] == ["__start__", "part", "__end__"]
+        assert {*sdk.assistants.get_subgraphs(assistant)} == {"part"}
+        deep = sdk.assistants.get_subgraphs(assistant, recurse=True)
+        assert {*deep} == {"part", "part|part"}
+        assert deep["part"]["context_schema"] is not None
+        assert {*sdk.assistants.get_subgraphs(assistant, "part")} == {"part"}
+        assert sdk.assistants.get_subgraphs(assistant, "none") == {}
+
+
+# -- runs
+
+
+def seen(sdk: SyncLangGraphClient, at: str, thread: str | None = None, **options: Any) -> Any:
+    runs: Any = sdk.runs
+    return runs.wait(thread, at, input={}, **options)["seen"]
+
+
+def test_a_run_has_what_its_assistant_has(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+
+    assert seen(sdk, at) == {
+        "context": {"tone": "dry", "prompt": "Be short"},
+        "model": "large",
+        "speed": 1,
+        "of": "ops",
+        "by": "us",
+        "tags": ["house"],
+        "limit": 7,
+        "assistant_id": at,
+        "user_id": "ann",
+    }
+
+
+def test_a_request_overrides_its_assistant(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    config = {"configurable": {"speed": 2}, "tags": ["mine"], "recursion_limit": 9}
+    config |= {"metadata": {"by": "me"}}
+    told = seen(sdk, at, config=config, context={"tone": "wry"}, metadata={"of": "dev"})
+
+    assert told["context"] == {"tone": "wry", "prompt": "Be short"}
+    assert (told["model"], told["speed"], told["limit"]) == ("large", 2, 9)
+    assert (told["of"], told["by"], told["tags"]) == ("dev", "me", ["house", "mine"])
+    plain = seen(sdk, "tells")
+    assert (plain["context"] or {}, plain["model"], plain["tags"], plain["limit"]) == (
+        {},
+        None,
+        [],
+        25,
+    )
+    assert (plain["assistant_id"], plain["of"]) == (id_of("tells"), None)
+
+
+def test_a_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> None:
+    at: str = configured(sdk)["assistant_id"]
+    sdk.threads.create(thread_id="t")
+    seen(sdk, at, "t")
+    metadata: Any = sdk.threads.get("t")["metadata"]
+    run: Any = sdk.runs.list("t")[0]
+
+    assert (metadata["assistant_id"], metadata["graph_id"]) == (at, "tells")
+    assert (run["assistant_id"], run["metadata"]["graph_id"]) == (at, "tells")
+    assert run["metadata"]["of"] == "ops"
+    sdk.threads.update_state("t", {"seen": {}})
+    assert sdk.threads.get("t")["metadata"]["assistant_id"] == at  # type: ignore[index]
+
+
+def test_a_run_keeps_the_version_with_which_it_was_accepted(settings: Settings, gate: Gate) -> None:
+    """It waits while its assistant is changed and deleted, and in another server it is the same."""
+    runs: Any
+    graphs = served(gate)
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+        at: str = configured(sdk)["assistant_id"]
+        sdk.threads.create(thread_id="t")
+        runs = sdk.runs
+        runs.create("t", "talk", input=says("first"))
+        assert gate.reached.wait(60)
+        waits = runs.create("t", at, input={}, context={"tone": "wry"})
+        sdk.assistants.update(at, context={"prompt": "other"}, config={}, graph_id="talk")
+        sdk.assistants.delete(at)
+    gate.open.set()
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+        runs = sdk.runs
+        told = runs.join("t", waits["run_id"])["seen"]
+        run = runs.get("t", waits["run_id"])
+
+    assert told["context"] == {"tone": "wry", "prompt": "Be short"}
+    assert (told["model"], told["of"], told["assistant_id"]) == ("large", "ops", at)
+    assert run["assistant_id"] == at
+
+
+@pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClient) -> None:
+    """By the protocol of events and on the pages; if it is no more, by the graph's own."""
+    runs: Any = sdk.runs
+
+    def commanded(method: str, **params: Any) -> Any:
+        body = {"id": 1, "method": method, "params": params}
+        return httpx.post(f"{url}/threads/{thread}/commands", json=body).json()["result"]["run_id"]
+
+    at = ""
+    for thread in ("kept", "gone", "kept-page", "gone-page"):
+        at = at or sdk.assistants.create("ask", metadata={"of": "ops"})["assistant_id"]
+        runs.join(thread, commanded("run.start", assistant_id=at, input={"messages": []}))
+        [[asked]] = sdk.threads.get(thread)["interrupts"].values()
+        answers = at
+        if thread.startswith("gone"):
+            sdk.assistants.delete(at)
+            answers, at = id_of("ask"), ""
+        if thread.endswith("page"):
+            form = {"assistant": "ask", "of": asked["id"], "answer": "yes", "how": "text"}
+            assert httpx.post(f"{url}/ui/answer?id={thread}", data=form).status_code == 303
+        else:
+            commanded("input.respond", interrupt_id=asked["id"], response="yes")
+        newest: Any = runs.list(thread)[0]
+        runs.join(thread, newest["run_id"])
+        assert len(runs.list(thread)) == 2
+        assert newest["assistant_id"] == answers
+
+
+def test_an_assistant_of_a_graph_that_is_served_no_more(settings: Settings, gate: Gate) -> None:
+    with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
+        at: str = configured(sdk)["assistant_id"]
+    others = Graphs({"talk": talk(gate)})
+    with running(create_app(settings, graphs=others)) as url, get_sync_client(url=url) as sdk:
+        assert sdk.assistants.get(at)["graph_id"] == "tells"
+        assert ids(sdk.assistants.search(graph_id="tells")) == [at]
+        with pytest.raises(httpx.HTTPStatusError, match="422"):
+            seen(sdk, at)
+        with pytest.raises(NotFoundError, match="'tells' is not served"):
+            sdk.assistants.get_graph(at)
+        with pytest.raises(UnprocessableEntityError, match="'tells'"):
+            sdk.assistants.update(at, name="x")
+        assert sdk.assistants.update(at, graph_id="talk")["version"] == 2
+        sdk.assistants.delete(at)
+
+
+# -- whose they are
+
+
+@pytest.fixture
+def keys(tmp_path: Path, gate: Gate) -> Iterator[str]:
+    file = tmp_path / "keys.toml"
+    admin = entry(ROOT, "root", 'permissions = ["perdure:admin"]')
+    file.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
+    settings = Settings(db=str(tmp_path / "keys.db"))
+    with running(create_app(settings, graphs=served(gate), access=Keys(file))) as url:
+        yield url
+
+
+def test_others_neither_see_nor_change_nor_run_an_assistant(keys: str) -> None:
+    with (
+        get_sync_client(url=keys, api_key=ANN) as ann,
+        get_sync_client(url=keys, api_key=BOB) as bob,
+        get_sync_client(url=keys, api_key=ROOT) as root,
+    ):
+        made = configured(ann, metadata={"owner": "bob", "of": "ann"})
+        at: str = made["assistant_id"]
+        assert made["metadata"] == {"owner": "ann", "of": "ann"}
+        assert seen(ann, at)["of"] == "ann"
+        unknown = str(uuid4())
+        for call in (
+            lambda at: bob.assistants.get(at),
+            lambda at: bob.assistants.update(at, name="x"),
+            lambda at: bob.assistants.get_versions(at),
+            lambda at: bob.assistants.set_latest(at, 1),
+            lambda at: bob.assistants.delete(at, delete_threads=True),
+            lambda at: bob.assistants.get_schemas(at),
+            lambda at: seen(bob, at),
+        ):
+            why = []
+            for asked in (at, unknown):
+                with pytest.raises((APIStatusError, httpx.HTTPStatusError)) as caught:
+                    call(asked)
+                reply = caught.value.response
+                why.append((reply.status_code, reply.text.replace(asked, "ID")))
+            assert why[0] == why[1]
+        with pytest.raises(ConflictError):
+            bob.assistants.create("tells", assistant_id=at, if_exists="do_nothing")
+        assert at not in ids(bob.assistants.search(limit=100))
+        assert bob.assistants.search(metadata={"of": "ann"}) == []
+        assert bob.assistants.count() == 4
+        own = bob.assistants.search(metadata={"created_by": "system"})
+        assert len(own) == 4  # those of the graphs are everybody's
+        assert seen(bob, "tells")["user_id"] == "bob"
+
+        assert ann.assistants.update(at, metadata={"owner": "bob"})["metadata"] == made["metadata"]
+        assert root.assistants.update(at, metadata={"owner": "bob"})["version"] == 3
+        assert [each["version"] for each in bob.assistants.get_versions(at)] == [3]
+        with pytest.raises(NotFoundError, match="has no version 1"):
+            bob.assistants.set_latest(at, 1)
+        with pytest.raises(NotFoundError):
+            ann.assistants.get(at)
+
+
+HANDLERS = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers):
+    return headers[b"x-api-key"].decode()
+
+@auth.on.threads
+async def threads(ctx, value):
+    return True
+
+@auth.on.assistants
+async def assistants(ctx, value):
+    return {"team": ctx.user.identity}
+
+@auth.on.assistants.create
+async def create(ctx, value):
+    value["metadata"]["team"] = ctx.user.identity
+    return {"team": ctx.user.identity}
+
+@auth.on.assistants.delete
+async def delete(ctx, value):
+    return False
+"""
+
+
+def test_filters_of_handlers(tmp_path: Path, gate: Gate) -> None:
+    access = AuthFile(written(tmp_path, HANDLERS))
+    settings = Settings(db=str(tmp_path / "handlers.db"))
+    with (
+        running(create_app(settings, graphs=served(gate), access=access)) as url,
+        get_sync_client(url=url, api_key="a") as a,
+        get_sync_client(url=url, api_key="b") as b,
+    ):
+        at: str = configured(a)["assistant_id"]
+        assert ids(a.assistants.search()) == [at]  # those of the graphs have no team
+        assert b.assistants.search() == []
+        assert seen(a, at)["model"] == "large"
+        with pytest.raises(httpx.HTTPStatusError, match="422"):
+            seen(b, at)
+        assert seen(b, "tells")["model"] is None
+        with pytest.raises(PermissionDeniedError, match="not yours"):
+            a.assistants.update(at, metadata={"team": "b"})
+        with pytest.raises(PermissionDeniedError, match="may not"):
+            a.assistants.delete(at)
+
+
+def test_without_a_handler_of_assistants_only_graphs_are_run(tmp_path: Path, gate: Gate) -> None:
+    text = HANDLERS.partition("@auth.on.assistants\n")[0]
+    settings = Settings(db=str(tmp_path / "memory.db"))
+    with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
+        at: str = configured(sdk)["assistant_id"]
+    access = AuthFile(written(tmp_path, text))
+    with (
+        running(create_app(settings, graphs=served(gate), access=access)) as url,
+        get_sync_client(url=url, api_key="a") as sdk,
+    ):
+        assert seen(sdk, "tells")["model"] is None
+        with pytest.raises(httpx.HTTPStatusError, match="422"):
+            seen(sdk, at)
+        with pytest.raises(PermissionDeniedError, match="no handler allows"):
+            sdk.assistants.get(at)
