@@ -281,7 +281,7 @@ class _Eraser:
 
     def _run(self, run: RunRow) -> Flow[None]:
         """What a run of the server is asked, and what is told of it."""
-        before = [*run[3:]]
+        before = [*run[3:6]]
         wheres = Where(tasks=True), Where(tasks=True), Where(inputs=True, texts=True, tasks=True)
         left = [self.remover.without(*each) for each in zip(before, wheres, strict=True)]
         if self._looking or all(new is old for new, old in zip(left, before, strict=True)):

@@ -84,10 +84,12 @@ CREATE TABLE runs ({tenant_column}
     about bytea NOT NULL,
     request bytea,
     error bytea,
+    not_before double precision,
     PRIMARY KEY ({tenant}thread, seq)
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX runs_running ON runs ({tenant}thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs ({tenant}thread, seq) WHERE status IN ('pending', 'running');
+CREATE INDEX runs_delayed ON runs ({tenant}not_before) WHERE status = 'delayed';
 CREATE TABLE assistants ({tenant_column}
     assistant_id text COLLATE "C" NOT NULL,
     version bigint NOT NULL,

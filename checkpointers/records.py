@@ -344,6 +344,7 @@ class RunRow(NamedTuple):
         about: What is told of it.
         error: Why it failed.
         request: What it is asked to do; None: it has ended, and need not be asked again.
+        not_before: When it may begin; None: at once.
     """
 
     live: LiveRun
@@ -352,6 +353,7 @@ class RunRow(NamedTuple):
     about: Any
     error: Any = None
     request: Any = None
+    not_before: float | None = None
 
 
 def open_run(seal: Seal, row: Row) -> RunRow:
@@ -360,12 +362,12 @@ def open_run(seal: Seal, row: Row) -> RunRow:
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
-    live, (created_at, updated_at, *sealed) = LiveRun(*row[:9]), row[9:]
-    parts = [
+    live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
+    about, error, request = [
         None if data is None else json.loads(seal.open(data, place))
         for data, place in zip(sealed, _run_places(live), strict=True)
     ]
-    return RunRow(live, created_at, updated_at, *parts)
+    return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
 
 def seal_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:

@@ -82,10 +82,12 @@ CREATE TABLE runs (
     about BLOB NOT NULL,
     request BLOB,
     error BLOB,
+    not_before REAL,
     UNIQUE (thread, seq)
 ) STRICT;
 CREATE UNIQUE INDEX runs_running ON runs (thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs (thread, seq) WHERE status IN ('pending', 'running');
+CREATE INDEX runs_delayed ON runs (not_before) WHERE status = 'delayed';
 CREATE TABLE assistants (
     assistant_id TEXT NOT NULL,
     version INTEGER NOT NULL,
@@ -471,9 +473,11 @@ ON CONFLICT ({tenant}name) DO UPDATE SET last = CASE WHEN excluded.last > keys.l
 -- analyzed: SQLite plans these queries without statistics
 SELECT 1;
 
--- accept_run: it runs at once if no run of the thread is live, and waits otherwise, or is none if it may not wait
-INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about, request)
-SELECT t.thread, t.seq, CAST(?1 AS text), CASE t.live WHEN 0 THEN 'running' ELSE 'pending' END, CAST(?2 AS text), CAST(?3 AS text), ?4, ?4, ?5, ?6
+-- accept_run: it runs at once if no run of the thread is live, and waits otherwise, or is none if it may not wait; a delayed one is nobody's
+INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about, request, not_before)
+SELECT t.thread, t.seq, CAST(?1 AS text),
+CASE WHEN CAST(?9 AS double precision) IS NOT NULL THEN 'delayed' WHEN t.live = 0 THEN 'running' ELSE 'pending' END,
+CAST(?2 AS text), CAST(?3 AS text), ?4, ?4, ?5, ?6, CAST(?9 AS double precision)
 FROM (
     SELECT thread, (SELECT coalesce(max(r.seq), 0) + 1 FROM runs r WHERE r.thread = threads.thread) AS seq,
     (SELECT count(*) FROM runs r WHERE r.thread = threads.thread AND r.status IN ('pending', 'running')) AS live
@@ -483,6 +487,20 @@ FROM (
 -- end_run: how it ended, unless it is another process' now; what it was asked is kept only to be asked again, and not of one that was stopped or erased from
 UPDATE runs SET status = ?, error = ?, request = CASE WHEN cancel IS NULL THEN ? END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+
+-- drop_run: one that was rolled back, unless it is another process' now
+DELETE FROM runs WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+
+-- drop_ended: one that has ended
+DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?) AND run_id = ? AND status NOT IN ('delayed', 'pending', 'running');
+
+-- status_of: how a run stands
+SELECT status FROM runs WHERE thread = ? AND run_id = ?;
+
+-- begin_due: a delayed run whose time has come is the last of its thread now, and runs at once if no other is live
+UPDATE runs SET owner = ?1, updated_at = ?2, seq = (SELECT max(e.seq) + 1 FROM runs e WHERE e.thread = ?3), status = CASE WHEN EXISTS (
+    SELECT 1 FROM runs e WHERE e.thread = ?3 AND e.status IN ('pending', 'running')
+) THEN 'pending' ELSE 'running' END WHERE thread = ?3 AND run_id = ?4 AND status = 'delayed';
 
 -- claim_runs: this process runs what waits of its own, where no earlier run of the thread is live
 UPDATE runs SET status = 'running', updated_at = ?1 WHERE owner = ?2 AND status = 'pending' AND NOT EXISTS (
@@ -501,30 +519,37 @@ WHERE thread = ? AND seq = ? AND owner = ? AND status IN ('pending', 'running');
 -- hand_over: the runs of a process that ends are the next one's
 UPDATE runs SET owner = '' WHERE owner = ? AND status IN ('pending', 'running');
 
--- cancel_runs: one of a thread, or all; what waits has ended, what runs is told
-UPDATE runs SET cancel = coalesce(cancel, ?1), updated_at = ?2, request = CASE status WHEN 'pending' THEN NULL ELSE request END,
-status = CASE status WHEN 'pending' THEN 'interrupted' ELSE status END
-WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?3) AND status IN ('pending', 'running') AND (?4 = '' OR run_id = ?4);
+-- cancel_runs: one of a thread, or all, perhaps but those that are delayed; what waits has ended, what runs is told
+UPDATE runs SET cancel = coalesce(cancel, ?4), updated_at = ?5, request = CASE status WHEN 'running' THEN request END,
+status = CASE status WHEN 'running' THEN status ELSE 'interrupted' END
+WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
+AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1));
 
--- live_runs: what is under way or waits, of all threads
-SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel
-FROM runs r JOIN threads t ON t.thread = r.thread WHERE r.status IN ('pending', 'running') ORDER BY r.thread, r.seq;
+-- drop_waiting: those of them that did not begin
+DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
+AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1));
+
+-- live_runs: what is under way or waits, of all threads, with the delayed ones whose time has come
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel FROM (
+    SELECT * FROM runs WHERE status IN ('pending', 'running')
+    UNION ALL SELECT * FROM runs WHERE status = 'delayed' AND not_before <= ?
+) r JOIN threads t ON t.thread = r.thread ORDER BY r.thread, r.seq;
 
 -- live_of: of one thread
 SELECT r.run_id FROM runs r WHERE r.thread = (SELECT thread FROM threads WHERE thread_id = ?) AND r.status IN ('pending', 'running') ORDER BY r.seq;
 
 -- runs_of: all that are known of a thread, newest first
-SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, r.request
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, r.request, r.not_before
 FROM threads t JOIN runs r ON r.thread = t.thread WHERE t.thread_id = ?1 AND (?2 = '' OR r.run_id = ?2) ORDER BY r.seq DESC;
 
 -- newest_runs: those of all threads, and whether each is the last of its thread; conditions, an order and a page follow
-SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, NULL,
+SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel, r.created_at, r.updated_at, r.about, r.error, NULL, r.not_before,
 NOT EXISTS (SELECT 1 FROM runs l WHERE l.thread = r.thread AND l.seq > r.seq) FROM threads t JOIN runs r ON r.thread = t.thread WHERE 1 = 1;
 
 -- rewrite_run: what is left of what a run was asked; it is not to go on with less
 UPDATE runs SET about = ?1, error = ?2, request = CASE status WHEN 'running' THEN coalesce(?3, request) END,
-cancel = CASE WHEN status IN ('pending', 'running') THEN coalesce(cancel, 'interrupt') ELSE cancel END,
-status = CASE status WHEN 'pending' THEN 'interrupted' ELSE status END WHERE thread = ?4 AND seq = ?5;
+cancel = CASE WHEN status IN ('delayed', 'pending', 'running') THEN coalesce(cancel, 'interrupt') ELSE cancel END,
+status = CASE WHEN status IN ('delayed', 'pending') THEN 'interrupted' ELSE status END WHERE thread = ?4 AND seq = ?5;
 
 -- move_runs: the thread has another key
 UPDATE runs SET thread = ? WHERE thread = ?;
@@ -533,7 +558,7 @@ UPDATE runs SET thread = ? WHERE thread = ?;
 DELETE FROM runs WHERE thread = ? RETURNING 0;
 
 -- drop_old_runs: those that ended long ago
-DELETE FROM runs WHERE thread = ? AND seq <= ? AND status NOT IN ('pending', 'running');
+DELETE FROM runs WHERE thread = ? AND seq <= ? AND status NOT IN ('delayed', 'pending', 'running');
 
 -- add_version: a version of an assistant, which is not the latest yet
 INSERT INTO assistants (assistant_id, version, created_at, content) VALUES (?, ?, ?, ?);

@@ -41,10 +41,12 @@ def accept(
     rejects: bool = False,
     cancels: str | None = None,
     owner: str = "me",
+    not_before: float | None = None,
 ) -> tuple[LiveRun | None, list[str]]:
     live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "chat", 1, None)
     about = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
-    row = RunRow(live, time.time(), time.time(), about, request=request or asked("hi"))
+    now = time.time()
+    row = RunRow(live, now, now, about, request=request or asked("hi"), not_before=not_before)
     return asyncio.run(RunTable(saver).accept(row, rejects=rejects, cancels=cancels))
 
 
@@ -96,13 +98,83 @@ def test_a_run_that_may_not_wait_is_none(talked: Saver) -> None:
 
 def test_a_run_cancels_those_before_it(talked: Saver) -> None:
     first, _ = accepted(talked), accepted(talked)
-    third, live = accept(talked, cancels="rollback")
+    third, live = accept(talked, cancels="interrupt")
 
     assert third is not None
     assert live == [first.run_id, third.run_id]
     assert statuses(talked) == ["running", "interrupted", "pending"]
-    assert [row.live.cancel for row in of(talked)] == ["rollback", "rollback", None]
+    assert [row.live.cancel for row in of(talked)] == ["interrupt", "interrupt", None]
     assert of(talked)[1].request is None
+
+
+def test_nothing_is_left_of_runs_that_are_rolled_back(talked: Saver) -> None:
+    first, _ = accepted(talked), accepted(talked)
+    third, live = accept(talked, cancels="rollback")
+    table = RunTable(talked)
+    cancelled = [(row.live.status, row.live.cancel) for row in of(talked)]
+    claimed = asyncio.run(table.end(first, "rolled back"))
+
+    assert third is not None
+    assert live == [first.run_id, third.run_id]
+    assert cancelled == [("running", "rollback"), ("pending", None)]
+    assert claimed == [third.seq]
+    assert statuses(talked) == ["running"]
+
+
+def test_a_delayed_run_holds_up_no_other(talked: Saver) -> None:
+    """When it is due it comes after those that are live then, whoever made it."""
+    table, soon = RunTable(talked), time.time() + 3600
+    delayed = accepted(talked, owner="", not_before=soon)
+    first = accepted(talked)
+    early = asyncio.run(table.live())
+    busy = [row.live.status for row in of(talked)]
+    asyncio.run(table.end(first, "success"))
+    second, third = accepted(talked), accepted(talked)
+    for _ in range(2):  # another server may be first
+        asyncio.run(table.begin_due(delayed, "me", None))
+    waiting = statuses(talked)
+    asyncio.run(table.end(second, "success"))
+    asyncio.run(table.end(third, "success"))
+
+    assert [run.run_id for run in early] == [first.run_id]
+    assert busy == ["delayed", "running"]
+    assert waiting == ["success", "running", "pending", "pending"]
+    assert of(talked)[-1].live.run_id == delayed.run_id
+    assert statuses(talked) == ["success", "success", "success", "running"]
+
+
+def test_a_delayed_run_that_is_due_may_cancel_those_before_it(talked: Saver) -> None:
+    table = RunTable(talked)
+    later, due = (
+        accepted(talked, owner="", not_before=time.time() + after) for after in (3600, -1)
+    )
+    accepted(talked), accepted(talked)
+    seen = asyncio.run(table.live())
+    asyncio.run(table.begin_due(due, "me", "interrupt"))
+
+    assert (seen[0].run_id, seen[0].status) == (due.run_id, "delayed")
+    assert later.run_id not in [run.run_id for run in seen]
+    assert statuses(talked) == ["delayed", "running", "interrupted", "pending"]
+    assert of(talked)[1].live.cancel == "interrupt"
+
+
+def test_the_only_run_that_is_due_runs_at_once(talked: Saver) -> None:
+    due = accepted(talked, owner="", not_before=time.time() - 1)
+    asyncio.run(RunTable(talked).begin_due(due, "me", None))
+
+    assert [(row.live.status, row.live.owner) for row in of(talked)] == [("running", "me")]
+
+
+@pytest.mark.parametrize(("action", "left"), [("interrupt", ["interrupted"] * 2), ("rollback", [])])
+def test_delayed_runs_are_cancelled(talked: Saver, action: str, left: list[str]) -> None:
+    table, soon = RunTable(talked), time.time() + 3600
+    first, _ = (accepted(talked, owner="", not_before=soon) for _ in range(2))
+    asyncio.run(table.cancel("t", first.run_id, action))
+    one = statuses(talked)
+    asyncio.run(table.cancel("t", "", action))
+
+    assert one == [*left[:1], "delayed"]
+    assert statuses(talked) == left
 
 
 def test_runs_of_who_is_gone_go_on_in_their_order(talked: Saver) -> None:
@@ -193,6 +265,15 @@ def test_a_message_that_only_a_run_has_is_erased(talked: Saver) -> None:
     assert (report.runs, len(report.hashes)) == (1, 1)
     assert statuses(talked) == ["running", "interrupted"]
     assert b"nothing but a plan" not in raw(talked)
+
+
+def test_a_delayed_run_that_quotes_what_is_erased_is_cancelled(talked: Saver) -> None:
+    accepted(talked, request=asked(SECRET), owner="", not_before=time.time() + 3600)
+    report = talked.erase("t", ["a"])
+
+    assert report.runs == 1
+    assert statuses(talked) == ["interrupted"]
+    assert SECRET.encode() not in raw(talked)
 
 
 def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Saver) -> None:

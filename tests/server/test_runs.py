@@ -302,11 +302,16 @@ def test_a_turn_may_stop_the_one_before(
     first = sdk.runs.create("t", "talk", input=says("one"))
     assert gate.reached.wait(60)
     second = sdk.runs.create("t", "talk", input=says("two"), multitask_strategy=strategy)
-    until(lambda: sdk.runs.get("t", first["run_id"])["status"] == "interrupted")
+    kept = {first["run_id"]: "interrupted"} if strategy == "interrupt" else {}
+    known = {second["run_id"]: "running"}
+    until(lambda: {run["run_id"]: run["status"] for run in sdk.runs.list("t")} == kept | known)
     gate.open.set()
     sdk.runs.join("t", second["run_id"])
 
     assert texts(sdk) == left
+    if strategy == "rollback":
+        with pytest.raises(NotFoundError):
+            sdk.runs.get("t", first["run_id"])
 
 
 def test_a_cancelled_run_leaves_what_it_had_stored(sdk: SyncLangGraphClient, gate: Gate) -> None:
@@ -579,7 +584,9 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"checkpoint": {"thread_id": "other"}}, 422, "'thread_id' is 'other'"),
     ({"config": {"recursion_limit": 100_000}}, 422, "recursion_limit"),
     ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b'"),
-    ({"after_seconds": 5}, 422, "after_seconds is 5"),
+    ({"after_seconds": -5}, 422, "after_seconds"),
+    ({"after_seconds": 1e12}, 422, "after_seconds"),
+    ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "nobody could be told"),
     ({"command": {"resume": 1}}, 422, "not both"),
     ({"stream_mode": "events"}, 422, "stream_mode"),
     ({"assistant_id": "none"}, 422, "the graphs are talk, chat"),

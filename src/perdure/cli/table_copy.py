@@ -256,7 +256,7 @@ class ThreadTables(Tables):
         Table(
             "runs",
             "thread, seq, run_id, status, owner, graph, attempt, cancel, created_at, updated_at, "
-            "about, error, request",
+            "not_before, about, error, request",
             "t.thread_id",
             f"LEFT {_OF_THREAD}r.thread",
             key="thread, seq",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -19,6 +19,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langgraph_sdk.schema import RunStatus
+from pydantic import model_validator
 
 from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
@@ -29,13 +30,44 @@ from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_log import frame, streamed
-from perdure.server.run_request import Mode, RunRequest
+from perdure.server.run_request import Given, Mode, RunRequest
 from perdure.server.runs import Runs
+from perdure.server.threads import ThreadConditions
 from perdure.settings import SEARCH_LIMIT
+from perdure.storage.flow import ALL
 
 routes = APIRouter(tags=["runs"])
 _ENDS: Final = "the server ends, and the run goes on with the next one"
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
+
+
+RunField = Literal[
+    "run_id", "thread_id", "assistant_id", "created_at", "updated_at", "status", "metadata",
+    "multitask_strategy",
+]  # fmt: skip
+
+
+class BatchedRun(RunRequest):
+    """One of the body of `POST /runs/batch`."""
+
+    thread_id: str | None = None
+
+
+class Cancelled(Given):
+    """The body of `POST /runs/cancel`: runs of a thread, or of any by how they stand."""
+
+    thread_id: str | None = None
+    run_ids: list[str] | None = None
+    status: Literal["pending", "running", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        named = self.thread_id is not None and self.run_ids
+        if bool(named) == (self.status is not None) or bool(named) != bool(
+            self.thread_id or self.run_ids
+        ):
+            raise ValueError("expected a thread_id with run_ids, or a status")
+        return self
 
 
 async def runs_of(request: Request) -> Runs:
@@ -48,8 +80,9 @@ All = Annotated[Runs, Depends(runs_of)]
 
 
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
-    """The run that a request asks for; it is under way."""
-    return await begin(call, runs, body, thread_id)
+    """The run that a request asks for; it is under way, or this process waits for its time."""
+    run = await begin(call, runs, body, thread_id)
+    return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
 
 
 async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
@@ -91,9 +124,46 @@ async def wait(run: Begun, runs: All, request: Request) -> Response:
 @routes.post("/threads/{thread_id}/runs")
 @routes.post("/runs")
 @action("threads:create_run")
-async def create(run: Begun) -> Response:
+async def create(
+    call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None
+) -> Response:
     """Run a graph in the background."""
+    run = await begin(call, runs, body, thread_id)
     return JSON(run.shown(), headers={"Content-Location": _path(run)})
+
+
+@routes.post("/runs/batch")
+@action("threads:create_run")
+async def create_batch(call: Caller, runs: All, body: list[BatchedRun]) -> Response:
+    """Run graphs in the background; none, if one of them is refused."""
+    runs.check(call.identity, len(body))
+    checked = [await check(call, runs, each, each.thread_id) for each in body]
+    return JSON([(await start()).shown() for start in checked])
+
+
+@routes.post("/runs/cancel", status_code=204)
+@action("threads:update")
+async def cancel_many(
+    call: Caller,
+    runs: All,
+    body: Cancelled,
+    action: Literal["interrupt", "rollback"] = "interrupt",
+) -> None:
+    """Stop runs of a thread, or all that wait, or are under way, of the threads of whoever asks."""
+    await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
+    if body.status is not None:
+        for status in ("pending", "running") if body.status == "all" else (body.status,):
+            for row, *_ in await call.threads.runs(ThreadConditions(), status, ALL, 0):
+                await runs.cancel(call.identity.tenant, row.live, action)
+        return
+    thread_id = body.thread_id or ""
+    await call.threads.get(thread_id)
+    named = [await runs.get(call.identity.tenant, thread_id, each) for each in body.run_ids or ()]
+    live = [run for run in named if run.status in LIVE]
+    if not live:
+        raise Refused(f"none of the runs {body.run_ids!r:.200} is under way or waits", 404)
+    for run in live:
+        await runs.cancel(run.tenant, run.row.live, action)
 
 
 @routes.get("/threads/{thread_id}/runs")
@@ -105,13 +175,14 @@ async def listed(
     limit: Annotated[int, Query(ge=0, le=1000)] = SEARCH_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: RunStatus | None = None,
+    select: Annotated[list[RunField] | None, Query()] = None,
 ) -> Response:
     """The runs of a thread, newest first."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)
-    known = await runs.listed(call.identity.tenant, thread_id)
-    found = [shown(row) for row in known if status in (None, row.live.status)]
-    return JSON(found[offset : offset + limit])
+    known = map(shown, await runs.listed(call.identity.tenant, thread_id))
+    found = [run for run in known if status in (None, run["status"])][offset : offset + limit]
+    return JSON([{name: run[name] for name in select} for run in found] if select else found)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
@@ -156,16 +227,35 @@ async def cancel(
 ) -> Response:
     """Stop a run; what it has stored stays, but with `rollback`."""
     run = await reached(call, runs, thread_id, run_id, action=action)
-    await runs.cancel(run, action)
+    if run.status not in LIVE:
+        raise Refused(f"run {run_id!r} has ended: {run.status}", 404)
+    await runs.cancel(run.tenant, run.row.live, action)
     if wait:
         await run.wait()
     return Response(status_code=204 if wait else 202)
 
 
+@routes.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
+@action("threads:delete")
+async def delete(call: Caller, runs: All, thread_id: Id, run_id: Id) -> None:
+    """Forget a run that has ended; what it has said and stored stays in its thread."""
+    run = await reached(call, runs, thread_id, run_id)
+    if run.status in LIVE:
+        raise Refused(f"run {run_id!r} has not ended; cancel it first", 409)
+    await runs.drop(run)
+
+
 async def begin(
     call: Call, runs: Runs, body: RunRequest, thread_id: str | None, protocol: str = "run"
 ) -> Run:
-    """Begin a run that a client asks for; without a thread, on one of its own.
+    """Begin a run that a client asks for; without a thread, on one of its own. See `check`."""
+    return await (await check(call, runs, body, thread_id, protocol))()
+
+
+async def check(
+    call: Call, runs: Runs, body: RunRequest, thread_id: str | None, protocol: str = "run"
+) -> Callable[[], Awaitable[Run]]:
+    """Check a run that a client asks for, and return what begins it. Nothing is written before.
 
     Raises:
         ConfigurationError: It asks for what it may not.
@@ -190,17 +280,21 @@ async def begin(
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await assistant_of_run(call, runs.graphs, body.assistant_id)
     body = body.of_assistant(assistant)
-    creates = temporary or body.if_not_exists == "create"
+    threads, creates = call.threads, temporary or body.if_not_exists == "create"
     if body.places or not creates:
-        await call.threads.get(thread_id)
+        await threads.get(thread_id)
     for ns, checkpoint_id in body.places.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         await checkpoint_at(call, config_of(thread_id, at))
-    if creates:
-        await call.threads.create(thread_id, body.metadata, if_exists="do_nothing")
-    temporary = temporary and body.on_completion == "delete"
-    graph = assistant["graph_id"]
-    return await runs.start(call, body, graph, thread_id, protocol, temporary=temporary)
+
+    async def start() -> Run:
+        if creates:
+            await threads.create(thread_id, body.metadata, if_exists="do_nothing")
+        deletes = temporary and body.on_completion == "delete"
+        graph = assistant["graph_id"]
+        return await runs.start(call, body, graph, thread_id, protocol, temporary=deletes)
+
+    return start
 
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers.records import RunRow
+from perdure.checkpointers.runs import LIVE
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import action
 from perdure.server.api_runs import All, begin, reached
@@ -139,13 +141,18 @@ def _is_unheard(row: RunRow) -> bool:
     return row.live.status == "error" and row.request is not None
 
 
-def run_row(shown: Mapping[str, Any], error: Mapping[str, str] | None = None) -> Values:
+def run_row(row: RunRow) -> Values:
     """A run as pages show it; `events`: where the script reads what it says; `stop`: its form."""
-    at = quote(shown["thread_id"], safe="", errors="surrogatepass")
-    events = f"/threads/{at}/runs/{shown['run_id']}/stream?stream_mode=messages-tuple"
-    is_live = shown["status"] in ("pending", "running")
-    stop = query("/ui/stop", id=shown["thread_id"], run_id=shown["run_id"])
-    return {**shown, "error": error, "is_live": is_live, "events": events, "stop": stop}
+    live, delayed = row.live, row.live.status == "delayed"
+    at = quote(live.thread_id, safe="", errors="surrogatepass")
+    return {
+        **shown(row),
+        "error": row.error,
+        "is_live": live.status in LIVE,
+        "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if delayed else None,
+        "events": f"/threads/{at}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
+        "stop": query("/ui/stop", id=live.thread_id, run_id=live.run_id),
+    }
 
 
 async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:
@@ -157,8 +164,8 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
     may = await call.may("threads:create_run", thread)
     known = await runs.listed(call.identity.tenant, thread["thread_id"])
-    rows = [run_row(shown(row), row.error) for row in known]
-    live = [row for row in rows if row["is_live"]]
+    rows = [*map(run_row, known)]
+    live = [row for row in rows if row["is_live"] and not row["begins_at"]]
     interrupts = () if live else thread["interrupts"].values()  # else they may be answered
     asked = [each for of_task in interrupts for each in of_task]
     return {
@@ -228,7 +235,7 @@ async def stop(
 ) -> Response:
     """Stop a run, also of the list; what it has stored stays."""
     run = await reached(call, runs, id, run_id)
-    await runs.cancel(run)
+    await runs.cancel(run.tenant, run.row.live)
     stopped = await _shown(request, id, run)
     return go_to("/ui/runs") if listed else stopped
 
@@ -251,7 +258,7 @@ async def all_runs(
     for row, is_last, thread in found[:_PAGE]:
         is_cut_off = row.live.status in _CUT_OFF and not thread["interrupts"]
         about = {"title": thread["title"], "is_open": is_last and is_cut_off}
-        rows.append(run_row(shown(row), row.error) | about)
+        rows.append(run_row(row) | about)
     return page(
         request,
         "runs.html",
@@ -286,7 +293,7 @@ async def _begun(
 async def _shown(request: Request, thread_id: str, run: Run) -> Response:
     """The script of the page is told of a run at once, other browsers once it has ended."""
     if wants_json(request):
-        return JSON(run_row(run.shown()))
+        return JSON(run_row(run.row))
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAIT_S):
             await run.wait()

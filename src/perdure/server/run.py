@@ -16,6 +16,8 @@ from perdure.server.run_log import Log
 from perdure.server.run_request import RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
+CANCELS: Final = {each: each for each in ("interrupt", "rollback")}
+"""How the runs before one are cancelled, by its strategy."""
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Run:
         output: The values after its last step, with its interrupts, if it ran here.
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
+        rolled_back: What it has stored was removed.
         tidied: What it has to leave of its thread is as it has to be.
         cancelled: How, if it was.
         lost: It is not this process' any more.
@@ -58,6 +61,7 @@ class Run:
     failure: Exception | None = None
     outcome: RunState = "pending"
     unheard: bool = False
+    rolled_back: bool = False
     tidied: bool = False
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)
@@ -81,6 +85,11 @@ class Run:
     def status(self) -> str:
         """`RunState`."""
         return self.row.live.status
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether its time has not come."""
+        return self.status == "delayed"
 
     @property
     def error(self) -> Mapping[str, str] | None:
@@ -192,7 +201,7 @@ def shown(row: RunRow) -> dict[str, Any]:
         "assistant_id": row.about["assistant_id"],
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
         "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
-        "status": live.status,
+        "status": "pending" if live.status == "delayed" else live.status,
         "metadata": {**row.about["metadata"], "graph_id": live.graph},
         "multitask_strategy": row.about["multitask_strategy"],
     }

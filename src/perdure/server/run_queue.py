@@ -40,7 +40,7 @@ from perdure.memory import record_views
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.run import Run, error_of, interrupted, request_of
+from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -164,7 +164,10 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep(self) -> None:
-        live, taken, served = await self.table.live(), False, {*self._runs.graphs}
+        live, served = await self.table.live(), {*self._runs.graphs}
+        due = [run for run in live if run.status == "delayed"]
+        taken = any([await self._begin_due(run) for run in due if run.graph in served])
+        live = [run for run in live if run.status != "delayed"]
         able = [run for run in live if run.graph in served or run.cancel]  # any server can end it
         others = [run for run in able if run.owner != self.owner]
         for owner, runs in groupby(sorted(others, key=attrgetter("owner")), attrgetter("owner")):
@@ -181,6 +184,16 @@ class DatabaseRuns:
         for run in [*self.known.values()]:
             if not run.ended:
                 await self.refresh(run, stored.get(run.run_id))
+
+    async def _begin_due(self, live: LiveRun) -> bool:
+        try:
+            for row in await self.table.of(live.thread_id, live.run_id):
+                strategy = row.about["multitask_strategy"]
+                await self.table.begin_due(live, self.owner, CANCELS.get(strategy))
+        except CorruptRecord as exc:
+            _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
+            await self.table.cancel(live.thread_id, live.run_id, "interrupt")
+        return True
 
     async def _take_up(self, live: LiveRun) -> None:
         try:
@@ -216,6 +229,8 @@ class DatabaseRuns:
             rows = await self.table.of(run.thread_id, run.run_id)
             gone = run.row._replace(live=run.row.live._replace(status="interrupted"))
             row = rows[0] if rows else gone
+            if not rows and self.known.get(run.run_id) is run:
+                del self.known[run.run_id]
         if run.row.live.status in LIVE:  # else it has ended meanwhile
             run.told(row)
 
@@ -223,9 +238,8 @@ class DatabaseRuns:
         """A run of a thread; None: there is none with this id."""
         run = self.known.get(run_id)
         if run is not None and run.thread_id == thread_id:
-            if not run.ended:
-                await self.refresh(run)
-            return run
+            await self.refresh(run)
+            return self.known.get(run_id)
         rows = await self.table.of(thread_id, run_id)
         if not rows:
             return None
@@ -312,6 +326,7 @@ class DatabaseRuns:
         if run.cancelled == "rollback":  # its thread stands as before
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
                 await self.saver.adelete_for_runs([run.run_id])
+            run.rolled_back = True
         if run.temporary:
             with contextlib.suppress(UnknownThread):
                 await self._threads.delete(run.thread_id)
@@ -321,7 +336,11 @@ class DatabaseRuns:
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None if run.failure is None else error_of(run.failure)
         asked = {"request": run.request.kept()} if run.unheard else None
-        claimed = await self.table.end(live, run.outcome, error, asked)
+        claimed = await self.table.end(
+            live, "rolled back" if run.rolled_back else run.outcome, error, asked
+        )
+        if run.rolled_back:
+            self.known.pop(run.run_id, None)
         if claimed is None and not run.temporary:
             await self.refresh(run)
             if run.status == "interrupted" and run.error is None:  # its thread was deleted

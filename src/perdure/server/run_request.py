@@ -20,7 +20,8 @@ Mode = Literal[
 ]
 _OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
 _INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
-_REFUSED: Final = ("after_seconds", "webhook", "strict_resume")
+_REFUSED: Final = ("webhook", "strict_resume")
+_LATEST_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
@@ -131,7 +132,7 @@ class RunRequest(Given):
     multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] = "enqueue"
     if_not_exists: Literal["reject", "create"] = "reject"
     durability: Literal["sync", "async", "exit"] | None = None
-    after_seconds: float | None = None
+    after_seconds: float = Field(default=0, ge=0, le=_LATEST_S)
     webhook: str | None = None
     strict_resume: bool | None = None
 
@@ -142,6 +143,11 @@ class RunRequest(Given):
                 raise ValueError(
                     f"{name} is {value!r}, which this server does not do: leave it out"
                 )
+        if self.after_seconds and self.multitask_strategy == "reject":
+            raise ValueError(
+                "after_seconds with multitask_strategy 'reject': nobody could be told that it is "
+                "rejected when its time has come; choose another strategy"
+            )
         if self.input is not None and self.command is not None:
             raise ValueError("a run has an input or a command, not both")
         self.check_metadata()

@@ -19,7 +19,7 @@ from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
-from perdure.server.run import Run
+from perdure.server.run import CANCELS, Run
 from perdure.server.run_log import Feed
 from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
@@ -138,10 +138,10 @@ class Runs:
             return await (await self.of(run.tenant)).values(run)
         return run.output
 
-    def check(self, identity: Identity) -> None:
-        """Refuse an identity another run, if as many as may be are under way."""
+    def check(self, identity: Identity, more: int = 1) -> None:
+        """Refuse an identity so many more runs, if that are more than may be under way."""
         whose = identity.tenant, identity.user
-        if sum((run.tenant, run.user) == whose for run in self._under_way) >= self._at_once:
+        if sum((run.tenant, run.user) == whose for run in self._under_way) + more > self._at_once:
             raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
         if self._refuses:
             raise Refused("the server ends; ask again, or another one", 503, {"Retry-After": "1"})
@@ -169,6 +169,8 @@ class Runs:
         temporary: bool,
     ) -> Run:
         """Begin a run; it is stored when this returns. The call is permitted for the thread.
+
+        One that is delayed has no task.
 
         Args:
             call: Who asks.
@@ -198,14 +200,16 @@ class Runs:
         }
         kept = {"temporary": temporary, "protocol": protocol, "login": login}
         kept["request"] = request.kept()
-        live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", runs.owner, graph, 1, None)
         now = time.time()
-        row = RunRow(live, now, now, about, request=kept)
+        not_before = now + request.after_seconds if request.after_seconds else None
+        owner = "" if not_before else runs.owner  # any process takes one that is due
+        live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph, 1, None)
+        row = RunRow(live, now, now, about, request=kept, not_before=not_before)
         whose = identity.tenant, identity.user
         run = Run(row._replace(request=None), *whose, request, temporary, protocol, identity.raw)
         runs.known[run.run_id] = run  # a sweep may see the row first
         try:
-            cancels = strategy if strategy in ("interrupt", "rollback") else None
+            cancels = None if not_before else CANCELS.get(strategy)
             rejects = strategy == "reject"
             accepted, ids = await runs.table.accept(row, rejects=rejects, cancels=cancels)
             if accepted is None:
@@ -214,6 +218,9 @@ class Runs:
             runs.known.pop(run.run_id, None)
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
+        if not_before:
+            del runs.known[run.run_id]  # who wants to see it begin asks for it
+            return run
         runs.follow(run)
         for each in [*runs.known.values()] if cancels else ():
             if each.thread_id == thread_id and each is not run and not each.ended:
@@ -234,11 +241,18 @@ class Runs:
             409,
         )
 
-    async def cancel(self, run: Run, action: str = "interrupt") -> None:
-        """Stop a run, wherever it is."""
+    async def drop(self, run: Run) -> None:
+        """Remove a run that has ended."""
         runs = await self.of(run.tenant)
-        await runs.table.cancel(run.thread_id, run.run_id, action)
-        await runs.refresh(run)
+        await runs.table.drop(run.thread_id, run.run_id)
+        runs.known.pop(run.run_id, None)
+
+    async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> None:
+        """Stop a run, wherever it is."""
+        runs = await self.of(tenant)
+        await runs.table.cancel(live.thread_id, live.run_id, action)
+        if run := runs.known.get(live.run_id):
+            await runs.refresh(run)
 
     async def stop(self, tenant: str | None, thread_id: str) -> None:
         """Cancel the runs of a thread, and wait until they have ended.

@@ -1,0 +1,254 @@
+"""Runs that are delayed, made in batches, cancelled by how they stand, and deleted, by the SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import (
+    APIStatusError,
+    ConflictError,
+    NotFoundError,
+    UnprocessableEntityError,
+)
+
+from perdure.server import create_app
+from perdure.server.access import Action, Filter, Identity, Local
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, says, talk
+from tests.server.test_runs import texts, until
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def graphs(gate: Gate) -> Graphs:
+    return Graphs({"talk": talk(gate)})
+
+
+@pytest.fixture
+def url(settings: Settings, graphs: Graphs) -> Iterator[str]:
+    with running(create_app(settings, graphs=graphs)) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[SyncLangGraphClient]:
+    with get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        yield client
+
+
+def statuses(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
+    return [run["status"] for run in sdk.runs.list(thread_id)][::-1]
+
+
+def test_a_delayed_run_lets_others_pass(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    begun = time.time()
+    delayed = sdk.runs.create("t", "talk", input=says("later"), after_seconds=2)
+    stands = sdk.threads.get("t")["status"], delayed["status"]
+    sdk.runs.wait("t", "talk", input=says("now"))
+    first = time.time()
+    sdk.runs.join("t", delayed["run_id"])
+
+    assert stands == ("idle", "pending")
+    if first < begun + 1.5:  # the machine was fast enough
+        assert texts(sdk) == ["now", "heard 1", "later", "heard 2"]
+    assert time.time() >= begun + 2
+    assert statuses(sdk) == ["success", "success"]
+
+
+def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    parts = list(sdk.runs.stream("t", "talk", input=says("later"), after_seconds=1))
+
+    assert parts[0].event == "metadata"
+    assert parts[-1].data["heard"] == ["later"]
+
+
+def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+    gate.open.set()
+    app = create_app(settings, graphs=graphs)
+    with running(app) as url, get_sync_client(url=url) as sdk:
+        sdk.threads.create(thread_id="t")
+        run = sdk.runs.create("t", "talk", input=says("later"), after_seconds=3)["run_id"]
+        left = statuses(sdk)
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+        values: Any = sdk.runs.join("t", run)
+
+        assert left == ["pending"]
+        assert values["heard"] == ["later"]
+
+
+def test_a_delayed_run_is_cancelled_while_it_is_read(sdk: SyncLangGraphClient) -> None:
+    run = sdk.runs.create("t", "talk", input=says("never"), after_seconds=3600)["run_id"]
+    path = f"/threads/t/runs/{run}/stream"
+    with sdk.http.client.stream("GET", path) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        sdk.runs.cancel("t", run)
+        assert not any(line.startswith("event: values") for line in lines)
+    assert statuses(sdk) == ["interrupted"]
+
+
+def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: str) -> None:
+    sdk.runs.create("t", "talk", input=says("later"), after_seconds=86_400)
+    day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
+    shown = httpx.get(f"{url}/ui/runs").text
+
+    assert f'begins <time datetime="{day}' in shown
+    assert "so far" not in shown
+    assert 'name="text" required' in httpx.get(f"{url}/ui/thread", params={"id": "t"}).text
+
+
+# -- batches
+
+
+def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    asked: Any = [
+        {"assistant_id": "talk", "input": says(text), "on_completion": "keep"} for text in "ab"
+    ]
+    asked.append({"assistant_id": "talk", "thread_id": "t", "input": says("c")})
+    made = sdk.runs.create_batch(asked)
+    values: Any = [sdk.runs.join(run["thread_id"], run["run_id"]) for run in made]
+
+    assert [each["heard"] for each in values] == [["a"], ["b"], ["c"]]
+    assert made[2]["thread_id"] == "t"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"assistant_id": "none"}, {"thread_id": "none"}, {"context": {"user_id": "bob"}}]
+)
+def test_a_batch_with_a_run_that_is_refused_writes_nothing(
+    sdk: SyncLangGraphClient, wrong: dict[str, Any]
+) -> None:
+    right = {"assistant_id": "talk", "thread_id": "t", "input": says("a")}
+    asked: Any = [right, right | wrong]
+    with pytest.raises(APIStatusError):
+        sdk.runs.create_batch(asked)
+
+    assert statuses(sdk) == []
+    assert sdk.threads.count() == 1
+
+
+# -- cancelling
+
+
+def test_runs_of_a_thread_are_cancelled_by_their_ids(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    runs = [sdk.runs.create("t", "talk", input=says(text))["run_id"] for text in "abc"]
+    assert gate.reached.wait(60)
+    sdk.runs.cancel_many(thread_id="t", run_ids=runs[:2])
+    gate.open.set()
+    sdk.runs.join("t", runs[2])
+    with pytest.raises(NotFoundError, match="none of the runs"):
+        sdk.runs.cancel_many(thread_id="t", run_ids=runs)
+    with pytest.raises(NotFoundError, match="has no run 'none'"):
+        sdk.runs.cancel_many(thread_id="t", run_ids=["none"])
+
+    assert statuses(sdk) == ["interrupted", "interrupted", "success"]
+
+
+@pytest.mark.parametrize(
+    ("status", "left"),
+    [
+        ("pending", ["running", "interrupted", "interrupted"]),
+        ("running", ["interrupted", "running", "pending"]),
+        ("all", ["interrupted"] * 3),
+    ],
+)
+def test_runs_are_cancelled_by_how_they_stand(
+    sdk: SyncLangGraphClient, gate: Gate, status: Any, left: list[str]
+) -> None:
+    for text in "ab":
+        sdk.runs.create("t", "talk", input=says(text))
+    sdk.runs.create("t", "talk", input=says("c"), after_seconds=3600)
+    assert gate.reached.wait(60)
+    sdk.runs.cancel_many(status=status)
+    until(lambda: statuses(sdk) == left)
+
+    gate.open.set()
+
+
+class Only(Local):
+    """Everybody reaches the threads whose metadata has the name of the user."""
+
+    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+        return {"owner": identity.user}
+
+
+def test_runs_of_others_are_not_cancelled(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+        for owner in ("ann", "bob"):
+            sdk.threads.create(thread_id=owner, metadata={"owner": owner})
+            sdk.runs.create(owner, "talk", input=says("hi"), after_seconds=3600)
+        with (
+            running(create_app(settings, access=Only("ann"), graphs=graphs)) as hers,
+            get_sync_client(url=hers) as ann,
+        ):
+            ann.runs.cancel_many(status="all")
+
+        assert (statuses(sdk, "ann"), statuses(sdk, "bob")) == (["interrupted"], ["pending"])
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"thread_id": "t"}, {"run_ids": ["a"]}, {"thread_id": "t", "status": "all"}]
+)
+def test_a_cancellation_of_nothing_certain_is_refused(
+    sdk: SyncLangGraphClient, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(UnprocessableEntityError, match="a thread_id with run_ids, or a status"):
+        sdk.runs.cancel_many(**asked)
+
+
+def test_a_run_that_has_ended_is_not_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    sdk.runs.join("t", run)
+    with pytest.raises(NotFoundError, match="has ended: success"):
+        sdk.runs.cancel("t", run)
+
+    assert statuses(sdk) == ["success"]
+
+
+# -- deleting, and lists
+
+
+def test_a_run_is_deleted_once_it_has_ended(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    """What was said in it stays in the thread."""
+    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    assert gate.reached.wait(60)
+    with pytest.raises(ConflictError, match="has not ended"):
+        sdk.runs.delete("t", run)
+    gate.open.set()
+    sdk.runs.join("t", run)
+    sdk.runs.delete("t", run)
+    for read in (sdk.runs.get, sdk.runs.join, sdk.runs.delete, sdk.runs.cancel):
+        with pytest.raises((NotFoundError, httpx.HTTPStatusError), match=r"404|has no run"):
+            read("t", run)
+
+    assert statuses(sdk) == []
+    assert texts(sdk) == ["a", "heard 1"]
+
+
+def test_fields_of_runs_are_selected(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    sdk.runs.join("t", run)
+
+    listed: Any = sdk.runs.list("t", select=["run_id", "status"])
+
+    assert listed == [{"run_id": run, "status": "success"}]
+    with pytest.raises(UnprocessableEntityError, match="kwargs"):
+        sdk.runs.list("t", select=["kwargs"])
