@@ -61,6 +61,8 @@ BODIES: Final[dict[str, Any]] = {
     "POST /runs/stream": RUN,
     "POST /runs/wait": RUN,
     "POST /runs": RUN,
+    "POST /runs/batch": [RUN, RUN | {"thread_id": THREAD}],
+    "POST /runs/cancel": {"status": "all"},
     "POST /threads/{thread_id}/commands": {"id": 1, "method": "run.start", "params": RUN},
     "POST /threads/{thread_id}/stream/events": {"channels": ["values"]},
     "PUT /store/items": {"namespace": PLACE, "key": KEY, "value": {"text": "changed"}},
@@ -95,6 +97,7 @@ OWN: Final = {
     "POST /runs/stream",
     "POST /runs/wait",
     "POST /runs",
+    "POST /runs/cancel",
     "POST /threads/{thread_id}/commands",
     "POST /memories/search",
     "POST /memories",
@@ -107,6 +110,7 @@ OWN: Final = {
 """What a stranger may ask for too: they get their own, or nothing."""
 UNPROVEN: Final = {
     "POST /threads/{thread_id}/state": "it takes a graph that is served",
+    "POST /threads/{thread_id}/runs/{run_id}/cancel": "it takes a run that has not ended",
     "GET /ui/seen": "it takes a recorded view",
     "GET /ui/seen.json": "it takes a recorded view",
     "POST /ui/quarantine/release": "it takes an entry in quarantine",

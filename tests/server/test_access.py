@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.server import create_app
 from perdure.server.access import ACTIONS
@@ -179,7 +180,8 @@ def seed(place: Place) -> None:
     with place.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
         if missing := not place.saver.heads(prefix=THREAD):
             talk(place.saver, THREAD, said=[CANARY, "yes"], user_id="ann", graph_id="chat")
-    if missing:  # the runs of a thread that was deleted are unknown
+    run_id = place.named.get("run_id", "none")
+    if missing or not asyncio.run(RunTable(place.saver).of(THREAD, run_id)):  # it was deleted
         runs, headers = f"{place.keys}/threads/{THREAD}/runs", {"x-api-key": ANN}
         began = place.client.post(runs, json=BODIES["POST /runs"], headers=headers)
         place.named["run_id"] = run = began.json()["run_id"]
@@ -201,6 +203,7 @@ def of_ann(place: Place) -> Any:
         [each.value.content for each in place.saver.history(THREAD)],
         (item := place.store.get(*MEMORY)) and item.dict(),
         ThreadList(place.saver).get(KEPT),
+        [row.live.run_id for row in asyncio.run(RunTable(place.saver).of(THREAD))],
         asyncio.run(AssistantTable(place.saver).versions(ASSISTANT)),
     )
 
