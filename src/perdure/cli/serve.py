@@ -48,6 +48,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="By what name the server is called, behind a proxy."),
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A site whose scripts may call the server."),
+    ] = None,
     proxy: Annotated[
         list[Any] | None,
         typer.Option(parser=ip_network, metavar="ADDRESS", help="Whose X-Forwarded-For counts."),
@@ -118,6 +122,7 @@ def serve(
             access=access,
             graphs=served,
             hosts=hosts,
+            origins=cors_origin or (),
             audit=Audit(audit),
             telemetry=Telemetry.configured(metrics=metrics),
         )
