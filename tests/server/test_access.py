@@ -48,8 +48,6 @@ from tests.talks import talk
 PUBLIC = {
     "GET /",
     "GET /ok",
-    "GET /info",
-    "GET /docs",
     "GET /ui",
     "GET /ui/login",
     "POST /ui/login",
