@@ -63,7 +63,7 @@ from perdure.checkpointers.said import unsay
 from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.flow import Flow, Row
+from perdure.storage.flow import ALL, Flow, Row
 
 _CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
 _TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
@@ -99,12 +99,17 @@ def _erased(
         return ErasureReport()
     if message_ids is None:
         return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
+    of_runs = rows[0][0], 0, ALL
+    yield reader.sql("without_events", *of_runs)
+    events = len((yield reader.sql("drop_events", *of_runs, ALL)))
     eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         yield from eraser.untitle()
-        return ErasureReport()
+        if events:
+            yield from maintenance.database.scrub_wanted()
+        return ErasureReport(events=events)
     views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
@@ -121,7 +126,7 @@ def _erased(
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
     counts = eraser.checkpoints + views, items
-    return ErasureReport(*counts, tuple(hashes), cancelled, runs=eraser.runs)
+    return ErasureReport(*counts, tuple(hashes), cancelled, runs=eraser.runs, events=events)
 
 
 def _drop_views(
@@ -150,7 +155,7 @@ def _erased_thread(
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.scrub_wanted()
     counts = report.checkpoints, report.items
-    return ErasureReport(*counts, tuple(sorted(hashes)), runs=report.runs)
+    return ErasureReport(*counts, tuple(sorted(hashes)), runs=report.runs, events=report.events)
 
 
 def _hash(reader: CheckpointReader, message: BaseMessage) -> str:

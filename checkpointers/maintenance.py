@@ -175,8 +175,11 @@ class Maintenance:
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
         yield from unsay(self.sql, thread)
-        gone = (yield self.sql("drop_runs", thread)) if runs else []
-        return PruneReport(checkpoints, items, 1, size, len(gone))
+        if not runs:
+            return PruneReport(checkpoints, items, 1, size)
+        gone = yield self.sql("drop_runs", thread)
+        events = yield self.sql("drop_events", thread, 0, ALL, ALL)
+        return PruneReport(checkpoints, items, 1, size, len(gone), len(events))
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""

@@ -85,11 +85,13 @@ CREATE TABLE runs ({tenant_column}
     request bytea,
     error bytea,
     not_before double precision,
+    events integer NOT NULL DEFAULT 0,
     PRIMARY KEY ({tenant}thread, seq)
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX runs_running ON runs ({tenant}thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs ({tenant}thread, seq) WHERE status IN ('pending', 'running');
 CREATE INDEX runs_delayed ON runs ({tenant}not_before) WHERE status = 'delayed';
+CREATE INDEX runs_events ON runs ({tenant}updated_at) WHERE events = 1;
 CREATE TABLE assistants ({tenant_column}
     assistant_id text COLLATE "C" NOT NULL,
     version bigint NOT NULL,
@@ -98,6 +100,15 @@ CREATE TABLE assistants ({tenant_column}
     content bytea NOT NULL,
     PRIMARY KEY ({tenant}assistant_id, version)
 );
+CREATE TABLE run_events ({tenant_column}
+    thread bigint NOT NULL,
+    seq bigint NOT NULL,
+    since bigint NOT NULL,
+    until bigint NOT NULL,
+    body bytea,
+    PRIMARY KEY ({tenant}thread, seq, since)
+);
+ALTER TABLE run_events SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
@@ -216,3 +227,10 @@ WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- analyzed: the planner is told what a copy has added
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags, runs;
+
+-- relaxed: what a power cut may take, with at most the newest half second of it
+SELECT set_config('synchronous_commit', 'off', true);
+
+-- add_events: see sqlite.sql; who deletes the run, or erases what it told, waits until this is committed, or this sees it
+INSERT INTO run_events (thread, seq, since, until, body) SELECT r.thread, r.seq, ?1::bigint, ?2::bigint, ?3::bytea FROM runs r
+WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1 FOR SHARE ON CONFLICT DO NOTHING;

@@ -378,6 +378,23 @@ def seal_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | No
     ]
 
 
+def seal_events(seal: Seal, run: LiveRun, since: int, events: Sequence[tuple[Any, bytes]]) -> bytes:
+    """What a run told after an event, as it is stored."""
+    return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, since))
+
+
+def open_events(
+    seal: Seal, thread_id: str, run_id: str, since: int, body: bytes | None
+) -> list[tuple[Any, bytes]]:
+    """What `seal_events` was given.
+
+    Raises:
+        CorruptRecord: It was damaged or tampered with.
+    """
+    place = "events", thread_id, run_id, since
+    return [] if body is None else [(of, data) for of, data in _opened(seal, body, place)]
+
+
 def _run_places(live: LiveRun) -> list[Place]:
     return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
 

@@ -215,6 +215,7 @@ class PruneReport:
         threads: How many threads lost a checkpoint, or are gone.
         size_bytes: Bytes of all that and of pending writes, without index overhead.
         runs: How many runs of the server, with what they were asked.
+        events: How many batches of what they told.
     """
 
     checkpoints: int = 0
@@ -222,6 +223,7 @@ class PruneReport:
     threads: int = 0
     size_bytes: int = field(default=0, compare=False)
     runs: int = 0
+    events: int = 0
 
     def __add__(self, other: PruneReport) -> PruneReport:
         """Both together."""
@@ -246,6 +248,7 @@ class ErasureReport:
             False on Postgres, which overwrites no bytes of a page.
         runs: How many runs of the server were asked, or told, what quoted one: they have it no
             longer, and those that had not ended are cancelled; or were deleted with their thread.
+        events: How many batches of what runs of the thread told: all that were stored are removed.
     """
 
     checkpoints: int = 0
@@ -254,6 +257,7 @@ class ErasureReport:
     cancelled: tuple[str, ...] = ()
     scrubbed: bool = True
     runs: int = 0
+    events: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,56 @@
 """Runs as rows of the saver's database: accepted, claimed, ended, cancelled.
 
 What a run was asked (`request`, until it has ended, or could be sent again), what is told of it
-(`about`) and its error are sealed. What it returned is not stored again: its last checkpoint has
-it.
+(`about`), its error and its events are sealed. What it returned is not stored again: its last
+checkpoint has it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from itertools import chain
+from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.records import LiveRun, RunRow, open_run, seal_run
+from perdure.checkpointers.records import (
+    LiveRun,
+    RunRow,
+    open_events,
+    open_run,
+    seal_events,
+    seal_run,
+)
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
-from perdure.storage.flow import Flow, Last, Row, Statement, rows_of
+from perdure.storage.flow import ALL, Flow, Last, Row, Statement, rows_of
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
 LIVE: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
 KEPT: Final = 100
 """How many runs of a thread are known, besides those that are under way."""
+ALL_RUNS: Final = (0, ALL)
+"""Of a thread, from a `seq` to one."""
+EVENTS_S: Final = 3600
+"""How long what a run told is stored after its end."""
+BEGUN_BITS: Final = 22
+"""Of an event's number: each time that a run begins, in another process, leaves so many free."""
+_BATCHES: Final = 100  # of events that are read at once
+_RUNS: Final = 100  # whose events are removed at once
+
+
+class Batch(NamedTuple):
+    """Some events of a run.
+
+    Attributes:
+        since, until: The numbers of the event before them, and of the last one.
+        events: For whom each of them is, and its bytes.
+        dropped: Up to which event earlier ones are to be removed.
+    """
+
+    since: int
+    until: int
+    events: Sequence[tuple[Any, bytes]]
+    dropped: int = 0
 
 
 class RunTable:
@@ -30,7 +61,7 @@ class RunTable:
         self._threads = ThreadList(saver)
 
     async def accept(
-        self, run: RunRow, *, rejects: bool, cancels: str | None
+        self, run: RunRow, *, rejects: bool, cancels: str | None, events: bool = False
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a run; and the ids of all that are live of its thread then.
 
@@ -41,10 +72,11 @@ class RunTable:
             run: Its ids, owner, graph, and what it is asked.
             rejects: Whether it is none if it had to wait. It is none either if there is no thread.
             cancels: How those before it are cancelled; None: they are not.
+            events: Whether what it tells is stored.
         """
         live, at = run.live, run.created_at
         about, _, request = seal_run(self._seal, live, run[3:6])
-        of = at, about, request, live.thread_id, int(rejects), run.not_before
+        of = at, about, request, live.thread_id, int(rejects), run.not_before, int(events)
         cancel = self._cancelling(live.thread_id, "", cancels) if cancels else []
         accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *of)
         then = self._sql("live_of", live.thread_id)
@@ -60,6 +92,7 @@ class RunTable:
         status: RunState | Literal["rolled back"],
         error: Any = None,
         request: Any = None,
+        last: Batch | None = None,
     ) -> list[int] | None:
         """End a run, and claim the next of its thread, which is returned by its `seq`.
 
@@ -72,19 +105,23 @@ class RunTable:
             status: How it ended.
             error: Why it failed.
             request: What it was asked, if that may be sent again; it stays unless it was stopped.
+            last: What it told that is not stored yet.
         """
         now, of = time.time(), (run.thread, run.seq)
         _, *sealed = seal_run(self._seal, run, (None, error, request))
-        ended, claimed, _ = await self._write(
-            [
-                self._sql("drop_run", *of, run.owner)
-                if status == "rolled back"
-                else self._sql("end_run", status, *sealed, now, *of, run.owner),
-                self._sql("claim_next", now, run.owner, run.thread),
-                self._sql("drop_old_runs", run.thread, run.seq - KEPT),
-            ],
-            run.thread_id,
-        )
+        if status == "rolled back":
+            end = [self._sql("drop_run", *of, run.owner), *self._left(run)]
+        else:
+            told = [] if last is None else self._told(run, last)
+            end = [*told, self._sql("end_run", status, *sealed, now, *of, run.owner)]
+        after = [
+            self._sql("claim_next", now, run.owner, run.thread),
+            self._sql("drop_old_runs", run.thread, run.seq - KEPT),
+            self._sql("drop_events", run.thread, 0, run.seq - KEPT, ALL),
+        ]
+        results = await self._write([*end, *after], run.thread_id)
+        place = 0 if status == "rolled back" else len(end) - 1
+        ended, claimed = results[place], results[len(end)]
         return [seq for (seq,) in claimed] if ended else None
 
     async def begin_due(self, run: LiveRun, owner: str, cancels: str | None) -> None:
@@ -102,9 +139,14 @@ class RunTable:
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
-    async def drop(self, thread_id: str, run_id: str) -> None:
+    async def drop(self, run: LiveRun) -> None:
         """Remove a run of a thread, if it has ended."""
-        await self._write([self._sql("drop_ended", thread_id, run_id)], thread_id)
+        drop = self._sql("drop_ended", run.thread_id, run.run_id)
+        await self._write([drop, *self._left(run)], run.thread_id)
+
+    def _left(self, run: LiveRun) -> list[Statement]:
+        """What is left to do once the row of a run is gone."""
+        return [self._sql(name, run.thread, run.seq) for name in ("drop_left", "keep_seq")]
 
     async def claim(self, owner: str, adopted: Sequence[LiveRun] = ()) -> None:
         """Take over runs, of owners that are gone, and claim all that may begin."""
@@ -128,6 +170,69 @@ class RunTable:
         of = thread_id, run_id, int(delayed)
         gone = [self._sql("drop_waiting", *of)] if action == "rollback" else []
         return [*gone, self._sql("cancel_runs", *of, action, time.time())]
+
+    # -- what runs tell
+
+    async def add_events(self, batches: Sequence[tuple[LiveRun, Batch]]) -> None:
+        """Store what runs tell, unless they are another process' now, or were erased."""
+
+        def told() -> Flow[Any]:
+            relaxed = self._sql("relaxed")
+            yield Last([relaxed, *chain.from_iterable(self._told(*each) for each in batches)])
+
+        await self._database.awrite(told, exclusive=())
+
+    async def begin_events(self, run: LiveRun, first: int) -> tuple[int, int] | None:
+        """Have a run tell more, after the process that it was of is gone.
+
+        Returns:
+            The number of the last event that is stored, `first` being before all, and the one after
+            which the next begin; None: it is another's.
+        """
+        begin = self._sql("begin_events", run.thread, run.seq, first, BEGUN_BITS, run.owner)
+        [begun] = await self._write([begin], run.thread_id)
+        return begun[0] if begun else None
+
+    async def events(self, thread_id: str, seqs: tuple[int, int], after: int) -> list[Batch]:
+        """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
+        return [
+            Batch(since, until, open_events(self._seal, thread_id, run_id, since, body))
+            for run_id, since, until, body in await self._rows(
+                "events_after", thread_id, *seqs, after, _BATCHES
+            )
+        ]
+
+    async def newest_event(
+        self, thread_id: str, seqs: tuple[int, int], after: int
+    ) -> tuple[int, int, RunState] | None:
+        """The `seq` of its run, its number, and the state of its run; None: nothing follows."""
+        rows = await self._rows("newest_event", thread_id, *seqs, after)
+        return rows[0] if rows else None
+
+    async def drop_aged(self) -> None:
+        """Remove what runs told that ended long ago."""
+        more = True
+        while more:
+            aged = await self._rows("aged_events", time.time() - EVENTS_S, _RUNS)
+            more = len(aged) == _RUNS
+            gone = [
+                statement
+                for thread, seq in aged
+                for statement in (
+                    self._sql("drop_events", thread, seq, seq, ALL),
+                    self._sql("without_events", thread, seq, seq),
+                )
+            ]
+            if gone:
+                await self._write(gone, None)
+
+    def _told(self, run: LiveRun, batch: Batch) -> list[Statement]:
+        since, until, events, dropped = batch
+        body, of = seal_events(self._seal, run, since, events), (run.thread, run.seq)
+        add = self._sql("add_events", since, until, body, *of, run.owner)
+        return [add, self._sql("drop_events", *of, run.seq, dropped)] if dropped else [add]
+
+    # -- reading
 
     async def live(self) -> list[LiveRun]:
         """All that are under way or wait, and delayed ones that are due; of a thread in order."""

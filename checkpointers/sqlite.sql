@@ -83,11 +83,13 @@ CREATE TABLE runs (
     request BLOB,
     error BLOB,
     not_before REAL,
+    events INTEGER NOT NULL DEFAULT 0,
     UNIQUE (thread, seq)
 ) STRICT;
 CREATE UNIQUE INDEX runs_running ON runs (thread) WHERE status = 'running';
 CREATE INDEX runs_live ON runs (thread, seq) WHERE status IN ('pending', 'running');
 CREATE INDEX runs_delayed ON runs (not_before) WHERE status = 'delayed';
+CREATE INDEX runs_events ON runs (updated_at) WHERE events = 1;
 CREATE TABLE assistants (
     assistant_id TEXT NOT NULL,
     version INTEGER NOT NULL,
@@ -95,6 +97,14 @@ CREATE TABLE assistants (
     since REAL,
     content BLOB NOT NULL,
     PRIMARY KEY (assistant_id, version)
+) STRICT;
+CREATE TABLE run_events (
+    thread INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    until INTEGER NOT NULL,
+    body BLOB,
+    PRIMARY KEY (thread, seq, since)
 ) STRICT;
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
@@ -474,12 +484,12 @@ ON CONFLICT ({tenant}name) DO UPDATE SET last = CASE WHEN excluded.last > keys.l
 SELECT 1;
 
 -- accept_run: it runs at once if no run of the thread is live, and waits otherwise, or is none if it may not wait; a delayed one is nobody's
-INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about, request, not_before)
+INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about, request, not_before, events)
 SELECT t.thread, t.seq, CAST(?1 AS text),
 CASE WHEN CAST(?9 AS double precision) IS NOT NULL THEN 'delayed' WHEN t.live = 0 THEN 'running' ELSE 'pending' END,
-CAST(?2 AS text), CAST(?3 AS text), ?4, ?4, ?5, ?6, CAST(?9 AS double precision)
+CAST(?2 AS text), CAST(?3 AS text), ?4, ?4, ?5, ?6, CAST(?9 AS double precision), ?10
 FROM (
-    SELECT thread, (SELECT coalesce(max(r.seq), 0) + 1 FROM runs r WHERE r.thread = threads.thread) AS seq,
+    SELECT thread, (SELECT coalesce(max(u.last), 0) + 1 FROM (SELECT max(r.seq) AS last FROM runs r WHERE r.thread = threads.thread UNION ALL SELECT max(e.seq) FROM run_events e WHERE e.thread = threads.thread) u) AS seq,
     (SELECT count(*) FROM runs r WHERE r.thread = threads.thread AND r.status IN ('pending', 'running')) AS live
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
@@ -498,7 +508,7 @@ DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?)
 SELECT status FROM runs WHERE thread = ? AND run_id = ?;
 
 -- begin_due: a delayed run whose time has come is the last of its thread now, and runs at once if no other is live
-UPDATE runs SET owner = ?1, updated_at = ?2, seq = (SELECT max(e.seq) + 1 FROM runs e WHERE e.thread = ?3), status = CASE WHEN EXISTS (
+UPDATE runs SET owner = ?1, updated_at = ?2, seq = (SELECT coalesce(max(u.last), 0) + 1 FROM (SELECT max(r.seq) AS last FROM runs r WHERE r.thread = ?3 UNION ALL SELECT max(e.seq) FROM run_events e WHERE e.thread = ?3) u), status = CASE WHEN EXISTS (
     SELECT 1 FROM runs e WHERE e.thread = ?3 AND e.status IN ('pending', 'running')
 ) THEN 'pending' ELSE 'running' END WHERE thread = ?3 AND run_id = ?4 AND status = 'delayed';
 
@@ -579,3 +589,46 @@ SELECT assistant_id, version, created_at, since, content FROM assistants WHERE a
 
 -- drop_assistant: with all its versions
 DELETE FROM assistants WHERE assistant_id = ?;
+
+-- relaxed: this transaction need not wait for the disk; SQLite's writers share a commit
+SELECT 1;
+
+-- add_events: a batch of what a run tells, while this process has it; none after an erasure
+INSERT INTO run_events (thread, seq, since, until, body) SELECT r.thread, r.seq, ?1, ?2, ?3 FROM runs r
+WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1 ON CONFLICT DO NOTHING;
+
+-- begin_events: the run begins anew; its events have higher numbers than those that were told before, stored or not
+INSERT INTO run_events (thread, seq, since, until)
+SELECT r.thread, r.seq, l.last, ((l.last >> CAST(?4 AS integer)) + 1) << CAST(?4 AS integer) FROM (
+    SELECT thread, seq, (SELECT coalesce(max(e.until), ?3) FROM run_events e WHERE e.thread = runs.thread AND e.seq = runs.seq) AS last
+    FROM runs WHERE thread = ?1 AND seq = ?2
+) AS l JOIN runs r ON r.thread = l.thread AND r.seq = l.seq WHERE r.owner = ?5 AND r.status = 'running' RETURNING since, until;
+
+-- events_after: what some runs of a thread told after an event, in order
+SELECT r.run_id, e.since, e.until, e.body FROM threads t JOIN run_events e ON e.thread = t.thread
+JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
+WHERE t.thread_id = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq, e.since LIMIT ?5;
+
+-- newest_event: the last of them, and how its run stands
+SELECT e.seq, e.until, r.status FROM threads t JOIN run_events e ON e.thread = t.thread
+JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
+WHERE t.thread_id = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq DESC, e.since DESC LIMIT 1;
+
+-- drop_events: those up to an event, of some runs of a thread
+DELETE FROM run_events WHERE thread = ? AND seq >= ? AND seq <= ? AND until <= ? RETURNING 0;
+
+-- drop_left: the events of a run that is no more
+DELETE FROM run_events WHERE thread = ?1 AND seq = ?2 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = ?1 AND r.seq = ?2);
+
+-- keep_seq: no other run takes its number, by which events of a thread are told apart
+INSERT INTO run_events (thread, seq, since, until) SELECT t.thread, CAST(?2 AS bigint), 0, 0 FROM threads t
+WHERE t.thread = ?1 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = ?1 AND r.seq = ?2) ON CONFLICT DO NOTHING;
+
+-- without_events: what some runs of a thread tell is stored no more
+UPDATE runs SET events = 0 WHERE thread = ? AND seq >= ? AND seq <= ? AND events = 1;
+
+-- aged_events: runs that ended long ago, whose events are stored
+SELECT thread, seq FROM runs WHERE events = 1 AND updated_at < ? AND status NOT IN ('pending', 'running') ORDER BY updated_at LIMIT ?;
+
+-- move_events: the thread has another key
+UPDATE run_events SET thread = ? WHERE thread = ?;

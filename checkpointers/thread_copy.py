@@ -478,7 +478,8 @@ class Merge:
             before = yield reader.sql("find_thread", target)
             yield from self.target.delete_thread(target, runs=False)
             new = yield from write_thread(reader, records, target, keys, records.updated_at)
-            yield [reader.sql("move_runs", new, thread) for thread, *_ in before]
+            of_runs = "move_runs", "move_events"
+            yield [reader.sql(move, new, thread) for thread, *_ in before for move in of_runs]
             known = len(here.checkpoints)
             more = len(there.writes) - len(here.writes)
             return ImportReport(1, 0, len(there.checkpoints) - known, more, known)

@@ -95,13 +95,17 @@ def test_keys_and_names(tmp_path: Path) -> None:
     keys.write_text(entry(ANN, "ann"))
     keys.chmod(0o644)
     hosts = ("--allowed-host", "mem.example", "--host", "0.0.0.0", "--proxy", "127.0.0.1")
-    options = ("--keys", str(keys), *hosts)
+    sites = ("--cors-origin", "http://a.example", "--cors-origin", "http://b.example")
+    options = ("--keys", str(keys), *hosts, *sites)
     background = served(*options, db=tmp_path / "memory.db", sigint="signal.SIG_IGN")
     with background as (url, said, process):
         assert f"chmod 600 {keys}" in said
         local = url.replace("0.0.0.0", "127.0.0.1")
         assert answers(local, "/ui/login", host="mem.example") == 200
         assert answers(local, "/ui/login", host="evil.example") == 421
+        for site in ("http://a.example", "http://b.example"):
+            allowed = httpx.get(f"{local}/ok", headers={"host": "mem.example", "origin": site})
+            assert allowed.headers["access-control-allow-origin"] == site
         assert logins(local) == [401] * 6
         assert process.stderr is not None
         assert "log in with an API key" in process.stderr.readline()
@@ -138,6 +142,9 @@ def test_what_is_refused(
     assert "cannot be imported" in says("--auth", "none.py:auth")
     assert "cannot be read" in says("--graphs", "none.json")
     assert "Address already in use" in says("--port", str(taken_port))
+    for origin in ("*", "http://a.example/", "a.example"):
+        said = says("--port", "0", "--cors-origin", origin)
+        assert f"the origin is {origin!r}; expected that of one site" in said
     assert "choose another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))
 
 

@@ -48,6 +48,8 @@ from tests.talks import talk
 PUBLIC = {
     "GET /",
     "GET /ok",
+    "GET /info",
+    "GET /docs",
     "GET /ui",
     "GET /ui/login",
     "POST /ui/login",

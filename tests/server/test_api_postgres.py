@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -19,15 +20,22 @@ from tests.server.running import running
 from tests.server.talking import Gate, says, talk
 
 
-@pytest.fixture
-def settings() -> Iterator[Settings]:
-    """Settings of a database of the test's own."""
+@contextmanager
+def new_database() -> Iterator[str]:
+    """The DSN of a database of the test's own."""
     ours, name = postgres_server.dsn(), f"server_{uuid.uuid4().hex}"
     database = ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
     with psycopg.connect(ours, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
-        yield Settings(db=database, user="ann")
+        yield database
         conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    """Settings of one."""
+    with new_database() as dsn:
+        yield Settings(db=dsn, user="ann")
 
 
 def test_threads_and_items_on_postgres(settings: Settings) -> None:

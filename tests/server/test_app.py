@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
+from perdure import __version__
 from perdure.server import create_app
 from perdure.settings import Settings
 from tests.server.graphs import say
@@ -84,3 +86,11 @@ def test_whole_numbers_of_any_size(app: FastAPI, client: httpx.Client) -> None:
         for number in NUMBERS:
             query = {**needed, **dict.fromkeys(whole, str(number))}
             assert client.get(path, params=query).status_code < 500, (path, query)
+
+
+def test_what_the_server_is(client: httpx.Client) -> None:
+    told = client.get("/info").json()
+
+    assert (told["version"], told["langgraph_py_version"]) == (__version__, version("langgraph"))
+    assert (told["flags"]["assistants"], told["flags"]["langsmith"]) == (True, False)
+    assert told["host"]["kind"] == "self-hosted"

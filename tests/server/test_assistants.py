@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +32,7 @@ from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, ask, says, talk
+from tests.server.test_api_postgres import new_database
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, ROOT, entry
 
@@ -67,6 +69,15 @@ def tells() -> Any:
     inner: Any = StateGraph(_State, context_schema=_Context)
     made.add_node("part", inner.add_node(tell).add_edge(START, "tell").compile())
     return made.add_edge(START, "part").compile()
+
+
+@pytest.fixture(params=["file", "postgres"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a new database of each kind."""
+    with ExitStack() as stack:
+        is_file = request.param == "file"
+        db = str(tmp_path / "memory.db") if is_file else stack.enter_context(new_database())
+        yield Settings(db=db, user="ann")
 
 
 @pytest.fixture
@@ -441,11 +452,10 @@ def test_an_assistant_of_a_graph_that_is_served_no_more(settings: Settings, gate
 
 
 @pytest.fixture
-def keys(tmp_path: Path, gate: Gate) -> Iterator[str]:
+def keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
     file = tmp_path / "keys.toml"
     admin = entry(ROOT, "root", 'permissions = ["perdure:admin"]')
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
-    settings = Settings(db=str(tmp_path / "keys.db"))
     with running(create_app(settings, graphs=served(gate), access=Keys(file))) as url:
         yield url
 
@@ -523,9 +533,8 @@ async def delete(ctx, value):
 """
 
 
-def test_filters_of_handlers(tmp_path: Path, gate: Gate) -> None:
+def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> None:
     access = AuthFile(written(tmp_path, HANDLERS))
-    settings = Settings(db=str(tmp_path / "handlers.db"))
     with (
         running(create_app(settings, graphs=served(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as a,
@@ -544,9 +553,10 @@ def test_filters_of_handlers(tmp_path: Path, gate: Gate) -> None:
             a.assistants.delete(at)
 
 
-def test_without_a_handler_of_assistants_only_graphs_are_run(tmp_path: Path, gate: Gate) -> None:
+def test_without_a_handler_of_assistants_only_graphs_are_run(
+    settings: Settings, tmp_path: Path, gate: Gate
+) -> None:
     text = HANDLERS.partition("@auth.on.assistants\n")[0]
-    settings = Settings(db=str(tmp_path / "memory.db"))
     with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
         at: str = configured(sdk)["assistant_id"]
     access = AuthFile(written(tmp_path, text))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.settings import Rules, Settings
@@ -107,3 +108,15 @@ def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
     wrong["/ui/forget"] = tab.evaluate(MISPLACED)
 
     assert {path: texts for path, texts in wrong.items() if texts} == {}
+
+
+def test_a_page_describes_the_paths(tab: Page, client: httpx.Client) -> None:
+    """All that `/openapi.json` has, without a script of another site."""
+    described = client.get("/openapi.json").json()["paths"]
+    tab.goto("/docs")
+
+    listed = tab.locator("summary code").all_inner_texts()
+    assert listed == [f"{way.upper()} {path}" for path, ways in described.items() for way in ways]
+    tab.get_by_text("POST /assistants/search", exact=True).click()
+    expect(tab.get_by_text('"sort_by"').first).to_be_visible()
+    assert tab.locator("a[aria-current]").count() == 0

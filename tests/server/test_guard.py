@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
+from perdure.errors import ConfigurationError
 from perdure.server import create_app
 from perdure.server.app import _check_actions
 from perdure.server.keys import Keys
@@ -20,6 +21,7 @@ from perdure.server.limits import _MOST, Clients, Limits, TooMany
 from perdure.settings import Settings
 from tests.server.probe import probed
 from tests.server.running import running
+from tests.server.test_keys import entry
 
 BODY = 1_000_000
 
@@ -96,6 +98,96 @@ def test_requests_of_other_sites(url: str, headers: dict[str, str], allowed: boo
     assert changes.status_code == (200 if allowed else 403)
     assert reads.status_code == 200
     assert "access-control-allow-origin" not in reads.headers
+
+
+SITE = "http://localhost:3000"
+PREFLIGHT = {
+    "access-control-request-method": "PATCH",
+    "access-control-request-headers": "content-type,x-api-key,last-event-id",
+    "access-control-request-private-network": "true",
+}
+
+
+@pytest.fixture(scope="module")
+def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with keys that a site may call."""
+    folder = tmp_path_factory.mktemp("cors")
+    keys = folder / "keys.toml"
+    keys.write_text(entry("ann-key", "ann"))
+    settings, origins = Settings(db=str(folder / "memory.db")), [SITE, "https://two.example"]
+    app = create_app(settings, access=Keys(keys), origins=origins)
+    with running(probed(app)) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        (SITE, True),
+        ("https://two.example", True),
+        ("http://localhost:3001", False),
+        ("https://localhost:3000", False),
+        ("http://two.example", False),
+        ("https://x.two.example", False),
+        ("https://two.example.evil", False),
+        ("null", False),
+        ("*", False),
+        ("", False),
+    ],
+)
+def test_a_named_site_may_call(open_url: str, origin: str, allowed: bool) -> None:
+    """Its scripts read replies, refusals too, and send changes; those of others do neither."""
+    sent = {"origin": origin, "sec-fetch-site": "same-site", "x-api-key": "ann-key"}
+    asked = httpx.options(f"{open_url}/threads/t", headers={**PREFLIGHT, "origin": origin})
+    changed = httpx.post(f"{open_url}/threads", json={}, headers=sent)
+    read = httpx.get(f"{open_url}/ok", headers=sent)
+    refused = httpx.get(f"{open_url}/threads/none", headers={"origin": origin})
+    lost = httpx.get(f"{open_url}/ok", headers={"origin": origin, "host": "evil.example"})
+
+    assert changed.status_code == (200 if allowed else 403)
+    assert (read.status_code, refused.status_code, lost.status_code) == (200, 401, 421)
+    for reply in (asked, changed, read, refused, lost):
+        assert reply.headers.get("access-control-allow-origin") == (origin if allowed else None)
+        assert "access-control-allow-credentials" not in reply.headers  # no cookies
+    if allowed:
+        assert asked.status_code == 200
+        assert "PATCH" in asked.headers["access-control-allow-methods"]
+        assert "last-event-id" in asked.headers["access-control-allow-headers"]
+        assert asked.headers["access-control-allow-private-network"] == "true"
+        assert "Origin" in read.headers["vary"]
+        for name in ("Content-Location", "Location", "X-Pagination-Next", "X-Request-ID"):
+            assert name in read.headers["access-control-expose-headers"]
+
+
+def test_a_named_site_has_no_part_in_a_session(open_url: str) -> None:
+    """It would act as whoever logged in with the same browser."""
+    with httpx.Client(base_url=open_url) as client:
+        client.post("/ui/login", data={"key": "ann-key"})
+        own = client.post("/ui/probe", data={"x": "1"}, headers={"origin": open_url})
+        other = client.post("/ui/probe", data={"x": "1"}, headers={"origin": SITE})
+
+    assert (own.status_code, other.status_code) == (200, 403)
+
+
+def test_without_names_nothing_is_answered_to_other_sites(url: str) -> None:
+    headers = {"origin": SITE, **PREFLIGHT}
+    asked = httpx.options(f"{url}/threads/t", headers=headers)
+    read = httpx.get(f"{url}/ok", headers=headers)
+
+    assert asked.status_code == 405
+    for reply in (asked, read):
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "", "localhost:3000", "http://", f"{SITE}/", f"{SITE}/x", "http://*.x.org",
+     "HTTP://x.org", "http://X.org", "ftp://x.org", "file://", "http://a@b", "http://a b"],
+)  # fmt: skip
+def test_an_origin_is_that_of_one_site(settings: Settings, origin: str) -> None:
+    with pytest.raises(ConfigurationError, match="the origin is") as caught:
+        create_app(settings, origins=[SITE, origin])
+    assert repr(origin) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -553,7 +553,10 @@ def test_the_oldest_runs_are_forgotten(
     monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 2)
     monkeypatch.setattr(runs, "KEPT", 2)
     gate.open.set()
-    made = [sdk.runs.create("t", "talk", input=says(text))["run_id"] for text in ("1", "2", "3")]
+    made = []
+    for text in ("1", "2", "3"):
+        begins, *_ = list(sdk.runs.stream("t", "talk", input=says(text)))
+        made.append(begins.data["run_id"])
     last: Any = sdk.runs.join("t", made[-1])
 
     assert last["heard"] == ["1", "2", "3"]
@@ -820,6 +823,9 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
             finally:
                 await asyncio.sleep(0.05)
                 told.append("tidied up")
+
+        def closing(self, *_: Any) -> list[Any]:
+            return []
 
     async def use() -> None:
         databases = Databases(settings)

@@ -110,6 +110,29 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (ours["heard"], theirs["heard"]) == (["boats"], ["kites"])
 
 
+def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
+    """An id may be taken in each; nobody reaches those of another tenant."""
+    keys, at = tmp_path / "keys.toml", str(uuid.uuid4())
+    admins = """tenant = "{}"\npermissions = ["perdure:admin"]"""
+    keys.write_text("".join(entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS))
+    graphs = Graphs({"talk": conversation(Gate())})
+    with (
+        running(create_app(Settings(db=dsn), access=Keys(keys), graphs=graphs)) as url,
+        get_sync_client(url=url, api_key="key-acme") as acme,
+        get_sync_client(url=url, api_key="key-globex") as globex,
+    ):
+        acme.assistants.create("talk", assistant_id=at, name="ours")
+        with pytest.raises(NotFoundError):
+            globex.assistants.get(at)
+        assert [each["name"] for each in globex.assistants.search()] == ["talk"]
+        globex.assistants.create("talk", assistant_id=at, name="theirs")
+        globex.assistants.update(at, metadata={"n": 1})
+        globex.assistants.delete(at)
+        found = acme.assistants.get(at)
+
+    assert (found["name"], found["version"]) == ("ours", 1)
+
+
 def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.server.databases._MOST", 2)
 

@@ -48,6 +48,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="By what name the server is called, behind a proxy."),
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="A site whose scripts may call the server."),
+    ] = None,
     proxy: Annotated[
         list[Any] | None,
         typer.Option(parser=ip_network, metavar="ADDRESS", help="Whose X-Forwarded-For counts."),
@@ -77,6 +81,7 @@ def serve(
     """
     try:
         import uvicorn
+        from sse_starlette.sse import AppStatus
 
         from perdure.server import create_app
         from perdure.server.graphs import Graphs
@@ -117,6 +122,7 @@ def serve(
             access=access,
             graphs=served,
             hosts=hosts,
+            origins=cors_origin or (),
             audit=Audit(audit),
             telemetry=Telemetry.configured(metrics=metrics),
         )
@@ -141,8 +147,11 @@ def serve(
 
         async def stopped(sockets: list[socket.socket] | None = None) -> None:
             await made.state.runs.drain(grace, lambda: server.force_exit)
+            AppStatus.should_exit = True
             await stop(sockets)
 
+        # else streams end before their runs
+        AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
         server.shutdown = stopped  # type: ignore[method-assign]
         server.run(sockets=[listening])
 

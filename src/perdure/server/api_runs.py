@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
@@ -29,7 +29,8 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run import Run, interrupted, shown
-from perdure.server.run_log import frame, streamed
+from perdure.server.run_events import ANEW
+from perdure.server.run_log import LoggedEvent, frame, streamed
 from perdure.server.run_request import Given, Mode, RunRequest
 from perdure.server.runs import Runs
 from perdure.server.threads import ThreadConditions
@@ -81,7 +82,7 @@ All = Annotated[Runs, Depends(runs_of)]
 
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
     """The run that a request asks for; it is under way, or this process waits for its time."""
-    run = await begin(call, runs, body, thread_id)
+    run = await begin(call, runs, body, thread_id, recorded=body.stream_resumable)
     return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
 
 
@@ -94,8 +95,9 @@ Begun = Annotated[Run, Depends(begun)]
 Known = Annotated[Run, Depends(known)]
 
 
-async def kept(run: Known) -> Run:
+async def kept(run: Known, runs: All) -> Run:
     """The run that a request names, if its events are kept."""
+    await runs.recall(run)
     if run.forgotten:
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
@@ -108,9 +110,9 @@ Kept = Annotated[Run, Depends(kept)]
 @routes.post("/threads/{thread_id}/runs/stream")
 @routes.post("/runs/stream")
 @action("threads:create_run")
-async def stream(run: Begun, request: Request) -> Response:
+async def stream(run: Begun, runs: All, request: Request) -> Response:
     """Run a graph, and stream its events."""
-    return _stream(run, _frames(run, request, run.request.on_disconnect == "cancel"))
+    return _stream(run, _frames(run, runs, request, run.request.on_disconnect == "cancel"))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -203,16 +205,19 @@ async def join(run: Known, runs: All, request: Request) -> Response:
 @action("threads:read")
 async def join_stream(
     run: Kept,
+    runs: All,
     request: Request,
     stream_mode: Annotated[list[Mode | Literal[""]], Query()] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     given = request.headers.get("last-event-id", "")
-    last = min(int(given), run.log.last) if _NUMBER.fullmatch(given) else None
+    last = int(given) if _NUMBER.fullmatch(given) else None
+    if last is not None and not run.is_elsewhere:
+        last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     cancels = cancel_on_disconnect and not request.state.head
-    return _stream(run, _frames(run, request, cancels, last, modes))
+    return _stream(run, _frames(run, runs, request, cancels, last, modes and modes | {ANEW}))
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
@@ -246,16 +251,30 @@ async def delete(call: Caller, runs: All, thread_id: Id, run_id: Id) -> None:
 
 
 async def begin(
-    call: Call, runs: Runs, body: RunRequest, thread_id: str | None, protocol: str = "run"
+    call: Call,
+    runs: Runs,
+    body: RunRequest,
+    thread_id: str | None,
+    protocol: str = "run",
+    *,
+    recorded: bool = True,
 ) -> Run:
     """Begin a run that a client asks for; without a thread, on one of its own. See `check`."""
-    return await (await check(call, runs, body, thread_id, protocol))()
+    return await (await check(call, runs, body, thread_id, protocol, recorded=recorded))()
 
 
 async def check(
-    call: Call, runs: Runs, body: RunRequest, thread_id: str | None, protocol: str = "run"
+    call: Call,
+    runs: Runs,
+    body: RunRequest,
+    thread_id: str | None,
+    protocol: str = "run",
+    *,
+    recorded: bool = True,
 ) -> Callable[[], Awaitable[Run]]:
     """Check a run that a client asks for, and return what begins it. Nothing is written before.
+
+    One that is `recorded` can be joined again, on any server.
 
     Raises:
         ConfigurationError: It asks for what it may not.
@@ -291,8 +310,9 @@ async def check(
         if creates:
             await threads.create(thread_id, body.metadata, if_exists="do_nothing")
         deletes = temporary and body.on_completion == "delete"
-        graph = assistant["graph_id"]
-        return await runs.start(call, body, graph, thread_id, protocol, temporary=deletes)
+        graph, how = assistant["graph_id"], {"temporary": deletes}
+        how["recorded"] = recorded and not deletes
+        return await runs.start(call, body, graph, thread_id, protocol, **how)
 
     return start
 
@@ -318,23 +338,24 @@ async def look(request: Request) -> None:
         raise Unauthenticated("the key or token is of another user now")
 
 
-def _stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
+def _stream(run: Run, frames: AsyncIterator[bytes]) -> Response:
     path = _path(run)
     return streamed(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
 
 async def _frames(
     run: Run,
+    runs: Runs,
     request: Request,
     cancels: bool,
     last: int | None = None,
     modes: Collection[str] = (),
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncIterator[bytes]:
     if last is None:
-        yield frame("metadata", {"run_id": run.run_id, "attempt": 1})
-        last = run.log.first
+        yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
+    reading = last, partial(look, request), run.seqs
     try:
-        async for entries in run.log.after(last, partial(look, request)):
+        async for entries in runs.told(run.tenant, run.thread_id, run.log, *reading):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
@@ -398,6 +419,10 @@ class RunEvents:
         async with aclosing(graph.astream(given, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._add(run, part)
+
+    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+        """See `Player.closing`: its readers see in the row how a run ended."""
+        return []
 
     def _add(self, run: Run, part: Mapping[str, Any]) -> None:
         kind, ns, data = part["type"], part["ns"], part["data"]

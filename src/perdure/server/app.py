@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -31,10 +34,18 @@ from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.guard import LOOPBACK, EncodedSlashes, Guard, add_error_replies
+from perdure.server.guard import (
+    EXPOSED,
+    LOOPBACK,
+    METHODS,
+    EncodedSlashes,
+    Guard,
+    add_error_replies,
+    checked_origins,
+)
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
-from perdure.server.pages import ASSETS
+from perdure.server.pages import ASSETS, page
 from perdure.server.reply import JSON
 from perdure.server.runs import Players, Runs
 from perdure.server.sessions import Sessions
@@ -59,6 +70,33 @@ async def ok() -> dict[str, bool]:
     return {"ok": True}
 
 
+@routes.get("/info")
+@public
+async def info(request: Request) -> dict[str, Any]:
+    """What this server is and has, as clients of langgraph's ask."""
+    paths = request.app.openapi()["paths"]
+    return {
+        "version": __version__,
+        "langgraph_py_version": version("langgraph"),
+        "flags": {
+            "assistants": True,
+            "crons": "/runs/crons" in paths,
+            "langsmith": False,
+            "langsmith_tracing_replicas": False,
+        },
+        "host": {"kind": "self-hosted"},
+    }
+
+
+@routes.get("/docs", include_in_schema=False)
+@public
+async def docs(request: Request) -> Response:
+    """The paths for programs, as `/openapi.json` describes them."""
+    described = request.app.openapi()
+    schemas = described["components"]["schemas"]
+    return page(request, "docs.html", paths=described["paths"], schemas=schemas)
+
+
 @metrics_routes.get("/metrics", include_in_schema=False)
 @action("admin")
 async def metrics(call: Caller, request: Request) -> Response:
@@ -74,6 +112,7 @@ def create_app(
     access: Access | None = None,
     graphs: Graphs | None = None,
     hosts: Collection[str] | None = LOOPBACK,
+    origins: Collection[str] = (),
     limits: Limits | None = None,
     audit: Audit | None = None,
     telemetry: Telemetry | None = None,
@@ -86,9 +125,14 @@ def create_app(
             a loopback address only.
         graphs: What is run; None: perdure's own chat and agent.
         hosts: The names by which this server may be called; None: any.
+        origins: Sites whose scripts may call it, such as `http://localhost:3000`; with a key of
+            their own, as cookies are not taken from them.
         limits: How much a client may ask for; None: the usual.
         audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
         telemetry: Metrics and spans; None: neither.
+
+    Raises:
+        ConfigurationError: An origin is none.
     """
     chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
     served = graphs or Graphs.own(chosen)
@@ -122,6 +166,7 @@ def create_app(
     app.state.settings, app.state.audit, app.state.telemetry = chosen, audit, telemetry
     app.state.sessions, app.state.clients, app.state.limits = Sessions(), Clients(limits), limits
     app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
+    app.state.origins = checked_origins(origins)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
@@ -146,6 +191,15 @@ def create_app(
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
     app.add_middleware(Guard)  # the last is the outermost
+    if origins:  # their scripts can read refusals, too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=app.state.origins,
+            allow_methods=METHODS,
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+            allow_private_network=True,
+        )
     return app
 
 

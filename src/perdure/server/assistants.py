@@ -32,6 +32,14 @@ from perdure.settings import SEARCH_LIMIT
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
 _SINCE: Final = datetime.now(UTC)
+_PLAIN: Final[Assistant] = {
+    "name": "Untitled",
+    "description": None,
+    "config": {},
+    "context": {},
+    "metadata": {},
+}
+"""What an assistant has that is given nothing."""
 _ALL: Final = 1 << 31
 
 
@@ -76,6 +84,26 @@ class Assistants:
             raise unknown(self._graphs, assistant_id)
         return found
 
+    async def of_run(self, assistant_id: str) -> Assistant:
+        """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
+
+        Raises:
+            UnknownAssistant: See `get`; or its graph is not served.
+        """
+        if found := _own_of_run(self._graphs, assistant_id):
+            return found
+        try:
+            found = await self.get(assistant_id)
+        except UnknownAssistant as exc:
+            raise unknown(self._graphs, assistant_id, 422) from exc
+        if found["graph_id"] not in [*self._graphs]:
+            raise UnknownAssistant(
+                f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
+                f"served; the graphs are {', '.join(self._graphs)}",
+                422,
+            )
+        return found
+
     async def create(
         self, assistant_id: str, content: Mapping[str, Any], *, if_exists: str = "raise"
     ) -> Assistant:
@@ -107,7 +135,7 @@ class Assistants:
             Forbidden: It is that of a graph, or could not be reached any more.
             UnknownGraph: Its graph is not served.
         """
-        key = await self._changeable(assistant_id)
+        key = self._changeable(assistant_id)
 
         def changed(row: AssistantRow) -> dict[str, Any]:
             if not meets(row.content["metadata"], self._filter):
@@ -135,7 +163,7 @@ class Assistants:
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
         """Have another version be the latest; see `update`."""
-        key = await self._changeable(assistant_id)
+        key = self._changeable(assistant_id)
         if version not in [row["version"] for row in await self.versions(key)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
         await self._table.set_latest(key, version)
@@ -143,7 +171,8 @@ class Assistants:
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions; see `update`."""
-        await self._table.delete(await self._changeable(assistant_id))
+        await self.get(key := self._changeable(assistant_id))
+        await self._table.delete(key)
 
     async def search(self, wanted: AssistantFilters) -> list[Assistant]:
         """All that match, the newest first."""
@@ -166,15 +195,15 @@ class Assistants:
         is_own = own(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
-    async def _changeable(self, assistant_id: str) -> str:
-        found = await self.get(assistant_id)
-        if own(self._graphs, assistant_id):
+    def _changeable(self, assistant_id: str) -> str:
+        if found := own(self._graphs, assistant_id):
             raise Forbidden(
                 f"assistant {assistant_id!r} is that of the graph {found['graph_id']!r} and cannot "
                 "be changed or deleted: create another one of the graph"
             )
-        key: str = found["assistant_id"]
-        return key
+        if key := _canonical(assistant_id):
+            return key
+        raise unknown(self._graphs, assistant_id)
 
     def _checked(self, content: Mapping[str, Any]) -> dict[str, Any]:
         if content["graph_id"] not in [*self._graphs]:
@@ -197,6 +226,11 @@ def own(graphs: Graphs, assistant_id: str) -> Assistant | None:
     )
 
 
+def _own_of_run(graphs: Graphs, assistant_id: str) -> Assistant | None:
+    found = own(graphs, assistant_id)
+    return found and {**found, "metadata": {}}  # who made it is no matter of the run
+
+
 def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssistant:
     """The error of an assistant that cannot be reached."""
     return UnknownAssistant(
@@ -205,26 +239,18 @@ def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssi
 
 
 async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
-    """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
+    """The assistant of a run that a client asks for, if the client may read it.
 
-    Raises:
-        UnknownAssistant: There is none that may be read, or its graph is not served.
+    A graph's own needs no permission but that of the run; see `Assistants.of_run`.
     """
-    if found := own(graphs, assistant_id):
-        return {**found, "metadata": {}}
+    if found := _own_of_run(graphs, assistant_id):
+        return found
     reading = call.another("assistants:read")
     try:
         await reading.permit({"assistant_id": assistant_id, "metadata": {}})
-        found = await Assistants.of(reading, graphs).get(assistant_id)
     except Refused as exc:
         raise unknown(graphs, assistant_id, 422) from exc
-    if found["graph_id"] not in [*graphs]:
-        raise UnknownAssistant(
-            f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
-            f"served; the graphs are {', '.join(graphs)}",
-            422,
-        )
-    return found
+    return await Assistants.of(reading, graphs).of_run(assistant_id)
 
 
 async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
@@ -260,12 +286,10 @@ def _shown(row: AssistantRow) -> Assistant:
 
 def _of_graph(name: str) -> Assistant:
     return {
+        **_PLAIN,
         "assistant_id": id_of(name),
         "graph_id": name,
         "name": name,
-        "description": None,
-        "config": {},
-        "context": {},
         "metadata": {"created_by": "system"},
         "version": 1,
         "created_at": _SINCE,
@@ -315,15 +339,12 @@ class AssistantChange(Given):
     config: AssistantConfig = AssistantConfig()
     context: Configurable = Field({})
     metadata: Metadata = Field({})
-    name: str = "Untitled"
-    description: str | None = None
+    name: str = ""
+    description: str = ""
 
-    def content(self, *, whole: bool) -> dict[str, Any]:
-        """What is stored of it: all, or only what is given."""
-        names = AssistantChange.model_fields if whole else self.model_fields_set
-        config = self.config.model_dump(exclude_unset=True)
-        stored = self.model_dump(include={*names} & {*AssistantChange.model_fields})
-        return stored | ({"config": config} if "config" in names else {})
+    def given(self) -> dict[str, Any]:
+        """What is given of what is stored."""
+        return self.model_dump(include={"graph_id", *_PLAIN}, exclude_unset=True)
 
 
 class NewAssistant(AssistantChange):
@@ -392,12 +413,11 @@ Opened = Annotated[Graph, Depends(opened)]
 @action("assistants:create")
 async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
     """Create an assistant of a graph; this is its version 1."""
-    content = body.content(whole=True)
-    about = {"assistant_id": str(body.assistant_id), "if_exists": body.if_exists}
-    asked = await call.permit({**content, **about})
-    content["metadata"] = asked["metadata"]
+    content, assistant_id = {**_PLAIN, **body.given()}, str(body.assistant_id)
+    about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
+    content["metadata"] = (await call.permit({**content, **about}))["metadata"]
     assistants = Assistants.of(call, graphs)
-    made = await assistants.create(about["assistant_id"], content, if_exists=body.if_exists)
+    made = await assistants.create(assistant_id, content, if_exists=body.if_exists)
     return await reply(made)
 
 
@@ -442,7 +462,7 @@ async def get(reached: Reached, assistant_id: Id) -> Response:
 @action("assistants:update")
 async def update(call: Caller, graphs: Served, assistant_id: Id, body: AssistantChange) -> Response:
     """Make a new version of an assistant, which is the latest then."""
-    changes = body.content(whole=False)
+    changes = body.given()
     asked = await call.permit({"metadata": {}, **changes, "assistant_id": assistant_id})
     changes["metadata"] = asked["metadata"]
     return await reply(await Assistants.of(call, graphs).update(assistant_id, changes))

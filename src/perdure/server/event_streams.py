@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
@@ -20,6 +20,7 @@ from langgraph.types import Command
 from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
 
+from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import All, begin, look
 from perdure.server.assistants import UnknownAssistant, assistant_of_thread
@@ -27,7 +28,7 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run import Run
-from perdure.server.run_log import Feed, streamed, told
+from perdure.server.run_log import THREADS, Log, LoggedEvent, streamed, told
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
 
@@ -35,6 +36,8 @@ routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
 """Clients read requests for input on a connection of their own, and stop reading the other then:
 the events of a short run must have reached them."""
+_ASKS: Final = "input.requested"
+_CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _CHANNELS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
 
 
@@ -82,7 +85,7 @@ async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) 
             "type": "success",
             "id": sent.id,
             "result": {"run_id": run.run_id},
-            "meta": {"applied_through_seq": runs.feed(run.tenant, thread_id).last},
+            "meta": {"applied_through_seq": run.first},
         }
     )
 
@@ -95,7 +98,8 @@ async def stream(
     """The events of a thread, of this run and the next ones."""
     await call.permit({"thread_id": thread_id})
     await call.threads.get(thread_id)
-    return streamed(_frames(runs.feed(call.identity.tenant, thread_id), request, wanted))
+    feed = await runs.recalled(call.identity.tenant, thread_id)
+    return streamed(_frames(call, runs, feed, request, thread_id, wanted))
 
 
 def _refused(sent: CommandRequest, code: str, why: str) -> Response:
@@ -117,19 +121,31 @@ async def _answer(
 
 
 async def _frames(
-    feed: Feed, request: Request, wanted: Subscription
-) -> AsyncGenerator[bytes, None]:
+    call: Call, runs: Runs, feed: Log, request: Request, thread_id: str, wanted: Subscription
+) -> AsyncIterator[bytes]:
     """What a client reads; if it has no place in the feed, the newest run that was not read."""
-    after = feed.first if wanted.since is None else min(wanted.since, feed.last)
+    since = wanted.since if wanted.since is None else min(wanted.since, feed.last | THREADS - 1)
     params = cast(Any, wanted.model_dump(exclude_none=True))
+    reading = feed, since, partial(look, request)
     # it reads too slowly: it connects again, and misses some; or it is known no more
     with suppress(LookupError, Refused):
-        async for entries in feed.after(max(after, feed.dropped), partial(look, request)):
-            found = [each for each in entries if matches_subscription(each.kind, params)]
-            if found:
-                yield b"".join(each.frame for each in found)
-            if wanted.since is None and feed.of is None and entries[-1].number == feed.last:
+        async for entries in runs.told(call.identity.tenant, thread_id, *reading):
+            asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
+            parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
+            for part in parts:
+                if asking and part is parts[1]:
+                    await asyncio.sleep(ASKS_AFTER_S)
+                found = [each for each in part if matches_subscription(each.kind, params)]
+                if found:
+                    yield b"".join(each.frame for each in found)
+            if since is None and _rests(entries[-1]) and entries[-1].number == feed.last:
                 feed.begin()
+
+
+def _rests(event: LoggedEvent) -> bool:
+    """Whether it is the last one of a run that asks nothing."""
+    of = event.kind["params"]
+    return not of["namespace"] and of["data"].get("event") in ("completed", "failed")
 
 
 class ThreadEvents:
@@ -139,14 +155,14 @@ class ThreadEvents:
         self._run, self._feed = run, runs.feed(run.tenant, run.thread_id)
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
+        run.feed = self._feed
         assert run.task is not None
-        run.task.add_done_callback(lambda task: self._finish(run, task.get_loop()))
+        run.task.add_done_callback(lambda _: self._finish())
 
     async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
         """See `Player.play`; an input answers the interrupt that waits, if one does."""
         run = self._run
         self._feed.begin()
-        self._feed.of = run.task
         self._add("lifecycle", [], {"event": "running"})
         if given is not None and not isinstance(given, Command):
             waiting = (await graph.aget_state(config)).interrupts
@@ -192,32 +208,34 @@ class ThreadEvents:
                 method = "custom"
         self._add(method, ns, data)
 
-    def _finish(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
-        if self._feed.of and not self._feed.of.done():
-            return  # it never began, and another one is under way
-        if run.error:
-            how = {"event": "failed", "error": f"{run.error['error']}: {run.error['message']}"}
-        elif run.status == "success":
-            how = {"event": "completed"}
-        elif run.cancelled:
-            how = {"event": "failed", "error": "the run was cancelled"}
-        else:
-            loop.call_later(ASKS_AFTER_S, self._ask, run)
-            return
-        self._add("lifecycle", [], how)
-        if self._feed.of is run.task:
-            self._feed.of = None
+    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+        """See `Player.closing`."""
+        how = {"event": "completed"}
+        asked: list[tuple[list[str], dict[str, Any]]] = []
+        if error:
+            how = {"event": "failed", "error": f"{error['error']}: {error['message']}"}
+        elif self._run.cancelled:
+            how = _CANCELLED
+        elif self._run.outcome == "interrupted":
+            how = {"event": "interrupted"}
+            for key, (ns, value) in self._interrupts.items():
+                asked.append((ns, {"interrupt_id": key, "value": value, "payload": value}))
+        events = [*((_ASKS, *each) for each in asked), ("lifecycle", [], how)]
+        return [self._made(number, *each) for number, each in enumerate(events, 1)]
 
-    def _ask(self, run: Run) -> None:
-        if self._feed.of is not run.task:
-            return  # the next run has begun
-        for key, (ns, value) in self._interrupts.items():
-            asked = {"interrupt_id": key, "value": value, "payload": value}
-            self._add("input.requested", ns, asked)
-        self._add("lifecycle", [], {"event": "interrupted"})
+    def _finish(self) -> None:
+        """Tell that the run was cancelled before it began, unless another one is under way."""
+        newest = self._feed.since(self._feed.last - 1)
+        at_rest = not newest or _rests(newest[-1])
+        if at_rest and not self._run.begun and self._run.status not in LIVE:
+            self._feed.extend([self._made(1, "lifecycle", [], _CANCELLED)])
 
     def _add(self, method: str, namespace: list[str], data: Any) -> None:
-        number = self._feed.last + 1
+        self._feed.extend([self._made(1, method, namespace, data)])
+
+    def _made(self, nth: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
+        """The event that will be the nth from now."""
+        number = self._feed.last + nth
         at, sent = int(time.time() * 1000), orjson.Fragment(told(data))
         params = {"namespace": namespace, "timestamp": at, "data": sent}
         event = {
@@ -227,9 +245,10 @@ class ThreadEvents:
             "method": method,
             "params": params,
         }
-        name = data.get("name") if method == "custom" and isinstance(data, Mapping) else None
-        kind = {"method": method, "params": {"namespace": namespace, "data": {"name": name}}}
-        self._feed.add(method, event, kind)
+        labels = ("name", "event") if method in ("custom", "lifecycle") else ()
+        about = {name: data.get(name) for name in labels if isinstance(data, Mapping)}
+        kind = {"method": method, "params": {"namespace": namespace, "data": about}}
+        return self._feed.made(number, method, event, kind)
 
 
 def _checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:

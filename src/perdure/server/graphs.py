@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
@@ -151,6 +151,7 @@ class _Own(NamedTuple):
         return make(self.settings)
 
 
+@cache
 def id_of(name: str) -> str:
     """The id of a graph's own assistant."""
     return str(uuid5(_ASSISTANTS, name))

@@ -24,7 +24,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.errors import PerdureError
+from perdure.errors import ConfigurationError, PerdureError
 from perdure.server.access import Forbidden, Refused, Unauthenticated
 from perdure.server.call import IDS
 from perdure.server.logs import SAFE, Audit, is_change
@@ -35,7 +35,17 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
 _LOG: Final = logging.getLogger("perdure.requests")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_METHODS: Final = (*SAFE, "POST", "PUT", "PATCH", "DELETE")
+METHODS: Final = (*SAFE, "POST", "PUT", "PATCH", "DELETE")
+"""What is allowed at all."""
+EXPOSED: Final = (
+    "Content-Location",
+    "Location",
+    "Retry-After",
+    "X-Pagination-Next",
+    "X-Request-ID",
+)
+"""Headers of replies that scripts of other sites may read."""
+_ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES: Final = "/ui/"
 _PATH: Final = 200  # characters of a path that no route has, in the log
 _SECRET: Final = re.compile(r"[0-9]{6}|.{25}")
@@ -82,7 +92,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope["method"] if scope["method"] in METHODS else "other"
         given = headers.get("x-request-id", "")
         seen = Seen(method, given if _ID.fullmatch(given) else uuid4().hex)
         is_head = scope["method"] == "HEAD"
@@ -164,7 +174,8 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
         if has_session:
             scope["state"]["session"] = True
         if scope["method"] not in SAFE:
-            _check_site(headers, has_session)
+            if has_session or headers.get("origin") not in state.origins:
+                _check_site(headers, has_session)
             _check_kind(scope["path"], headers)
     except Refused as exc:
         return refusal(Request(scope), exc)
@@ -227,6 +238,22 @@ def _check_site(headers: Headers, has_session: bool) -> None:
         same = not has_session
     if not same:
         raise Forbidden("the request comes from a page of another site")
+
+
+def checked_origins(origins: Collection[str]) -> list[str]:
+    """Origins, in the form that browsers send.
+
+    Raises:
+        ConfigurationError: One is none. `*` is not: any site that a user visits could read and
+            change all that this server lets the user's browser reach.
+    """
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                f"the origin is {origin!r}; expected that of one site, as its pages have it in "
+                "location.origin: http://localhost:3000"
+            )
+    return [*origins]
 
 
 def _check_kind(path: str, headers: Headers) -> None:

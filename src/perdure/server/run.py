@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.checkpointers.records import RunRow
-from perdure.checkpointers.runs import RunState
-from perdure.server.run_log import Log
+from perdure.checkpointers.runs import ALL_RUNS, Batch, RunState
+from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_request import RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -28,9 +28,12 @@ class Run:
         row: As it was stored last.
         temporary: The thread is deleted at its end.
         protocol: Who is told of its events: its own readers, or those of its thread.
+        recorded: Its events are stored, so that it can be joined again, wherever.
         login: The user, for the graph.
         begun: It may have begun before, in this process or in another.
-        log: The events.
+        log: The events, unless they go to its thread's.
+        feed: Those of the thread, then.
+        stored: The number of the event up to which they are stored.
         output: The values after its last step, with its interrupts, if it ran here.
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
@@ -48,9 +51,12 @@ class Run:
     request: RunRequest
     temporary: bool = False
     protocol: str = "run"
+    recorded: bool = False
     login: Any = None
     begun: bool = False
     log: Log = field(default_factory=Log)
+    feed: Log | None = None
+    stored: int = 0
     output: Any = None
     waits: bool = False
     cancelled: str | None = None
@@ -101,6 +107,40 @@ class Run:
         """Whether all of it is done, its thread free for the next."""
         return self.task is None or self.task.done()
 
+    @property
+    def is_executing(self) -> bool:
+        """Whether it is under way here."""
+        return self._executing
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it may be under way in another process, or may have been until now."""
+        return self.begun and not self._executing and not self.ended
+
+    @property
+    def events(self) -> Log:
+        """Where its events go."""
+        return self.log if self.feed is None else self.feed
+
+    @property
+    def first(self) -> int:
+        """The number before that of its first event."""
+        return 0 if self.feed is None else self.row.live.seq * THREADS
+
+    @property
+    def seqs(self) -> tuple[int, int]:
+        """The runs that its events are read with, from a `seq` to one."""
+        return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
+
+    def batch(self, closing: Sequence[LoggedEvent] = ()) -> Batch | None:
+        """What it has told, and tells at its end, that is not stored; None: nothing is to be."""
+        told = [*self.events.since(self.stored), *closing] if self.recorded else []
+        if not told:
+            return None
+        since, lost = told[0].number - 1, self.events.lost
+        entries = [(event.kind, event.frame) for event in told]
+        return Batch(since, told[-1].number, entries, lost if lost > self.first else 0)
+
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
         self.cancelled = self.cancelled or action  # seen as it begins, if it has not
@@ -120,6 +160,7 @@ class Run:
     def told(self, row: RunRow) -> None:
         """Learn how it is stored."""
         before, self.row = self.row.live, row
+        self.begun = self.begun or row.live.owner != before.owner
         self.changed.set()
         if not self._executing:
             return

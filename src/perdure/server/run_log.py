@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import Any, Final, NamedTuple, cast
+from operator import attrgetter
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from sse_starlette import EventSourceResponse
 
 from perdure.server.reply import encoded
 
@@ -16,13 +19,15 @@ LIMIT: Final = 4_000_000
 """How many bytes of events are kept, and of a larger one that alone."""
 BEHIND: Final = 32_000_000
 """How many are kept for a reader that is behind; one that falls behind them is told so."""
+THREADS: Final = 1 << 32
+"""The numbers of the events of a thread begin with so many times the `seq` of their run."""
 LOOK_S: Final = 15
 """How often it is seen whether a reader is still known."""
 PING_S: Final = 15
 """How often a comment is sent, so that proxies keep a stream without events open."""
 SEND_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
-_EARLY_S: Final = 0.001  # a timer may be as much too early
+_NUMBER: Final = attrgetter("number")
 
 
 def frame(event: str, data: Any) -> bytes:
@@ -40,38 +45,11 @@ def told(value: Any) -> bytes:
         return encoded({"error": "NotSerializable", "message": why})
 
 
-class EventStream(StreamingResponse):
-    """A reply that is a stream of events, with comments between them."""
-
-    media_type = "text/event-stream"
-
-    async def stream_response(self, send: Send) -> None:
-        """Send it; who does not read it is not waited for."""
-
-        async def sending(message: Message) -> None:
-            async with asyncio.timeout(SEND_S):
-                await send(message)
-
-        async def ping() -> None:
-            while True:
-                await asyncio.sleep(PING_S)
-                await sending(
-                    {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
-                )
-
-        pings = asyncio.create_task(ping())
-        try:
-            await super().stream_response(sending)
-        finally:
-            pings.cancel()
-            await cast(AsyncGenerator[bytes, None], self.body_iterator).aclose()
-
-
 def streamed(
-    frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
-) -> EventStream:
-    """A reply that is a stream of events, which proxies pass on as they come."""
-    return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
+    frames: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+) -> EventSourceResponse:
+    """A reply that is a stream of events."""
+    return EventSourceResponse(frames, headers=headers, ping=PING_S, send_timeout=SEND_S)
 
 
 class LoggedEvent(NamedTuple):
@@ -92,37 +70,58 @@ class Log:
     """Events in order. It belongs to one event loop.
 
     Attributes:
-        dropped: How many are no longer kept.
+        first: The number before the event where a reader begins that has read none.
+        last: The number of the newest event.
+        dropped: That of the newest one that is not kept, or 0.
+        lost: That of the newest one that was dropped, as there were too many, or 0.
     """
 
     def __init__(self) -> None:
         self._entries: list[LoggedEvent] = []
-        self.dropped = self._begun = self._size = 0
-        self._closed = False
-        self._read: dict[asyncio.Event, int] = {}  # how far each reader is, which waits for it
+        self.first = self.last = self.dropped = self.lost = self._size = 0
+        self._more, self._closed = asyncio.Event(), False
+        self._read: dict[object, int] = {}  # how far each reader is
 
     @property
-    def first(self) -> int:
-        """The number before the event where a reader begins that has read none."""
-        return max(self.dropped, self._begun)
-
-    @property
-    def last(self) -> int:
-        """The number of the newest event."""
-        return self.dropped + len(self._entries)
+    def is_read(self) -> bool:
+        """Whether anybody reads it."""
+        return bool(self._read)
 
     def begin(self) -> None:
         """Readers that have read none begin with the next event."""
-        self._begun = self.last
+        self.first = self.last
+
+    def skip(self, number: int) -> None:
+        """The next event has the number after this one."""
+        self.last = max(self.last, number)
+
+    def leave(self, number: int) -> None:
+        """Keep none up to an event: they are read from the database."""
+        self._entries.clear()
+        self._size, self.last = 0, max(self.last, number)
+        self.dropped = self.last
+
+    def made(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
+        """An event, as it is kept."""
+        return LoggedEvent(number, kind, b"id: %d\n%b" % (number, frame(event, data)))
 
     def add(self, event: str, data: Any, kind: Any = None) -> None:
         """Append an event; readers get it."""
-        number = self.last + 1
-        made = b"id: %d\n%b" % (number, frame(event, data))
-        self._entries.append(LoggedEvent(number, kind, made))
-        self._size += len(made)
+        self.extend([self.made(self.last + 1, event, data, kind)])
+
+    def extend(self, events: Iterable[LoggedEvent]) -> None:
+        """Append events, but for those that are here; readers get them."""
+        for event in events:
+            if event.number > self.last:
+                self._entries.append(event)
+                self._size += len(event.frame)
+                self.last = event.number
         self._drop()
         self._wake()
+
+    def since(self, number: int) -> list[LoggedEvent]:
+        """Those that are kept after an event."""
+        return self._entries[bisect_right(self._entries, number, key=_NUMBER) :]
 
     def close(self) -> None:
         """There will be no more; readers come to an end."""
@@ -137,27 +136,26 @@ class Log:
         Raises:
             LookupError: Events that follow it are no longer kept.
         """
-        loop, reader = asyncio.get_running_loop(), asyncio.Event()
-        timer = loop.call_later(LOOK_S, reader.set)  # a timer for each event would take longer
+        reader, looked = object(), monotonic()
         try:
             self._read[reader] = number
             while True:
-                reader.clear()
-                if loop.time() >= timer.when() - _EARLY_S:
+                if monotonic() - looked >= LOOK_S:
                     await look()
-                    timer = loop.call_later(LOOK_S, reader.set)
+                    looked = monotonic()
                 if number < self.dropped:
                     raise LookupError(f"the events up to {self.dropped} are no longer kept")
-                found = self._entries[number - self.dropped :]
+                more, found = self._more, self.since(number)
                 if found:
                     number = self._read[reader] = found[-1].number
                     yield found
                 elif self._closed:
                     return
                 else:
-                    await reader.wait()
+                    with suppress(TimeoutError):  # wait_for would make a task for each event
+                        async with asyncio.timeout(LOOK_S):
+                            await more.wait()
         finally:
-            timer.cancel()
             self._read.pop(reader, None)
             self._drop()
 
@@ -168,20 +166,10 @@ class Log:
             if self._size <= (LIMIT if entry.number <= read else BEHIND):
                 break
             self._size -= len(entry.frame)
+            self.dropped = self.lost = entry.number
             dropped += 1
         del self._entries[:dropped]
-        self.dropped += dropped
 
     def _wake(self) -> None:
-        for reader in self._read:
-            reader.set()
-
-
-class Feed(Log):
-    """The events of a thread, through its runs.
-
-    Attributes:
-        of: The run whose events the newest are; None: it has ended, and no longer asks.
-    """
-
-    of: asyncio.Task[None] | None = None
+        self._more.set()
+        self._more = asyncio.Event()

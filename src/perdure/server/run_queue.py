@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Context
 from itertools import chain, groupby
@@ -24,7 +24,7 @@ from langgraph.checkpoint.serde.types import RESUME
 from pydantic import ValidationError
 
 from perdure.checkpointers.records import LiveRun
-from perdure.checkpointers.runs import LIVE, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, LIVE, RunTable
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import (
@@ -36,11 +36,13 @@ from perdure.errors import (
     StorageUnavailable,
     UnknownThread,
 )
-from perdure.memory.views import AwaitedViews
+from perdure.memory import record_views
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
+from perdure.server.run_events import StoredEvents
+from perdure.server.run_log import Log, LoggedEvent
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -49,6 +51,10 @@ ATTEMPTS: Final = 3
 """How often a run is begun whose process dies each time."""
 SWEEP_S: Final = 0.5
 """How often rows are looked at: what is to be taken over, cancelled, or has ended elsewhere."""
+SOON_S: Final = 0.1
+"""The same, while somebody here waits for what another process runs."""
+AGED_S: Final = 60
+"""How often what runs told is removed that ended long ago."""
 ENDS_S: Final = 5
 """How long a run that was cancelled is waited for."""
 PAUSE_S: Final = 0.05
@@ -65,6 +71,9 @@ class Player(Protocol):
 
     async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
         """Run it with an input; None: it goes on."""
+
+    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+        """The events at its end, which are stored with it, and read after that."""
 
 
 class RunServer(Protocol):
@@ -96,6 +105,9 @@ class RunServer(Protocol):
     def ended(self, run: Run) -> None:
         """A run is followed no longer."""
 
+    def read_feeds(self, tenant: str | None) -> Mapping[str, Log]:
+        """The events of the threads of which somebody reads them, by their ids."""
+
     def forget(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a thread that is no more."""
 
@@ -112,11 +124,13 @@ class DatabaseRuns:
     def __init__(self, runs: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
         self._runs, self.tenant, self.parts = runs, tenant, parts
         self.saver, self.table = parts.saver, RunTable(parts.saver)
+        self.events = StoredEvents(self.table)
         self.owner, self.known = "", dict[str, Run]()
         self._formerly = set[str]()  # owners that this process was
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
         self._done: deque[Run] = deque()
+        self._pause_s, self._aged_at = SWEEP_S, 0.0
         self.task = asyncio.create_task(self._serve(), context=Context())
 
     # -- liveness
@@ -132,7 +146,7 @@ class DatabaseRuns:
                     while True:
                         await self._sweep()
                         with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(SWEEP_S):
+                            async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
                         self._wake.clear()
                         self._lock.check()
@@ -184,6 +198,20 @@ class DatabaseRuns:
         for run in [*self.known.values()]:
             if not run.ended:
                 await self.refresh(run, stored.get(run.run_id))
+        feeds = self._runs.read_feeds(self.tenant)
+        here = {run.thread_id for run in self.known.values() if run.is_executing}
+        for thread_id in feeds.keys() - here:
+            await self.events.fetch(feeds[thread_id], thread_id, ALL_RUNS)
+        awaited = {run.thread_id for run in self.known.values() if not run.ended} | feeds.keys()
+        is_awaited = any(run.owner != self.owner and run.thread_id in awaited for run in live)
+        self._pause_s = SOON_S if is_awaited else SWEEP_S
+        if time.monotonic() - self._aged_at > AGED_S:
+            await self.table.drop_aged()
+            self._aged_at = time.monotonic()
+
+    def look(self) -> None:
+        """Look at the rows at once."""
+        self._wake.set()
 
     async def _begin_due(self, live: LiveRun) -> bool:
         try:
@@ -231,6 +259,8 @@ class DatabaseRuns:
             row = rows[0] if rows else gone
             if not rows and self.known.get(run.run_id) is run:
                 del self.known[run.run_id]
+        if run.log.is_read and run.is_elsewhere:  # all that was told before the row was read
+            await self.events.fetch(run.log, run.thread_id, run.seqs)
         if run.row.live.status in LIVE:  # else it has ended meanwhile
             run.told(row)
 
@@ -244,7 +274,9 @@ class DatabaseRuns:
         if not rows:
             return None
         row, request, asked = rows[0], request_of(rows[0]), rows[0].request or {}
-        options = {name: asked[name] for name in ("temporary", "protocol") if name in asked}
+        options = {
+            name: asked[name] for name in ("temporary", "protocol", "recorded") if name in asked
+        }
         login = User(asked["login"]) if asked.get("login") is not None else None
         run = Run(row, self.tenant, row.about["user"], request, login=login, begun=True, **options)
         if row.live.status in LIVE:
@@ -257,14 +289,18 @@ class DatabaseRuns:
         self.known[run.run_id] = run
         run.task = asyncio.create_task(self._follow(run), context=context)
         self._runs.begun(run)
+        if (run.row.live.status, run.row.live.owner) != ("running", self.owner):
+            self.look()
         return run
 
     async def _follow(self, run: Run) -> None:
+        ended_here = False
         with self._runs.used(self.tenant):
             try:
                 while (live := run.row.live).status in LIVE and not self._runs.is_closed:
                     if (live.status, live.owner) == ("running", self.owner):
                         await self._execute(run, live)
+                        ended_here = run.status not in LIVE
                     elif run.cancelled and live.cancel is None:  # its row says it to who has it
                         await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh(run)
@@ -276,6 +312,8 @@ class DatabaseRuns:
                 self.known.pop(run.run_id, None)
             finally:
                 run.log.close()
+                if run.begun and not ended_here:
+                    run.forget()
                 self._runs.ended(run)
                 self._done.append(run)
                 if len(self._done) > REPLAYED:
@@ -296,11 +334,14 @@ class DatabaseRuns:
                     raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
                 async with self.saver.lock(run.thread_id, timeout_s=patience_s):
                     if self.holds():
+                        await self.events.begin(run, live)
                         await self._turn(run)
             if isinstance(run.failure, StorageUnavailable):
                 self.holds()
             while not run.lost and not await self._settled(run, live):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(SWEEP_S)
+            if run.lost:
+                await self.events.hand_over(run, live)
 
     async def _settled(self, run: Run, live: LiveRun) -> bool:
         """Do what is left once its graph has ended, unless the database has no room, for example.
@@ -336,8 +377,10 @@ class DatabaseRuns:
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None if run.failure is None else error_of(run.failure)
         asked = {"request": run.request.kept()} if run.unheard else None
+        closing = self._runs.player(run).closing(error)
+        last = await self.events.last(run, closing)
         claimed = await self.table.end(
-            live, "rolled back" if run.rolled_back else run.outcome, error, asked
+            live, "rolled back" if run.rolled_back else run.outcome, error, asked, last
         )
         if run.rolled_back:
             self.known.pop(run.run_id, None)
@@ -348,6 +391,7 @@ class DatabaseRuns:
             return
         ended = live._replace(status=run.outcome)
         run.row = run.row._replace(live=ended, updated_at=time.time(), error=error, request=None)
+        run.events.extend(closing)
         for each in self.known.values():
             if each.row.live.thread == live.thread and each.row.live.seq in (claimed or ()):
                 each.told(each.row._replace(live=each.row.live._replace(status="running")))
@@ -368,7 +412,7 @@ class DatabaseRuns:
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
         config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}
-        config["callbacks"] = [AwaitedViews(saver)]
+        config["callbacks"] = [record_views(saver)]
         given = None if begun else run.request.given()
         run.waits = begun == "asks"
         with run.playing(), self._runs.measured():

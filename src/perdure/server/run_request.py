@@ -126,7 +126,7 @@ class RunRequest(Given):
     interrupt_after: Literal["*"] | list[str] | None = None
     stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
     stream_subgraphs: bool = False
-    stream_resumable: bool = False  # has no effect: each stream can be read again
+    stream_resumable: bool = False
     on_disconnect: Literal["cancel", "continue"] = "continue"
     on_completion: Literal["delete", "keep"] = "delete"
     multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] = "enqueue"

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import KEPT
+from perdure.checkpointers.runs import ALL_RUNS, KEPT, LIVE
 from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
@@ -20,7 +20,7 @@ from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run import CANCELS, Run
-from perdure.server.run_log import Feed
+from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
@@ -55,8 +55,8 @@ class Runs:
         self.measured = telemetry.run if telemetry else contextlib.nullcontext
         self.is_closed = self._refuses = False
         self._of: dict[str | None, DatabaseRuns] = {}
-        self._feeds: WeakValueDictionary[tuple[str | None, str], Feed] = WeakValueDictionary()
-        self._recent: list[Feed] = []  # first is what was asked for last
+        self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
+        self._recent: list[Log] = []  # first is what was asked for last
         self._under_way: dict[Run, Player] = {}
 
     async def open(self, tenants: Collection[str | None]) -> None:
@@ -103,11 +103,40 @@ class Runs:
         """A run is followed no longer."""
         self._under_way.pop(run, None)
 
-    def feed(self, tenant: str | None, thread_id: str) -> Feed:
-        """The events of a thread."""
-        feed = self._feeds.setdefault((tenant, thread_id), Feed())
+    def feed(self, tenant: str | None, thread_id: str) -> Log:
+        """The events of a thread, as far as this process has them."""
+        feed = self._feeds.setdefault((tenant, thread_id), Log())
         self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
         return feed
+
+    def read_feeds(self, tenant: str | None) -> dict[str, Log]:
+        """Those that somebody reads, by the ids of their threads."""
+        return {id: log for (of, id), log in self._feeds.items() if of == tenant and log.is_read}
+
+    async def recalled(self, tenant: str | None, thread_id: str) -> Log:
+        """The events of a thread; who has read none begins with a run that is under way."""
+        feed, runs = self.feed(tenant, thread_id), await self.of(tenant)
+        here = any(run.feed is feed and run.is_executing for run in self._under_way)
+        if not feed.is_read and not here:
+            newest = await runs.events.leave(feed, thread_id, ALL_RUNS)
+            if newest is not None and newest[1] == feed.last:
+                seq, until, status = newest
+                feed.first = seq * THREADS if status in LIVE else until
+        return feed
+
+    async def told(
+        self,
+        tenant: str | None,
+        thread_id: str,
+        log: Log,
+        number: int | None,
+        look: Callable[[], Awaitable[None]],
+        seqs: tuple[int, int] = ALL_RUNS,
+    ) -> AsyncIterator[list[LoggedEvent]]:
+        """See `StoredEvents.after`."""
+        stored = (await self.of(tenant)).events
+        async for events in stored.after(log, number, look, thread_id, seqs):
+            yield events
 
     def busy(self, tenant: str | None, thread_id: str) -> bool:
         """Whether this process has a run of a thread, be it of one that was deleted."""
@@ -131,6 +160,13 @@ class Runs:
             )
             raise Refused(why, 404)
         return run
+
+    async def recall(self, run: Run) -> None:
+        """See `StoredEvents.recall`."""
+        runs = await self.of(run.tenant)
+        await runs.events.recall(run)
+        if run.is_elsewhere:
+            runs.look()
 
     async def output(self, run: Run) -> Any:
         """The values after the last step of a run that has ended."""
@@ -167,6 +203,7 @@ class Runs:
         protocol: str = "run",
         *,
         temporary: bool,
+        recorded: bool = False,
     ) -> Run:
         """Begin a run; it is stored when this returns. The call is permitted for the thread.
 
@@ -179,6 +216,7 @@ class Runs:
             thread_id: On which thread.
             protocol: Who is told of its events.
             temporary: Whether the thread is deleted at its end.
+            recorded: Whether its events are stored, for readers on any server.
 
         Raises:
             UnknownThread: The thread was deleted.
@@ -199,19 +237,22 @@ class Runs:
             "user": identity.user,
         }
         kept = {"temporary": temporary, "protocol": protocol, "login": login}
-        kept["request"] = request.kept()
+        kept |= {"recorded": recorded, "request": request.kept()}
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
         owner = "" if not_before else runs.owner  # any process takes one that is due
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph, 1, None)
         row = RunRow(live, now, now, about, request=kept, not_before=not_before)
         whose = identity.tenant, identity.user
-        run = Run(row._replace(request=None), *whose, request, temporary, protocol, identity.raw)
+        how = temporary, protocol, recorded, identity.raw
+        run = Run(row._replace(request=None), *whose, request, *how)
         runs.known[run.run_id] = run  # a sweep may see the row first
         try:
             cancels = None if not_before else CANCELS.get(strategy)
             rejects = strategy == "reject"
-            accepted, ids = await runs.table.accept(row, rejects=rejects, cancels=cancels)
+            accepted, ids = await runs.table.accept(
+                row, rejects=rejects, cancels=cancels, events=recorded
+            )
             if accepted is None:
                 await self._refuse(runs, run, ids)
         except BaseException:
@@ -244,7 +285,7 @@ class Runs:
     async def drop(self, run: Run) -> None:
         """Remove a run that has ended."""
         runs = await self.of(run.tenant)
-        await runs.table.drop(run.thread_id, run.run_id)
+        await runs.table.drop(run.row.live)
         runs.known.pop(run.run_id, None)
 
     async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> None:
@@ -289,8 +330,6 @@ class Runs:
             run.changed.set()
         if tasks := [run.task for run in self._under_way if run.task is not None]:
             await asyncio.wait(tasks, timeout=ENDS_S)
-        for feed in self._feeds.values():
-            feed.close()
 
     async def aclose(self) -> None:
         """Stop what runs, and leave it to the next process, as a kill would."""
