@@ -29,10 +29,6 @@ REFUSED = {
         (f"test_crons::test_crons_create_search_delete_{way}" for way in ("async", "sync")),
         "nothing runs on a schedule",
     ),
-    **dict.fromkeys(
-        (f"test_websocket::test_websocket_{way}" for way in ("async", "sync")),
-        "events are sent by SSE only",
-    ),
 }
 
 

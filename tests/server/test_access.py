@@ -134,12 +134,13 @@ ASKED = [each for each in ROUTES if each.action is not None]
 def test_every_route_names_its_action_or_is_public() -> None:
     assert {each.action for each in ASKED} <= set(ACTIONS)
     assert {each.name for each in ROUTES if each.action is None} <= PUBLIC
-    others = [
-        each.path
+    others = {
+        each.path: getattr(each.endpoint, "action", None)
         for each in iter_route_contexts(create_app(Settings(db=":memory:")).routes)
         if not isinstance(each.original_route, APIRoute)
-    ]
-    assert others == ["/openapi.json", "/assets"]
+    }
+    socket = {"/threads/{thread_id}/stream/events": "threads:read"}
+    assert others == {"/openapi.json": None, "/assets": None, **socket}
 
 
 class Place(NamedTuple):

@@ -20,6 +20,7 @@ from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langgraph_sdk.schema import RunStatus
 from pydantic import model_validator
+from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
@@ -71,9 +72,9 @@ class Cancelled(Given):
         return self
 
 
-async def runs_of(request: Request) -> Runs:
+async def runs_of(connection: HTTPConnection) -> Runs:
     """The runs of the process."""
-    runs: Runs = request.app.state.runs
+    runs: Runs = connection.app.state.runs
     return runs
 
 
@@ -328,13 +329,13 @@ def _path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-async def look(request: Request) -> None:
+async def look(connection: HTTPConnection) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
     try:
-        identity = await request.app.state.access.identify(request)
+        identity = await connection.app.state.access.identify(connection)
     except Exception as exc:  # a handler may raise any
         raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
-    if identity != request.state.call.identity:
+    if identity != connection.state.call.identity:
         raise Unauthenticated("the key or token is of another user now")
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute, APIWebSocketRoute, iter_route_contexts
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -205,5 +205,6 @@ def create_app(
 
 def _check_actions(app: FastAPI) -> None:
     for each in iter_route_contexts(app.routes):
-        if isinstance(each.original_route, APIRoute) and not hasattr(each.endpoint, "action"):
+        is_ours = isinstance(each.original_route, APIRoute | APIWebSocketRoute)
+        if is_ours and not hasattr(each.endpoint, "action"):
             raise TypeError(f"{each.path} names no action; see perdure.server.access")

@@ -1,5 +1,6 @@
 """The protocol of `client.threads.stream(…)`: commands, and events of a thread by channels.
 
+Both by HTTP, with events as SSE, or by a websocket, where each message is a command or an event.
 The events are those of `graph.astream_events(version="v3")`, numbered through the runs of a thread.
 """
 
@@ -11,24 +12,27 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
+from uuid import uuid4
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from langchain_core.runnables import RunnableConfig
 from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesTransformer
 from langgraph.types import Command
 from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.runs import LIVE
+from perdure.errors import PerdureError
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import All, begin, look
 from perdure.server.assistants import UnknownAssistant, assistant_of_thread
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
-from perdure.server.reply import JSON
+from perdure.server.reply import JSON, encoded, status_of
 from perdure.server.run import Run
-from perdure.server.run_log import THREADS, Log, LoggedEvent, streamed, told
+from perdure.server.run_log import SEND_S, THREADS, Log, LoggedEvent, streamed, told
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
 
@@ -36,9 +40,12 @@ routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
 """Clients read requests for input on a connection of their own, and stop reading the other then:
 the events of a short run must have reached them."""
+SUBSCRIPTIONS: Final = 32
+"""How many a websocket has at once."""
 _ASKS: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _CHANNELS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
+_SLOW: Final = 1013  # the code with which a websocket is closed whose client is to try again later
 
 
 class CommandRequest(BaseModel):
@@ -69,25 +76,25 @@ class InterruptAnswer(BaseModel):
 @action("threads:create_run")
 async def command(call: Caller, runs: All, thread_id: Id, sent: CommandRequest) -> Response:
     """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
+    return JSON(await _commanded(call, runs, thread_id, sent))
+
+
+async def _commanded(
+    call: Call, runs: Runs, thread_id: str, sent: CommandRequest
+) -> dict[str, Any]:
+    """The reply to a command."""
     params = sent.params
     try:
         if sent.method == "input.respond":
             params = {**params, **await _answer(call, runs, thread_id, params)}
         elif sent.method != "run.start":
             why = f"{sent.method!r} is no command of this server"
-            return _refused(sent, "not_supported", why)
+            return _refused(sent.id, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await begin(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownAssistant) as exc:
-        return _refused(sent, "invalid_argument", str(exc))
-    return JSON(
-        {
-            "type": "success",
-            "id": sent.id,
-            "result": {"run_id": run.run_id},
-            "meta": {"applied_through_seq": run.first},
-        }
-    )
+        return _refused(sent.id, "invalid_argument", str(exc))
+    return _done(sent, {"run_id": run.run_id}, run.first)
 
 
 @routes.post("/stream/events")
@@ -102,8 +109,23 @@ async def stream(
     return streamed(_frames(call, runs, feed, request, thread_id, wanted))
 
 
-def _refused(sent: CommandRequest, code: str, why: str) -> Response:
-    return JSON({"type": "error", "id": sent.id, "error": code, "message": why})
+@routes.websocket("/stream/events")
+@action("threads:read")
+async def socket(call: Caller, runs: All, websocket: WebSocket, thread_id: Id) -> None:
+    """Commands and events of a thread; events are those of `subscription.subscribe`."""
+    await call.permit({"thread_id": thread_id})
+    await call.threads.get(thread_id)
+    await websocket.accept()
+    await ThreadSocket(websocket, call, runs, thread_id).serve()
+
+
+def _done(sent: CommandRequest, result: dict[str, Any], last: int) -> dict[str, Any]:
+    meta = {"applied_through_seq": last}
+    return {"type": "success", "id": sent.id, "result": result, "meta": meta}
+
+
+def _refused(id: int | None, code: str, why: str) -> dict[str, Any]:
+    return {"type": "error", "id": id, "error": code, "message": why}
 
 
 async def _answer(
@@ -123,23 +145,122 @@ async def _answer(
 async def _frames(
     call: Call, runs: Runs, feed: Log, request: Request, thread_id: str, wanted: Subscription
 ) -> AsyncIterator[bytes]:
+    # it reads too slowly: it connects again, and misses some; or it is known no more
+    with suppress(LookupError, Refused):
+        async for entries in _events(call, runs, feed, request, thread_id, wanted):
+            yield b"".join(each.frame for each in entries)
+
+
+async def _events(
+    call: Call,
+    runs: Runs,
+    feed: Log,
+    connection: HTTPConnection,
+    thread_id: str,
+    wanted: Subscription,
+) -> AsyncIterator[list[LoggedEvent]]:
     """What a client reads; if it has no place in the feed, the newest run that was not read."""
     since = wanted.since if wanted.since is None else min(wanted.since, feed.last | THREADS - 1)
     params = cast(Any, wanted.model_dump(exclude_none=True))
-    reading = feed, since, partial(look, request)
-    # it reads too slowly: it connects again, and misses some; or it is known no more
-    with suppress(LookupError, Refused):
-        async for entries in runs.told(call.identity.tenant, thread_id, *reading):
-            asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
-            parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
-            for part in parts:
-                if asking and part is parts[1]:
-                    await asyncio.sleep(ASKS_AFTER_S)
-                found = [each for each in part if matches_subscription(each.kind, params)]
-                if found:
-                    yield b"".join(each.frame for each in found)
-            if since is None and _rests(entries[-1]) and entries[-1].number == feed.last:
-                feed.begin()
+    reading = feed, since, partial(look, connection)
+    async for entries in runs.told(call.identity.tenant, thread_id, *reading):
+        asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
+        parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
+        for part in parts:
+            if asking and part is parts[1]:
+                await asyncio.sleep(ASKS_AFTER_S)
+            if found := [each for each in part if matches_subscription(each.kind, params)]:
+                yield found
+        if since is None and _rests(entries[-1]) and entries[-1].number == feed.last:
+            feed.begin()
+
+
+class ThreadSocket:
+    """A websocket that was accepted: commands that come, one at a time, and events that go."""
+
+    def __init__(self, websocket: WebSocket, call: Call, runs: Runs, thread_id: str) -> None:
+        self._websocket, self._call, self._runs = websocket, call, runs
+        self._thread_id = thread_id
+        self._readers: dict[str, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Do what the client asks for, until it is gone, or is refused, or does not read."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._take(await self._received(), group)
+        except* (WebSocketDisconnect, TimeoutError):
+            pass
+        except* (Refused, LookupError) as failed:
+            await self._close(failed.exceptions[0])
+
+    async def _received(self) -> str | bytes:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
+        sent: str | bytes = message.get("text") or message.get("bytes") or b""
+        longest = self._websocket.app.state.limits.body_bytes
+        if len(sent) > longest:
+            raise Refused(f"a message has {len(sent)} bytes; expected at most {longest}", 413)
+        identity = self._call.identity
+        self._websocket.app.state.clients.take((identity.tenant, identity.user))
+        await look(self._websocket)
+        return sent
+
+    async def _take(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
+        """Do a command, and reply."""
+        sent = None
+        try:
+            sent = CommandRequest.model_validate_json(message)
+            if sent.method == "subscription.subscribe":
+                await self._subscribe(sent, group)
+                return
+            if sent.method == "subscription.unsubscribe":
+                if reader := self._readers.pop(str(sent.params.get("subscription_id")), None):
+                    reader.cancel()
+                reply = _done(sent, {}, (await self._feed()).last)
+            else:
+                call = self._call.another("threads:create_run")
+                reply = await _commanded(call, self._runs, self._thread_id, sent)
+        except (ValidationError, PerdureError) as exc:
+            reply = _failed(sent.id if sent else None, exc)
+        await self._send(encoded(reply))
+
+    async def _feed(self) -> Log:
+        return await self._runs.recalled(self._call.identity.tenant, self._thread_id)
+
+    async def _subscribe(self, sent: CommandRequest, group: asyncio.TaskGroup) -> None:
+        wanted, name = Subscription.model_validate(sent.params), str(uuid4())
+        if len(self._readers) >= SUBSCRIPTIONS:
+            raise Refused(f"there are {SUBSCRIPTIONS} subscriptions; end some first", 422)
+        feed = await self._feed()
+        await self._send(encoded(_done(sent, {"subscription_id": name}, feed.last)))
+        self._readers[name] = group.create_task(self._read(feed, wanted))
+
+    async def _read(self, feed: Log, wanted: Subscription) -> None:
+        about = self._call, self._runs, feed, self._websocket, self._thread_id
+        async for entries in _events(*about, wanted):
+            for each in entries:
+                await self._send(each.data)
+        await self._websocket.close()  # the thread was deleted
+
+    async def _send(self, data: bytes) -> None:
+        async with asyncio.timeout(SEND_S):
+            await self._websocket.send_text(data.decode())
+
+    async def _close(self, error: BaseException) -> None:
+        """Say why, and close: with 4000 and the status of HTTP, as a browser sees no other."""
+        code = 4000 + error.status if isinstance(error, Refused) else _SLOW
+        with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
+            await self._send(encoded(_failed(None, error)))
+            await self._websocket.close(code)
+
+
+def _failed(id: int | None, error: BaseException) -> dict[str, Any]:
+    """The reply to a command that failed."""
+    status = status_of(error) if isinstance(error, PerdureError) else 422
+    code = "permission_denied" if status in (401, 403) else "invalid_argument"
+    return _refused(id, code if status < 500 else "unknown_error", str(error))
 
 
 def _rests(event: LoggedEvent) -> bool:

@@ -88,9 +88,11 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        is_socket = scope["type"] == "websocket"
+        scope = {**scope, "method": "GET"} if is_socket else scope
         state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
         method = scope["method"] if scope["method"] in METHODS else "other"
         given = headers.get("x-request-id", "")
@@ -102,8 +104,9 @@ class Guard:
 
         async def sending(message: Message) -> None:
             nonlocal answered
-            if message["type"] == "http.response.start":
-                seen.status = message["status"]
+            kind = message["type"].removeprefix("websocket.")
+            if kind in ("http.response.start", "accept"):
+                seen.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
                 reply["X-Request-ID"] = seen.request_id
                 for name, value in _HEADERS.items():
@@ -112,26 +115,28 @@ class Guard:
                     reply.setdefault("Cache-Control", "no-store")
                 await _record(scope, seen.status)
                 answered = True
-                seen.stream = reply.get("content-type", "").startswith("text/event-stream")
+                content = "" if is_socket else reply.get("content-type", "")
+                seen.stream = seen.status == 101 or content.startswith("text/event-stream")
                 if is_head:  # its end, also of a stream
                     await send(message)
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            elif message["type"] == "http.response.body":
-                seen.bytes += len(message.get("body", b""))
+            elif kind in ("http.response.body", "send"):
+                seen.bytes += len(message.get("body") or message.get("text") or b"")
             await send(message)
 
         measured = state.telemetry.request(headers, seen) if state.telemetry else nullcontext()
         with measured:
             try:
                 app = _refused(scope, headers) or self._app
-                await app(scope, _received(scope, receive, state.limits.body_wait_s), sending)
+                body = _received(scope, receive, state.limits.body_wait_s)
+                await app(scope, receive if is_socket else body, sending)
             finally:
                 try:
                     if not answered:
                         failure = Refused("the server failed; its log says why", 500)
-                        await refusal(Request(scope), failure)(scope, receive, sending)
+                        await refusal(_request(scope), failure)(scope, receive, sending)
                 finally:
                     route = getattr(scope.get("route"), "path", None)
                     seen.route = route or scope["root_path"] or "-"
@@ -173,13 +178,18 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
         has_session = state.sessions.apply(scope)
         if has_session:
             scope["state"]["session"] = True
-        if scope["method"] not in SAFE:
+        if scope["type"] == "websocket" or scope["method"] not in SAFE:
             if has_session or headers.get("origin") not in state.origins:
                 _check_site(headers, has_session)
             _check_kind(scope["path"], headers)
     except Refused as exc:
-        return refusal(Request(scope), exc)
+        return refusal(_request(scope), exc)
     return None
+
+
+def _request(scope: Scope) -> Request:
+    """A request, also one for a websocket."""
+    return Request({**scope, "type": "http"})
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:

@@ -65,6 +65,11 @@ class LoggedEvent(NamedTuple):
     kind: Any
     frame: bytes
 
+    @property
+    def data(self) -> bytes:
+        """The JSON in its frame."""
+        return self.frame.partition(b"\ndata: ")[2].rstrip()
+
 
 class Log:
     """Events in order. It belongs to one event loop.
