@@ -162,17 +162,24 @@ def test_an_update_is_a_version_that_keeps_what_is_not_given(sdk: SyncLangGraphC
         sdk.assistants.set_latest(at, 9)
 
 
-def test_updates_at_once_are_versions_of_their_own(url: str, sdk: SyncLangGraphClient) -> None:
+def test_updates_at_once_are_versions_of_their_own(
+    settings: Settings, gate: Gate, url: str, sdk: SyncLangGraphClient
+) -> None:
+    """Of two servers, too; of creations with one id the first counts."""
     at: str = configured(sdk)["assistant_id"]
     body = {"assistant_id": str(uuid4()), "graph_id": "tells", "if_exists": "do_nothing"}
 
     def change(n: int) -> int:
-        return httpx.patch(f"{url}/assistants/{at}", json={"metadata": {f"n{n}": n}}).status_code
+        of = urls[n % 2]
+        return httpx.patch(f"{of}/assistants/{at}", json={"metadata": {f"n{n}": n}}).status_code
 
     def create(n: int) -> Any:
-        return httpx.post(f"{url}/assistants", json={**body, "name": f"n{n}"}).json()["name"]
+        made = httpx.post(f"{urls[n % 2]}/assistants", json={**body, "name": f"n{n}"})
+        return made.json()["name"]
 
-    with ThreadPoolExecutor(8) as pool:
+    other = running(create_app(settings, graphs=served(gate)))
+    with other as second, ThreadPoolExecutor(8) as pool:
+        urls = [url, second]
         assert {*pool.map(change, range(8))} == {200}
         assert len({*pool.map(create, range(8))}) == 1
 

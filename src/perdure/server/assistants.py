@@ -151,10 +151,8 @@ class Assistants:
     async def versions(self, assistant_id: str) -> list[Assistant]:
         """All versions of an assistant, newest first; see `get`."""
         found = await self.get(assistant_id)
-        if own(self._graphs, assistant_id):
-            rows = [found]
-        else:
-            rows = [*map(_shown, await self._table.versions(found["assistant_id"]))]
+        stored = await self._table.versions(found["assistant_id"])
+        rows = [*map(_shown, stored)] or [found]  # that of a graph
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
             for row in rows
@@ -321,7 +319,6 @@ def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
 
 
 Configurable = Annotated[dict[str, Any], AfterValidator(_without_ours)]
-Metadata = Annotated[dict[str, Any], AfterValidator(checked_metadata)]
 
 
 class AssistantConfig(Configured):
@@ -338,7 +335,7 @@ class AssistantChange(Given):
     graph_id: str = ""
     config: AssistantConfig = AssistantConfig()
     context: Configurable = Field({})
-    metadata: Metadata = Field({})
+    metadata: api_threads.Metadata = Field({})
     name: str = ""
     description: str = ""
 
