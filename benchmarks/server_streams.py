@@ -2,12 +2,15 @@
 
     python -m benchmarks.server_streams                   # 20, then 200 clients
     python -m benchmarks.server_streams --streams 200 --seconds 60
+    python -m benchmarks.server_streams --rounds 3 --old /tmp/old/build/view   # two builds in turn
+    python -m benchmarks.server_streams --streams 64 --model-s 0 --workers 2 --on postgres
 
-The server is `perdure serve` on the first core, in a process of its own; its clients are on the
-second core. Each client streams turns on a thread of its own, one after the other; the first ones
-begin spread over the time of a turn. The model takes a fixed time, in parts. What a turn takes
-beyond that is the server's own time: its checkpoints, its events, and the time that it waits for
-the CPU. `cpu_ms` is the server's CPU for a turn.
+The server is `perdure serve` on the first core, in a process of its own, or with `--workers` in
+several on all cores; its clients are on the second core. Each client streams turns on a thread of
+its own, one after the other; the first ones begin spread over the time of a turn. The model takes a
+fixed time, in parts. What a turn takes beyond that is the server's own time: its checkpoints, its
+events, and the time that it waits for the CPU. `cpu_ms` is the server's CPU for a turn, without
+that of Postgres.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +108,32 @@ async def measure(url: str, streams: int, seconds: float, model_s: float) -> lis
     return own[streams:]  # the first turn of each thread makes it
 
 
-def run(streams: int, seconds: float, model_s: float, port: int) -> float:
-    """Measure one number of streams; returns the 95th percentile."""
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder:
-        served = Path(folder) / "langgraph.json"
+@contextmanager
+def postgres() -> Iterator[str]:
+    """A database of a server of Postgres that is there for it."""
+    from benchmarks.postgres_faults import cluster
+    from benchmarks.server_faults import database
+
+    with cluster() as server, database(server.dsn) as dsn:
+        yield dsn
+
+
+@contextmanager
+def served(
+    model_s: float, view: str | None = None, *, on: str = "file", workers: int = 1, port: int = 8765
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A server with a database of its own; its URL and process. `view`: of another build."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         named = {"graphs": {"chat": f"{__file__}:graph"}, "env": {"MODEL_S": str(model_s)}}
-        served.write_text(json.dumps(named))
-        given = ["--db", str(Path(folder) / "m.db"), "--user", "ann", "--port", str(port)]
-        serve = ["-c", "from perdure.cli import main; main()", "serve", "--graphs", str(served)]
-        command = [sys.executable, *serve, *given]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        graphs = Path(folder) / "langgraph.json"
+        graphs.write_text(json.dumps(named))
+        db = str(Path(folder) / "m.db") if on == "file" else stack.enter_context(postgres())
+        several = ["--workers", str(workers)] if workers > 1 else []
+        given = ["--graphs", str(graphs), "--db", db, "--user", "ann", "--port", str(port)]
+        serve = ["-c", "from perdure.cli import main; main()", "serve", *given, *several]
+        env = {**os.environ, **({"PYTHONPATH": view} if view else {})}
+        url = f"http://127.0.0.1:{port}"
+        with subprocess.Popen([sys.executable, *serve], env=env, stderr=subprocess.DEVNULL) as made:
             try:
                 while True:
                     time.sleep(0.2)
@@ -122,30 +141,48 @@ def run(streams: int, seconds: float, model_s: float, port: int) -> float:
                         httpx.get(f"{url}/ok")
                         break
                     except httpx.TransportError:
-                        assert process.poll() is None
-                seen = psutil.Process(process.pid)
+                        assert made.poll() is None
+                process = psutil.Process(made.pid)
                 cores = sorted(os.sched_getaffinity(0))
-                for thread in seen.threads():
-                    os.sched_setaffinity(thread.id, cores[:1])
-                os.sched_setaffinity(0, cores[1:] or cores)
-                before = seen.cpu_times()
-                own = asyncio.run(measure(url, streams, seconds, model_s))
-                after = seen.cpu_times()
-                memory = seen.memory_info().rss / 1e6
+                if workers == 1:
+                    for thread in process.threads():
+                        os.sched_setaffinity(thread.id, cores[:1])
+                yield url, process
             finally:
-                process.terminate()
-    cpu = after.user + after.system - before.user - before.system
+                made.terminate()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """The CPU that a server has had, with its workers."""
+    every = [process, *process.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in every)
+
+
+def run(
+    streams: int, seconds: float, model_s: float, view: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Measure one number of streams at one build."""
+    with served(model_s, view, **options) as (url, process):
+        every = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(every)[1:] or every)
+        before, clients, begun = cpu_s(process), time.process_time(), time.monotonic()
+        own = asyncio.run(measure(url, streams, seconds, model_s))
+        took_s, cpu, turns = time.monotonic() - begun, cpu_s(process) - before, len(own) + streams
+        clients = time.process_time() - clients
+        memory = process.memory_info().rss / 1e6
+        os.sched_setaffinity(0, every)
     cuts = statistics.quantiles(own, n=20)
-    made = {
+    return {
         "streams": streams,
-        "turns": len(own),
+        "build": "old" if view else "new",
+        "turns": turns,
+        "a_second": round(turns / took_s, 1),
         "p50_ms": round(statistics.median(own) * 1e3, 1),
         "p95_ms": round(cuts[18] * 1e3, 1),
-        "cpu_ms": round(cpu * 1e3 / (len(own) + streams), 1),
+        "cpu_ms": round(cpu * 1e3 / turns, 2),
+        "clients_cpu_ms": round(clients * 1e3 / turns, 2),
         "rss_mb": round(memory),
     }
-    print(json.dumps(made), flush=True)
-    return cuts[18]
 
 
 def main() -> None:
@@ -154,13 +191,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="*", default=[20, 200])
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--model-s", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--old", metavar="VIEW", help="a PYTHONPATH of another build")
+    parser.add_argument("--on", choices=("file", "postgres"), default="file")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--port", type=int, default=8765)
     given = parser.parse_args()
-    p95 = [run(each, given.seconds, given.model_s, given.port) for each in given.streams]
-    if len(p95) == 2:
-        print(
-            f"p95 of {given.streams[1]} is {p95[1] / p95[0]:.1f} times that of {given.streams[0]}"
-        )
+    options = {"on": given.on, "workers": given.workers, "port": given.port}
+    builds = [given.old, None] if given.old else [None]
+    for streams in given.streams * given.rounds:
+        for view in builds:
+            print(
+                json.dumps(run(streams, given.seconds, given.model_s, view, **options)), flush=True
+            )
 
 
 if __name__ == "__main__":
