@@ -16,7 +16,14 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    empty_checkpoint,
+)
 
 from perdure.checkpointers.records import VIEWS
 from perdure.effects import Effect, awaiting, blocking
@@ -57,18 +64,24 @@ class RecordViews(BaseCallbackHandler):
         self._key = checked_text("messages_key", messages_key)
 
     def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
+    ) -> None:
+        """Store what the model is shown now."""
+        if (view := self._view(messages[0], **about)) is not None:
+            self._saver.put(*view)
+
+    def _view(
         self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
+        shown: list[BaseMessage],
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> None:
-        """Store what the model is shown now."""
+    ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
+        """What is put; None: it is no call of a graph on a thread."""
         place = _place()
         if place is None:
-            return
+            return None
         thread_id, ns, checkpoint_id = place
         about, params = metadata or {}, kwargs.get("invocation_params") or {}
         model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
@@ -89,9 +102,22 @@ class RecordViews(BaseCallbackHandler):
             known["run_id"] = about["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}
-        checkpoint["channel_values"] = {self._key: [_without_data(each) for each in messages[0]]}
+        checkpoint["channel_values"] = {self._key: [_without_data(each) for each in shown]}
         checkpoint["channel_versions"] = versions
-        self._saver.put(_config(thread_id), checkpoint, known, versions)
+        return _config(thread_id), checkpoint, known, versions
+
+
+class AwaitedViews(RecordViews):
+    """The same for graphs that are awaited: a model's tokens take no task of their own for it."""
+
+    run_inline = True
+
+    async def on_chat_model_start(  # type: ignore[override]
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
+    ) -> None:
+        """Store what the model is shown now."""
+        if (view := self._view(messages[0], **about)) is not None:
+            await self._saver.aput(*view)
 
 
 record_views = RecordViews

@@ -36,7 +36,7 @@ from perdure.errors import (
     StorageUnavailable,
     UnknownThread,
 )
-from perdure.memory import record_views
+from perdure.memory.views import AwaitedViews
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
@@ -412,7 +412,7 @@ class DatabaseRuns:
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
         config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}
-        config["callbacks"] = [record_views(saver)]
+        config["callbacks"] = [AwaitedViews(saver)]
         given = None if begun else run.request.given()
         run.waits = begun == "asks"
         with run.playing(), self._runs.measured():
