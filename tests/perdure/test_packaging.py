@@ -66,7 +66,7 @@ def test_star_imports_need_no_extra() -> None:
     extras = (
         *("bpe_openai", "cryptography", "dbos", "detect_secrets", "fastapi", "jinja2", "langchain"),
         *("mcp", "opentelemetry", "phonenumbers", "psycopg", "psycopg_pool"),
-        *("python_multipart", "sqlalchemy", "sse_starlette", "uvicorn"),
+        *("python_multipart", "sqlalchemy", "uvicorn"),
     )
     packages = ("perdure", *(f"perdure.{name}" for name in ("checkpointers", "stores", "memory")))
     code = f"""

@@ -338,6 +338,33 @@ def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Set
 # -- to whom
 
 
+def test_a_stream_without_events_has_comments(
+    ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "PING_S", 0.05)
+    asked = {**body(), "if_not_exists": "create"}
+    with ann.stream("POST", "/threads/new/runs/stream", json=asked) as events:
+        lines = events.iter_lines()
+        heard = [line for line in (next(lines) for _ in range(12)) if line.startswith(":")]
+        gate.open.set()
+        rest = [line for line in lines if line.startswith("event: ")]
+
+    assert ": ping" in heard
+    assert rest[-1] == "event: values"
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(
+    sdk: SyncLangGraphClient, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run is cancelled, if it is to end with its reader."""
+    monkeypatch.setattr(run_log, "SEND_S", 0.2)
+    asked = {**body("x" * 8_000_000), "on_disconnect": "cancel"}
+    with ann.stream("POST", "/threads/t/runs/stream", json=asked) as events:
+        assert events.status_code == 200
+        assert gate.reached.wait(60)
+        until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
+
+
 class Flaky(Local):
     """Cannot tell who asks while it is down."""
 

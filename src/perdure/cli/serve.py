@@ -81,7 +81,6 @@ def serve(
     """
     try:
         import uvicorn
-        from sse_starlette.sse import AppStatus
 
         from perdure.server import create_app
         from perdure.server.graphs import Graphs
@@ -147,11 +146,8 @@ def serve(
 
         async def stopped(sockets: list[socket.socket] | None = None) -> None:
             await made.state.runs.drain(grace, lambda: server.force_exit)
-            AppStatus.should_exit = True
             await stop(sockets)
 
-        # else streams end before their runs
-        AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
         server.shutdown = stopped  # type: ignore[method-assign]
         server.run(sockets=[listening])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
@@ -339,7 +339,7 @@ async def look(connection: HTTPConnection) -> None:
         raise Unauthenticated("the key or token is of another user now")
 
 
-def _stream(run: Run, frames: AsyncIterator[bytes]) -> Response:
+def _stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
     path = _path(run)
     return streamed(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
@@ -351,7 +351,7 @@ async def _frames(
     cancels: bool,
     last: int | None = None,
     modes: Collection[str] = (),
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     if last is None:
         yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
     reading = last, partial(look, request), run.seqs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
@@ -144,7 +144,7 @@ async def _answer(
 
 async def _frames(
     call: Call, runs: Runs, feed: Log, request: Request, thread_id: str, wanted: Subscription
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     # it reads too slowly: it connects again, and misses some; or it is known no more
     with suppress(LookupError, Refused):
         async for entries in _events(call, runs, feed, request, thread_id, wanted):

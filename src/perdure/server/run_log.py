@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from itertools import islice
 from operator import attrgetter
-from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from sse_starlette import EventSourceResponse
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Send
 
 from perdure.server.reply import encoded
 
@@ -27,6 +26,7 @@ PING_S: Final = 15
 """How often a comment is sent, so that proxies keep a stream without events open."""
 SEND_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
+_EARLY_S: Final = 0.001  # a timer may be as much too early
 _NUMBER: Final = attrgetter("number")
 
 
@@ -45,11 +45,38 @@ def told(value: Any) -> bytes:
         return encoded({"error": "NotSerializable", "message": why})
 
 
+class EventStream(StreamingResponse):
+    """A reply that is a stream of events, with comments between them."""
+
+    media_type = "text/event-stream"
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it; who does not read it is not waited for."""
+
+        async def sending(message: Message) -> None:
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(PING_S)
+                await sending(
+                    {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
+                )
+
+        pings = asyncio.create_task(ping())
+        try:
+            await super().stream_response(sending)
+        finally:
+            pings.cancel()
+            await cast(AsyncGenerator[bytes, None], self.body_iterator).aclose()
+
+
 def streamed(
-    frames: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
-) -> EventSourceResponse:
-    """A reply that is a stream of events."""
-    return EventSourceResponse(frames, headers=headers, ping=PING_S, send_timeout=SEND_S)
+    frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
+) -> EventStream:
+    """A reply that is a stream of events, which proxies pass on as they come."""
+    return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
 
 class LoggedEvent(NamedTuple):
@@ -84,8 +111,8 @@ class Log:
     def __init__(self) -> None:
         self._entries: list[LoggedEvent] = []
         self.first = self.last = self.dropped = self.lost = self._size = 0
-        self._more, self._closed = asyncio.Event(), False
-        self._read: dict[object, int] = {}  # how far each reader is
+        self._closed = False
+        self._read: dict[asyncio.Event, int] = {}  # how far each reader is, which waits for it
 
     @property
     def is_read(self) -> bool:
@@ -141,26 +168,27 @@ class Log:
         Raises:
             LookupError: Events that follow it are no longer kept.
         """
-        reader, looked = object(), monotonic()
+        loop, reader = asyncio.get_running_loop(), asyncio.Event()
+        timer = loop.call_later(LOOK_S, reader.set)  # a timer for each event would take longer
         try:
             self._read[reader] = number
             while True:
-                if monotonic() - looked >= LOOK_S:
+                reader.clear()
+                if loop.time() >= timer.when() - _EARLY_S:
                     await look()
-                    looked = monotonic()
+                    timer = loop.call_later(LOOK_S, reader.set)
                 if number < self.dropped:
                     raise LookupError(f"the events up to {self.dropped} are no longer kept")
-                more, found = self._more, self.since(number)
+                found = self.since(number)
                 if found:
                     number = self._read[reader] = found[-1].number
                     yield found
                 elif self._closed:
                     return
                 else:
-                    with suppress(TimeoutError):  # wait_for would make a task for each event
-                        async with asyncio.timeout(LOOK_S):
-                            await more.wait()
+                    await reader.wait()
         finally:
+            timer.cancel()
             self._read.pop(reader, None)
             self._drop()
 
@@ -176,5 +204,5 @@ class Log:
         del self._entries[:dropped]
 
     def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
+        for reader in self._read:
+            reader.set()

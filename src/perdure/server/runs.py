@@ -330,6 +330,8 @@ class Runs:
             run.changed.set()
         if tasks := [run.task for run in self._under_way if run.task is not None]:
             await asyncio.wait(tasks, timeout=ENDS_S)
+        for feed in self._feeds.values():
+            feed.close()
 
     async def aclose(self) -> None:
         """Stop what runs, and leave it to the next process, as a kill would."""
