@@ -410,6 +410,23 @@ def test_a_run_keeps_the_version_with_which_it_was_accepted(settings: Settings, 
 
 
 @pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+def test_a_run_of_the_protocol_of_events_has_it_too(url: str, sdk: SyncLangGraphClient) -> None:
+    """And what else the request says of how it is run, such as a breakpoint."""
+    at, runs = configured(sdk)["assistant_id"], sdk.runs
+
+    def values(thread: str, **options: Any) -> Any:
+        params = {"assistant_id": at, "input": {}, "context": {"tone": "wry"}, **options}
+        body = {"id": 1, "method": "run.start", "params": params}
+        made = httpx.post(f"{url}/threads/{thread}/commands", json=body).json()["result"]
+        return runs.join(thread, made["run_id"])
+
+    assert values("t")["seen"]["context"] == {"tone": "wry", "prompt": "Be short"}
+    assert not values("u", interrupt_before=["part"])
+    assert sdk.threads.get_state("u")["next"] == ["part"]
+    assert sdk.threads.get("u")["status"] == "interrupted"
+
+
+@pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClient) -> None:
     """By the protocol of events and on the pages; if it is no more, by the graph's own."""
     runs: Any = sdk.runs

@@ -408,12 +408,9 @@ class RunEvents:
         run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
-            "context": request.context,
+            **request.options,
             "stream_mode": sorted(modes | {"values", "updates"}),
             "subgraphs": request.stream_subgraphs,
-            "interrupt_before": request.interrupt_before,
-            "interrupt_after": request.interrupt_after,
-            "durability": request.durability,
             "version": "v2",
         }
         # a stream that is not closed leaves its last steps to the garbage collector

@@ -293,6 +293,7 @@ class ThreadEvents:
             given,
             config,
             version="v3",
+            **run.request.options,
             transformers=[each for each in _CHANNELS if each not in made],
         ) as events:
             async for event in events:

@@ -162,6 +162,12 @@ class RunRequest(Given):
         """The graph's input."""
         return self.command.command() if self.command else self.input
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the graph is called, whoever reads what it tells."""
+        names = {"context", "interrupt_before", "interrupt_after", "durability"}
+        return self.model_dump(include=names)
+
     def kept(self) -> dict[str, Any]:
         """As it is stored; its metadata and assistant are told of the run."""
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
