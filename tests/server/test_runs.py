@@ -117,6 +117,54 @@ def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
     assert metadata[partial[0]["id"]]["metadata"]["langgraph_node"] == "speak"
 
 
+def test_events_of_langchain_are_streamed_beside_other_modes(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
+    """The others are the same with them and without."""
+    gate.open.set()
+    modes: Any = ["messages", "messages-tuple", "updates", "values", "custom", "tasks"]
+    for thread_id, graph in (("t", "talk"), ("u", "model"), ("v", "ask")):
+        told = []
+        for number, asked in enumerate((modes, [*modes, "events"], "events")):
+            sdk.threads.create(thread_id=f"{thread_id}{number}")
+            options: Any = {"stream_mode": asked, "stream_subgraphs": True}
+            parts = sdk.runs.stream(f"{thread_id}{number}", graph, input=says("go"), **options)
+            told.append([part for part in parts if part.event != "metadata"])
+        without, both, alone = told
+
+        others = [part.event.split("|")[0] for part in both if part.event != "events"]
+        assert others == [part.event.split("|")[0] for part in without]
+        events = [[p.data["event"] for p in of if p.event == "events"] for of in (both, alone)]
+        assert {part.event for part in alone} == {"events"}
+        for kinds in events:
+            assert {"on_chain_start", "on_chain_stream", "on_chain_end"} <= {*kinds}
+        assert ("on_chat_model_stream" in events[1]) == (graph == "model")
+    assert sdk.threads.get("v2")["status"] == "interrupted"
+    waiting: Any = sdk.runs.join("v2", sdk.runs.list("v2")[0]["run_id"])
+    assert [each["value"] for each in waiting["__interrupt__"]] == ["Are you sure?"]
+
+
+def test_a_run_that_streams_events_is_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    run = sdk.runs.create("t", "talk", input=says("go"), stream_mode="events")["run_id"]
+    assert gate.reached.wait(60)
+
+    sdk.runs.cancel("t", run, wait=True)
+
+    assert sdk.runs.get("t", run)["status"] == "interrupted"
+    assert sdk.threads.get_state("t")["values"]["heard"] == ["go"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("during", "stored"), [(True, 4), (False, 1)])
+def test_the_former_name_of_durability_counts(
+    sdk: SyncLangGraphClient, gate: Gate, during: bool, stored: int
+) -> None:
+    gate.open.set()
+    with pytest.warns(DeprecationWarning, match="checkpoint_during"):
+        sdk.runs.wait("t", "talk", input=says("go"), checkpoint_during=during)
+
+    assert len(sdk.threads.get_history("t")) == stored
+
+
 def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Settings) -> None:
     sdk.runs.wait("t", "chat", input=says("I like figs"))
 
@@ -125,7 +173,10 @@ def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Sett
     assert [message.text for message in view.messages][-1] == "I like figs"
 
 
-def test_streams_tell_nothing_of_the_login(settings: Settings, graphs: Graphs) -> None:
+@pytest.mark.parametrize("more", [[], ["events"]])
+def test_streams_tell_nothing_of_the_login(
+    settings: Settings, graphs: Graphs, more: list[Any]
+) -> None:
     with (
         running(create_app(settings, graphs=graphs, access=Named())) as url,
         get_sync_client(url=url, headers={"x-user": "ann"}) as client,
@@ -134,7 +185,7 @@ def test_streams_tell_nothing_of_the_login(settings: Settings, graphs: Graphs) -
             None,
             "who",
             input={},
-            stream_mode=["debug", "checkpoints", "tasks", "messages", "values"],
+            stream_mode=["debug", "checkpoints", "tasks", "messages", "values", *more],
         )
         told = str(list(parts))
 
@@ -591,7 +642,9 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"after_seconds": 1e12}, 422, "after_seconds"),
     ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "nobody could be told"),
     ({"command": {"resume": 1}}, 422, "not both"),
-    ({"stream_mode": "events"}, 422, "stream_mode"),
+    ({"stream_mode": "nope"}, 422, "stream_mode"),
+    ({"feedback_keys": ["like"]}, 422, "feedback_keys is ['like']"),
+    ({"langsmith_tracer": {"project_name": "p"}}, 422, "langsmith_tracer is"),
     ({"assistant_id": "none"}, 422, "the graphs are talk, chat"),
     ({"assistant_id": 5}, 422, "assistant_id"),
 ]

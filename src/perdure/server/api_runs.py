@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
@@ -18,6 +26,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
 from langgraph_sdk.schema import RunStatus
 from pydantic import model_validator
 from starlette.requests import HTTPConnection
@@ -409,14 +418,33 @@ class RunEvents:
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
             **request.options,
-            "stream_mode": sorted(modes | {"values", "updates"}),
+            "stream_mode": sorted(modes - {"events"} | {"values", "updates"}),
             "subgraphs": request.stream_subgraphs,
             "version": "v2",
         }
+        makes = self._parts_of_events if "events" in modes else Pregel.astream
         # a stream that is not closed leaves its last steps to the garbage collector
-        async with aclosing(graph.astream(given, config, **options)) as parts:  # type: ignore[type-var]
+        async with aclosing(makes(graph, given, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._add(run, part)
+
+    async def _parts_of_events(
+        self, graph: Graph, *given: Any, **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """What `graph.astream` would stream, of the events that have it; they are told as well."""
+        async with aclosing(graph.astream_events(*given, **options)) as events:
+            async for event in events:
+                if event["event"] != "on_chain_stream" or event["parent_ids"]:
+                    self._run.log.add("events", event, "events")
+                    continue
+                *ns, kind, data = event["data"]["chunk"]
+                shown = {"chunk": (*ns, kind, _without_configs(kind, data))}
+                self._run.log.add("events", {**event, "data": shown}, "events")
+                part = {"type": kind, "ns": ns[0] if ns else (), "data": data}
+                if kind == "values" and isinstance(data, dict):
+                    part["data"] = data = dict(data)
+                    part["interrupts"] = data.pop("__interrupt__", ())
+                yield part
 
     def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """See `Player.closing`: its readers see in the row how a run ended."""
@@ -444,12 +472,8 @@ class RunEvents:
                 yield "messages", data
             case "messages":
                 yield from self._accumulated(*data)
-            case "checkpoints":
-                yield mode, without_configs(data)
-            case "debug":
-                yield mode, {**data, "payload": without_configs(data["payload"])}
             case _:
-                yield mode, data
+                yield mode, _without_configs(mode, data)
 
     def _accumulated(
         self, message: BaseMessage, metadata: Mapping[str, Any]
@@ -462,6 +486,16 @@ class RunEvents:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
         self._messages[message.id] = whole = message if before is None else before + message
         yield "messages/partial", [message_chunk_to_message(whole)]
+
+
+def _without_configs(mode: str, data: Any) -> Any:
+    """A part in a mode; see `without_configs`."""
+    match mode:
+        case "checkpoints":
+            return without_configs(data)
+        case "debug":
+            return {**data, "payload": without_configs(data["payload"])}
+    return data
 
 
 def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,19 @@ from perdure.errors import ConfigurationError
 from perdure.server.threads import checked_metadata
 
 Mode = Literal[
-    "values", "updates", "messages", "messages-tuple", "custom", "debug", "tasks", "checkpoints"
+    "values",
+    "updates",
+    "messages",
+    "messages-tuple",
+    "custom",
+    "debug",
+    "tasks",
+    "checkpoints",
+    "events",
 ]
 _OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
 _INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
-_REFUSED: Final = ("webhook", "strict_resume")
+_REFUSED: Final = ("webhook", "strict_resume", "feedback_keys", "langsmith_tracer")
 _LATEST_S: Final = 10 * 365 * 24 * 3600
 
 
@@ -132,9 +140,12 @@ class RunRequest(Given):
     multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] = "enqueue"
     if_not_exists: Literal["reject", "create"] = "reject"
     durability: Literal["sync", "async", "exit"] | None = None
+    checkpoint_during: bool | None = None
     after_seconds: float = Field(default=0, ge=0, le=_LATEST_S)
     webhook: str | None = None
     strict_resume: bool | None = None
+    feedback_keys: list[str] | None = None
+    langsmith_tracer: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -143,6 +154,8 @@ class RunRequest(Given):
                 raise ValueError(
                     f"{name} is {value!r}, which this server does not do: leave it out"
                 )
+        if self.durability is None and self.checkpoint_during is not None:  # its former name
+            self.durability = "async" if self.checkpoint_during else "exit"
         if self.after_seconds and self.multitask_strategy == "reject":
             raise ValueError(
                 "after_seconds with multitask_strategy 'reject': nobody could be told that it is "
