@@ -27,12 +27,20 @@ CALLS = """async (url) => {
   const thread = await (await fetch(`${url}/threads/${made.thread_id}`)).json();
   const gone = await json("POST", "/threads/none/runs/wait", {assistant_id: "chat"});
   return {
+    thread: made.thread_id,
     topic: thread.metadata.topic,
     streamed: events.includes("event: values"),
     at: stream.headers.get("content-location"),
     gone: [gone.status, (await gone.json()).detail],
   };
 }"""
+
+
+OPENS = """([url, thread]) => new Promise((done) => {
+  const socket = new WebSocket(`${url.replace("http", "ws")}/threads/${thread}/stream/events`);
+  socket.onopen = () => { socket.close(); done(true); };
+  socket.onerror = () => done(false);
+})"""
 
 
 class _Empty(BaseHTTPRequestHandler):
@@ -60,13 +68,15 @@ def sites() -> Iterator[list[str]]:
 def test_scripts_of_a_named_site_call_the_server(
     browser: Browser, sites: list[str], tmp_path: Path
 ) -> None:
-    """Threads, streams and the headers that the SDK reads; another site can do nothing."""
+    """Threads, streams, websockets and the headers that the SDK reads; another site can do nothing."""
     settings = Settings(db=str(tmp_path / "memory.db"))
     with running(create_app(settings, origins=sites[:1])) as url:
         page = browser.new_page()
         page.goto(sites[0])
         told = page.evaluate(CALLS, url)
+        opens = [page.evaluate(OPENS, [url, told["thread"]])]
         page.goto(sites[1])
+        opens += [page.evaluate(OPENS, [url, told["thread"]])]
         with pytest.raises(ScriptError, match="Failed to fetch"):
             page.evaluate(CALLS, url)
         with pytest.raises(ScriptError, match="Failed to fetch"):
@@ -74,5 +84,6 @@ def test_scripts_of_a_named_site_call_the_server(
         page.close()
 
     assert (told["topic"], told["streamed"]) == ("boats", True)
+    assert opens == [True, False]
     assert told["at"].startswith("/threads/")
     assert told["gone"] == [404, "there is no thread 'none'"]
