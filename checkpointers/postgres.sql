@@ -85,7 +85,7 @@ CREATE TABLE runs ({tenant_column}
     request bytea,
     error bytea,
     not_before double precision,
-    events integer NOT NULL DEFAULT 0,
+    events bigint NOT NULL DEFAULT 0,
     PRIMARY KEY ({tenant}thread, seq)
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX runs_running ON runs ({tenant}thread) WHERE status = 'running';
