@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import signal
 import socket
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import MutableMapping
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address, ip_network
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.managers import SyncManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -17,11 +25,16 @@ from perdure.cli.output import note, say
 from perdure.errors import ConfigurationError, MissingDependency
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from perdure.server.access import Access
+    from perdure.settings import Settings
 
 _CONNECTIONS = 1000
 _KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
 _ENDS_S = 1  # for other requests that are under way when the server is to end
+_FAILED = 3  # how a worker exits that could not start: the next could not either
+_LOOK_S = 0.5  # how often a signal is looked for
 
 AuditFile = Annotated[
     Path | None,
@@ -72,6 +85,9 @@ def serve(
         float,
         typer.Option(min=0, metavar="SECONDS", help="Time for runs to end at SIGTERM."),
     ] = 10,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="How many processes serve.")
+    ] = 1,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -80,14 +96,11 @@ def serve(
     Without authentication it listens on a loopback address only.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401 - serves
 
-        from perdure.server import create_app
-        from perdure.server.graphs import Graphs
         from perdure.server.guard import LOOPBACK
+        from perdure.server.keys import Keys
         from perdure.server.keys import new_key as made_key
-        from perdure.server.logs import Audit, log_to_stderr
-        from perdure.server.telemetry import Telemetry
     except ImportError as exc:
         raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
@@ -100,6 +113,8 @@ def serve(
         say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')
         return
     access = _access(keys, auth, graphs)
+    if isinstance(access, Keys) and access.exposed:
+        note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
     local = _is_loopback(host)
     if access is None and not local:
         raise ConfigurationError(
@@ -110,33 +125,80 @@ def serve(
     with ExitStack() as stack:
         file = stack.enter_context(opened(db, user, create=True))
         _check_tenants(access, file.settings.db)
+        _check_workers(workers, file.settings.db, metrics)
         if not file.settings.search_threads:
             from perdure.memory.thread_search import forget_said
 
             forget_said(file.saver)
         listening = stack.enter_context(_listening(host, port))
-        served = Graphs.load(graphs) if graphs else None
-        made = create_app(
-            file.settings,
-            access=access,
-            graphs=served,
-            hosts=hosts,
-            origins=cors_origin or (),
-            audit=Audit(audit),
-            telemetry=Telemetry.configured(metrics=metrics),
-        )
+        proxies = None if proxy is None else [*map(str, proxy)]
+        places = _Places(keys, auth, graphs, audit, hosts, cors_origin or [], proxies)
+        server = _Server(file.settings, places, metrics, log, grace)
+        made = server.app()
         shown = f"[{host}]" if ":" in host else host
         note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
         if access is not None:
             note("in a browser, log in with an API key or a token", "dim")
-        log_to_stderr(log)
+        if workers == 1:
+            server.run(made, listening)
+        else:
+            _supervise(server, listening, workers)
+
+
+class _Places(NamedTuple):
+    """What files and addresses a server is given."""
+
+    keys: str | None
+    auth: str | None
+    graphs: str | None
+    audit: Path | None
+    hosts: list[str] | None
+    origins: list[str]
+    proxies: list[str] | None
+
+
+class _Server(NamedTuple):
+    """What each process of a server is made of."""
+
+    settings: Settings
+    places: _Places
+    metrics: bool
+    log: Literal["text", "json"]
+    grace_s: float
+
+    def app(self, sessions: MutableMapping[str, Any] | None = None) -> FastAPI:
+        """The application; `sessions` are those that all workers share."""
+        from perdure.server import create_app
+        from perdure.server.graphs import Graphs
+        from perdure.server.logs import Audit
+        from perdure.server.telemetry import Telemetry
+
+        at = self.places
+        return create_app(
+            self.settings,
+            access=_access(at.keys, at.auth, at.graphs),
+            graphs=Graphs.load(at.graphs) if at.graphs else None,
+            hosts=at.hosts,
+            origins=at.origins,
+            audit=Audit(at.audit),
+            telemetry=Telemetry.configured(metrics=self.metrics),
+            sessions=sessions,
+        )
+
+    def run(self, made: FastAPI, listening: socket.socket) -> bool:
+        """Serve until a signal; returns whether it could start."""
+        import uvicorn
+
+        from perdure.server.logs import log_to_stderr
+
+        log_to_stderr(self.log)
         config = uvicorn.Config(
             made,
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=proxy is not None,
-            forwarded_allow_ips=[*map(str, proxy or ())],
+            proxy_headers=self.places.proxies is not None,
+            forwarded_allow_ips=self.places.proxies or [],
             limit_concurrency=_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_ENDS_S,
@@ -145,11 +207,70 @@ def serve(
         stop = server.shutdown
 
         async def stopped(sockets: list[socket.socket] | None = None) -> None:
-            await made.state.runs.drain(grace, lambda: server.force_exit)
+            await made.state.runs.drain(self.grace_s, lambda: server.force_exit)
             await stop(sockets)
 
         server.shutdown = stopped  # type: ignore[method-assign]
         server.run(sockets=[listening])
+        return server.started
+
+
+def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
+    """Serve with several processes on one socket; one that dies is replaced, until a signal."""
+    multiprocessing.allow_connection_pickling()  # of the socket
+    context, told = multiprocessing.get_context("spawn"), list[int]()
+    ends = signal.SIGTERM, signal.SIGINT
+    before = [signal.signal(number, lambda number, _: told.append(number)) for number in ends]
+    shared = SyncManager(ctx=context)
+    shared.start(_end_with_parent, (signal.SIG_IGN,))
+    try:
+        given = server, listening, shared.dict()
+        workers = [_started(context, given) for _ in range(count)]
+        while not told:
+            wait([worker.sentinel for worker in workers], _LOOK_S)
+            dead = [worker for worker in workers if worker.exitcode is not None]
+            if any(worker.exitcode == _FAILED for worker in dead):
+                break
+            if not told:
+                workers = [_started(context, given) if each in dead else each for each in workers]
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+    finally:
+        shared.shutdown()
+    for number, handler in zip(ends, before, strict=True):
+        signal.signal(number, handler)
+    if not told:
+        raise typer.Exit(1)  # the worker said why
+    signal.raise_signal(told[0])  # as a server of one process ends
+
+
+def _started(context: SpawnContext, given: tuple[Any, ...]) -> SpawnProcess:
+    worker = context.Process(target=_work, args=given)
+    worker.start()
+    return worker
+
+
+def _work(server: _Server, listening: socket.socket, sessions: MutableMapping[str, Any]) -> None:
+    """What a worker does."""
+    _end_with_parent()
+    with suppress(KeyboardInterrupt):
+        if not server.run(server.app(sessions), listening):
+            sys.exit(_FAILED)
+
+
+def _end_with_parent(at_sigterm: Any = signal.SIG_DFL) -> None:
+    """End this process if its parent is killed, which can tell it nothing then."""
+    signal.signal(signal.SIGTERM, at_sigterm)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM if at_sigterm == signal.SIG_DFL else signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _check_tenants(access: Access | None, db: str) -> None:
@@ -159,6 +280,18 @@ def _check_tenants(access: Access | None, db: str) -> None:
     if isinstance(access, Keys) and access.tenants != {None} and not is_dsn(db):
         raise ConfigurationError(
             f"keys have tenants, and {db!r} is a file; tenants share a database on Postgres only"
+        )
+
+
+def _check_workers(workers: int, db: str, metrics: bool) -> None:
+    if workers > 1 and metrics:
+        raise ConfigurationError(
+            f"--metrics counts in one process, and --workers is {workers}: leave one of them out, "
+            "or start servers on ports of their own, and read the metrics of each"
+        )
+    if workers > 1 and db == ":memory:":
+        raise ConfigurationError(
+            f"a database in memory is of one process, and --workers is {workers}: give --db"
         )
 
 
@@ -173,10 +306,7 @@ def _access(keys: str | None, auth: str | None, graphs: str | None) -> Access | 
         return AuthFile(auth)
     if not keys:
         return None
-    access = Keys(keys)
-    if access.exposed:
-        note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
-    return access
+    return Keys(keys)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, MutableMapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -116,6 +116,7 @@ def create_app(
     limits: Limits | None = None,
     audit: Audit | None = None,
     telemetry: Telemetry | None = None,
+    sessions: MutableMapping[str, Any] | None = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -130,6 +131,7 @@ def create_app(
         limits: How much a client may ask for; None: the usual.
         audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
         telemetry: Metrics and spans; None: neither.
+        sessions: Where those of browsers are, if several processes share them; None: in memory.
 
     Raises:
         ConfigurationError: An origin is none.
@@ -164,7 +166,11 @@ def create_app(
     )
     app.state.access = access or Local(chosen.user)
     app.state.settings, app.state.audit, app.state.telemetry = chosen, audit, telemetry
-    app.state.sessions, app.state.clients, app.state.limits = Sessions(), Clients(limits), limits
+    app.state.sessions, app.state.clients, app.state.limits = (
+        Sessions(sessions),
+        Clients(limits),
+        limits,
+    )
     app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
     app.state.origins = checked_origins(origins)
     add_error_replies(app)

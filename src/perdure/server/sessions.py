@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import MutableMapping
 from time import monotonic
 from typing import Annotated, Any, Final
 
@@ -23,21 +24,23 @@ _LONGEST: Final = 16_000  # characters of a token
 
 
 class Sessions:
-    """The sessions of a server, in memory.
+    """The sessions of a server, in memory: of this process, or of one that several ask.
 
     Only the key or token is kept: each request is identified by it anew, so that a key that was
     revoked ends its sessions.
     """
 
-    def __init__(self) -> None:
-        self._keys: dict[str, tuple[str, float]] = {}
+    def __init__(self, keys: MutableMapping[str, tuple[str, float]] | None = None) -> None:
+        self._keys = {} if keys is None else keys
         self.logins = Clients(Limits(per_s=1 / 10, burst=5))
 
     def begin(self, key: str) -> str:
         """Begin a session; returns its id."""
         now = monotonic()
-        live = [(each, of) for each, of in self._keys.items() if of[1] > now]
-        self._keys = dict(live[1 - _MOST :])
+        known = [*self._keys.items()]
+        live = [each for each, (_, until) in known if until > now]
+        for each in {each for each, _ in known} - {*live[1 - _MOST :]}:
+            self._keys.pop(each, None)
         made = secrets.token_urlsafe(32)
         self._keys[made] = key, now + _LASTS_S
         return made
