@@ -549,6 +549,7 @@ async def assistants(ctx, value):
 @auth.on.assistants.create
 async def create(ctx, value):
     value["metadata"]["team"] = ctx.user.identity
+    value["metadata"][f"by-{ctx.user.identity}"] = True
     return {"team": ctx.user.identity}
 
 @auth.on.assistants.delete
@@ -567,6 +568,8 @@ def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> 
         at: str = configured(a)["assistant_id"]
         assert ids(a.assistants.search()) == [at]  # those of the graphs have no team
         assert b.assistants.search() == []
+        made = [client.assistants.create("tells")["metadata"] for client in (a, b)]
+        assert made == [{"team": name, f"by-{name}": True} for name in "ab"]
         assert seen(a, at)["model"] == "large"
         with pytest.raises(httpx.HTTPStatusError, match="422"):
             seen(b, at)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID, uuid4
@@ -410,7 +411,7 @@ Opened = Annotated[Graph, Depends(opened)]
 @action("assistants:create")
 async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
     """Create an assistant of a graph; this is its version 1."""
-    content, assistant_id = {**_PLAIN, **body.given()}, str(body.assistant_id)
+    content, assistant_id = {**deepcopy(_PLAIN), **body.given()}, str(body.assistant_id)
     about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
     content["metadata"] = (await call.permit({**content, **about}))["metadata"]
     assistants = Assistants.of(call, graphs)
