@@ -68,7 +68,7 @@ def sites() -> Iterator[list[str]]:
 def test_scripts_of_a_named_site_call_the_server(
     browser: Browser, sites: list[str], tmp_path: Path
 ) -> None:
-    """Threads, streams, websockets and the headers that the SDK reads; another site can do nothing."""
+    """Threads, streams, websockets, and headers that the SDK reads; another site does nothing."""
     settings = Settings(db=str(tmp_path / "memory.db"))
     with running(create_app(settings, origins=sites[:1])) as url:
         page = browser.new_page()

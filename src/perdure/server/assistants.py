@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID, uuid4
 
@@ -32,7 +33,8 @@ from perdure.settings import SEARCH_LIMIT
 
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
-_SINCE: Final = datetime.now(UTC)
+# of the graphs' own: when the server was installed, which is the same for each of its processes
+_SINCE: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _PLAIN: Final[Assistant] = {
     "name": "Untitled",
     "description": None,
