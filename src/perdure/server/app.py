@@ -176,12 +176,12 @@ def create_app(
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
+        api_runs.routes,  # what is asked for most often is found first
+        event_streams.routes,
         routes,
         login_routes,
-        assistants.routes,
         api_threads.routes,
-        api_runs.routes,
-        event_streams.routes,
+        assistants.routes,
         api_store.routes,
         api_memories.routes,
         mcp.routes,

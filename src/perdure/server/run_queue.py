@@ -405,13 +405,13 @@ class DatabaseRuns:
 
     async def _turn(self, run: Run) -> None:
         saver, threads = self.saver, self._threads
-        known = (await threads.get(run.thread_id))["metadata"]  # it may be deleted by now
+        before = await threads.listed(run.thread_id)  # it may be deleted by now
         begun = await self._begun(run) if run.begun else None
         ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
         graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
-        config["metadata"] |= {"owner": known["owner"]} if "owner" in known else {}
+        config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
         config["callbacks"] = [AwaitedViews(saver)]
         given = None if begun else run.request.given()
         run.waits = begun == "asks"
@@ -430,7 +430,7 @@ class DatabaseRuns:
         if run.lost or run.cancelled == "rollback" or run.temporary:
             return
         stands = "idle" if run.outcome == "success" else run.outcome
-        await threads.set_status(run.thread_id, cast(RunStatus, stands))
+        await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
 
     async def _begun(self, run: Run) -> Literal["applied", "asks"] | None:
         """How far a run came before: its input was applied, or it asked; None: it was not."""

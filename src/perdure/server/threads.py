@@ -161,13 +161,13 @@ class Threads:
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         client = ClientMetadata(_storable(metadata or {}), source_user, reserved=True)
-        with suppress(VersionConflict):
-            await self._check_new(thread_id, client.metadata)
+        known = await self._check_new(thread_id, client.metadata)
+        if known is None:
             if await self._list.acreate(thread_id, client):  # else another request was first
                 return await self.get(thread_id)
-        if if_exists == "do_nothing":
-            with suppress(UnknownThread):
-                return await self.get(thread_id)
+            known = await self._find(thread_id)
+        if if_exists == "do_nothing" and known and meets(known["metadata"], self._filter):
+            return known
         raise _exists(thread_id)
 
     async def update(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
@@ -189,9 +189,24 @@ class Threads:
         await self._list.achange(thread_id, changed)
         return await self.get(thread_id)
 
-    async def set_status(self, thread_id: str, status: RunStatus) -> None:
-        """Write how a run of a thread ended, if that changed."""
+    async def listed(self, thread_id: str) -> ListedThread:
+        """A thread as lists have it, whoever may reach it.
+
+        Raises:
+            UnknownThread: There is none.
+        """
+        thread = await self._list.aget(thread_id)
+        if thread is None:
+            raise UnknownThread(f"there is no thread {thread_id!r}")
+        return thread
+
+    async def set_status(
+        self, thread_id: str, status: RunStatus, before: ListedThread | None = None
+    ) -> None:
+        """Write how a run of a thread ended, if that changed; `before` is how the thread was."""
         waits = status == "interrupted"
+        if before and before.told is not None and not waits and _stays(before, status):
+            return
         await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
 
     async def delete(self, thread_id: str) -> None:
@@ -235,7 +250,8 @@ class Threads:
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_storable({**source["metadata"], **metadata}), user)
-        await self._check_new(target, client.metadata)
+        if await self._check_new(target, client.metadata) is not None:
+            raise _exists(target)
         goes_on = source["status"] == "busy" or checkpoint_id is not None
         stands: RunStatus = "idle" if goes_on else source["status"]
         try:
@@ -274,17 +290,22 @@ class Threads:
         if not meets(metadata, self._filter):
             raise Forbidden(f"a thread with the metadata {dict(metadata)!r:.200} is not yours")
 
-    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> None:
-        """Check that there is no such thread, and that whoever makes it may reach it."""
+    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:
+        """The thread that there is, else check that whoever makes it may reach it."""
         if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _ID_BYTES:
             raise InvalidConfig(
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
                 f"most {_ID_BYTES}, and no NUL"
             )
-        if await self._find(thread_id) is not None or self._busy(thread_id):
-            raise _exists(thread_id)
+        if (known := await self._find(thread_id)) is not None:
+            return known
+        if self._busy(thread_id):  # by a request that was first, or of a thread that was deleted
+            if (known := await self._find(thread_id)) is None:
+                raise _exists(thread_id)
+            return known
         self._check(metadata)
         self._forget(thread_id)  # another program may have deleted one
+        return None
 
     async def _find(self, thread_id: str) -> Thread | None:
         thread = await self._list.aget(thread_id)
@@ -441,6 +462,11 @@ def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     if thread.counts:
         return client._replace(reserved=False), thread.ended
     return ClientMetadata({}), "idle"
+
+
+def _stays(thread: ListedThread, status: RunStatus) -> bool:
+    """Whether a run that ends so changes nothing of what the server keeps of a thread."""
+    return (_kept(thread)[0], status) == (thread.client, thread.ended)
 
 
 def _shown(thread: ListedThread) -> Thread:
