@@ -17,11 +17,15 @@ CREATE TABLE threads ({tenant_column}
     found bytea,
     client bytea,
     client_found bytea,
+    ttl double precision,
+    ttl_since double precision NOT NULL DEFAULT 0,
+    ttl_keeps bigint NOT NULL DEFAULT 0,
     PRIMARY KEY ({tenant}thread),
     UNIQUE ({tenant}thread_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX threads_activity ON threads ({tenant}updated_at);
 CREATE INDEX threads_waiting ON threads ({tenant}updated_at) WHERE waiting = 1;
+CREATE INDEX threads_expiry ON threads ({tenant}(updated_at + 60 * ttl)) WHERE ttl IS NOT NULL;
 CREATE TABLE namespaces ({tenant_column}
     namespace bigint,
     thread bigint NOT NULL,

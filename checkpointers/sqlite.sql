@@ -16,10 +16,14 @@ CREATE TABLE threads (
     title BLOB,
     found BLOB,
     client BLOB,
-    client_found BLOB
+    client_found BLOB,
+    ttl REAL,
+    ttl_since REAL NOT NULL DEFAULT 0,
+    ttl_keeps INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE INDEX threads_waiting ON threads (updated_at) WHERE waiting = 1;
+CREATE INDEX threads_expiry ON threads (updated_at + 60 * ttl) WHERE ttl IS NOT NULL;
 CREATE TABLE namespaces (
     namespace INTEGER PRIMARY KEY,
     thread INTEGER NOT NULL,
@@ -166,6 +170,17 @@ UPDATE threads SET client = ?, client_found = ? WHERE thread = ?;
 
 -- set_status: how the last run of the server ended
 UPDATE threads SET status = ? WHERE thread = ?;
+
+-- set_ttl: how many minutes without activity, from a moment on, end a thread; 1 and 2: its newest state stays, and has stayed
+UPDATE threads SET ttl = ?, ttl_since = ?, ttl_keeps = ? WHERE thread_id = ?;
+
+-- has_kept: nothing but its newest state is left
+UPDATE threads SET ttl_since = ?, ttl_keeps = 2 WHERE thread_id = ?;
+
+-- expired: some threads whose minutes are over, or one of them, and no run of which is under way or waits; what of them stays
+SELECT t.thread_id, t.ttl_keeps FROM threads t WHERE t.ttl IS NOT NULL AND t.updated_at + 60 * t.ttl <= ?1
+AND t.ttl_since + 60 * t.ttl <= ?1 AND (t.ttl_keeps < 2 OR t.updated_at > t.ttl_since) AND (t.thread_id = ?2 OR ?2 = '')
+AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('delayed', 'pending', 'running')) LIMIT ?3;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ?1 WHERE thread = ?2 AND updated_at < ?1;
@@ -363,7 +378,8 @@ ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- listed: all threads as a server lists them; conditions, an order and a page follow
 SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.waiting, t.seq, t.status, t.client,
-EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('pending', 'running')) FROM threads t WHERE 1 = 1;
+EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('pending', 'running')), t.ttl, t.ttl_since, t.ttl_keeps
+FROM threads t WHERE 1 = 1;
 
 -- count_listed: how many; conditions follow
 SELECT count(*) FROM threads t WHERE 1 = 1;

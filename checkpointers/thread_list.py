@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from perdure.checkpointers.cache import Thread
 from perdure.checkpointers.checkpointer import Checkpointer
@@ -27,7 +27,7 @@ from perdure.checkpointers.records import (
     told_of,
     words,
 )
-from perdure.checkpointers.reports import ThreadHead, ThreadStatus
+from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
 from perdure.checkpointers.thread_copy import copy_thread
 from perdure.storage.database import awaited
@@ -49,6 +49,18 @@ _BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and p
 }
 
 
+class TimeToLive(NamedTuple):
+    """How long a thread stays without activity.
+
+    Attributes:
+        minutes: Then it is deleted.
+        keeps_latest: Only its checkpoints but the newest are.
+    """
+
+    minutes: float
+    keeps_latest: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ListedThread:
     """A thread as lists have it.
@@ -60,6 +72,8 @@ class ListedThread:
         ended: How its last run on the server ended.
         client: What a client gave it; None: nothing.
         busy: Whether a run of a server is under way, or waits.
+        ttl: How long it stays; None: until it is deleted.
+        expires_at: When that is over, if there is no activity.
     """
 
     thread_id: str
@@ -71,6 +85,8 @@ class ListedThread:
     ended: RunStatus
     client: ClientMetadata | None
     busy: bool
+    ttl: TimeToLive | None = None
+    expires_at: datetime | None = None
 
     @property
     def counts(self) -> bool:
@@ -234,9 +250,9 @@ class ThreadList:
         return [self._thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
 
     def _thread(
-        self, row: Row, title: Any, told: bytes | None, head: ThreadHead | None
+        self, row: Row, title: Any, sealed: bytes | None, head: ThreadHead | None
     ) -> ListedThread:
-        metadata = None if told is None else self._reader.codec.decode(told)
+        metadata = None if sealed is None else self._reader.codec.decode(sealed)
         if head is not None:
             metadata = None if head.checkpoint_id is None else told_of(head.metadata)
         text = head.title if head is not None else title.text if title is not None else ""
@@ -244,8 +260,13 @@ class ThreadList:
         status = head.status if head is not None and row[6] else IDLE
         client = open_client(self._seal, row[1], row[9])
         times = created_at, updated_at
-        busy = bool(row[10])
-        return ListedThread(row[1], *times, metadata, text, status, row[8], client, busy)
+        busy, ttl, expires_at = bool(row[10]), None, None
+        if row[11] is not None:
+            ttl = TimeToLive(row[11], row[13] > 0)
+            expires_at = datetime.fromtimestamp(max(row[3], row[12]) + 60 * row[11], UTC)
+        return ListedThread(
+            row[1], *times, metadata, text, status, row[8], client, busy, ttl, expires_at
+        )
 
     # -- writing
 
@@ -316,6 +337,46 @@ class ThreadList:
         self._database.write(flow, exclusive=(thread_id,), watch=self._saver._watch)
 
     achange = awaited(change)
+
+    def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
+        """Say how long a thread stays from now on without activity."""
+        self._write(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
+
+    aset_ttl = awaited(set_ttl)
+
+    def expired(self, limit: int) -> list[str]:
+        """Some threads whose time is over, and no run of which is under way or waits."""
+        asked = time.time(), "", limit
+        rows = self._database.read(lambda: rows_of(self._sql["expired"], *asked))
+        return [thread_id for thread_id, _ in rows]
+
+    aexpired = awaited(expired)
+
+    def expire(self, thread_id: str) -> bool:
+        """Delete a thread, or what of it does not stay, if its time is over still."""
+        now, maintenance = time.time(), self._saver._maintenance
+
+        def flow() -> Flow[int | None]:
+            rows = yield self._sql("expired", now, thread_id, 1)
+            if not rows:
+                return None
+            if not rows[0][1]:
+                yield from maintenance.delete_thread(thread_id)
+            return int(rows[0][1])
+
+        keeps = maintenance.write(thread_id, flow)
+        if keeps:
+            maintenance.retain(Retention(last=0), [thread_id])
+            self._write(thread_id, "has_kept", now)
+        return keeps is not None
+
+    aexpire = awaited(expire)
+
+    def _write(self, thread_id: str, name: str, *params: Any) -> None:
+        def flow() -> Flow[None]:
+            yield self._sql(name, *params, thread_id)
+
+        self._database.write(flow, exclusive=(thread_id,))
 
     def copy(
         self,

@@ -198,8 +198,8 @@ class ThreadTables(Tables):
     tables = (
         Table(
             "threads",
-            "thread, thread_id, seq, generation, created_at, updated_at, waiting, status, found, "
-            "client_found, client, title",
+            "thread, thread_id, seq, generation, created_at, updated_at, waiting, status, ttl, "
+            "ttl_since, ttl_keeps, found, client_found, client, title",
             "r.thread_id",
             key="thread",
             names="thread_id",

@@ -33,7 +33,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
-from perdure.server.api_threads import checkpoint_at, checkpoint_of, config_of
+from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph

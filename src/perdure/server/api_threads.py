@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Annotated, Any, Literal
+import asyncio
+import re
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
-from langgraph.types import PregelTask, StateSnapshot
-from pydantic import AfterValidator, BaseModel, Field
+import orjson
+from fastapi import APIRouter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
-from perdure.checkpointers.thread_list import RunStatus, SortBy
+from perdure.checkpointers.thread_list import RunStatus, SortBy, TimeToLive
 from perdure.errors import (
     ConfigurationError,
-    InvalidUpdate,
-    PerdureError,
-    UnknownCheckpoint,
     UnknownThread,
     VersionConflict,
 )
-from perdure.server.access import action
+from perdure.server.access import action, containing
+from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
-from perdure.server.graphs import id_of
-from perdure.server.reply import reply
-from perdure.server.run_request import CheckpointAt
-from perdure.server.threads import Thread, ThreadConditions, checked_metadata, interrupt_of
+from perdure.server.reply import JSON, encoded, reply
+from perdure.server.threads import Thread, ThreadConditions, checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
+_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
 Json = dict[str, Any]
 Metadata = Annotated[Json, AfterValidator(checked_metadata)]
-Nothing = Annotated[None, Field(description="Not supported; anything given is refused.")]
 Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
-Empty = Annotated[Json | None, Field(max_length=0, description="Not supported but empty.")]
+READ: Final = 1_000
+"""Of how many threads a search reads the values, if it is for values."""
+Path = Annotated[str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+|\[-?[0-9]{1,9}\])*$", max_length=1000)]
+"""Of a value in a thread: `values.messages[-1].content`."""
+_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
+
+
+class Lifetime(BaseModel):
+    """How many minutes without activity end a thread, or all of it but its newest state."""
+
+    ttl: float = Field(gt=0, le=_LONGEST_TTL)
+    strategy: Literal["delete", "keep_latest"] = "delete"
+
+    def time_to_live(self) -> TimeToLive:
+        """As it is kept."""
+        return TimeToLive(self.ttl, self.strategy == "keep_latest")
+
+
+def _as_lifetime(given: Any) -> Any:
+    return given if isinstance(given, dict) else {"ttl": given}
+
+
+Ttl = Annotated[Lifetime, BeforeValidator(_as_lifetime)]
 
 
 class NewThread(BaseModel):
@@ -47,22 +64,28 @@ class NewThread(BaseModel):
     thread_id: str | None = None
     metadata: Metadata | None = None
     if_exists: Literal["raise", "do_nothing"] = "raise"
-    supersteps: Nothing = None
-    ttl: Nothing = None
+    supersteps: list[Superstep] = Field([], max_length=1000)
+    ttl: Ttl | None = None
 
 
 class ThreadChange(BaseModel):
     """The body of `PATCH /threads/{thread_id}`."""
 
     metadata: Metadata | None = None
-    ttl: Nothing = None
+    ttl: Ttl | None = None
+
+
+ThreadField = Literal[
+    "thread_id", "created_at", "updated_at", "metadata", "config", "context", "status", "values",
+    "interrupts", "title", "ttl",
+]  # fmt: skip
 
 
 class ThreadFilters(BaseModel):
     """The body of `POST /threads/count`."""
 
     metadata: Metadata | None = None
-    values: Empty = None
+    values: Json | None = None
     ids: Ids | None = None
     status: RunStatus | None = None
 
@@ -74,8 +97,8 @@ class ThreadSearch(ThreadFilters):
     offset: int = Field(0, ge=0)
     sort_by: SortBy | Literal["state_updated_at", "status"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
-    select: list[str] | None = None
-    extract: Nothing = None
+    select: list[ThreadField] | None = None
+    extract: dict[str, Path] = Field({}, max_length=10)
 
 
 class Prune(BaseModel):
@@ -87,17 +110,25 @@ class Prune(BaseModel):
 
 @routes.post("/threads")
 @action("threads:create")
-async def create(call: Caller, body: NewThread) -> Response:
+async def create(call: Caller, request: Request, body: NewThread) -> Response:
     """Create a thread."""
-    asked = body.model_dump(include={"thread_id", "if_exists"}) | {"metadata": body.metadata or {}}
-    given = await call.permit(asked)
+    asked = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
+    given = await call.permit(asked | {"metadata": body.metadata or {}})
+    ttl = body.ttl.time_to_live() if body.ttl else None
     try:
-        made = await call.threads.create(body.thread_id, given["metadata"])
+        made = await call.threads.create(body.thread_id, given["metadata"], ttl=ttl)
     except VersionConflict:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
         return await get(call.another("threads:read"), body.thread_id)
     call.record(thread_id=made["thread_id"])
+    if body.supersteps:
+        try:
+            await updated(call, request, made, config_of(made["thread_id"]), body.supersteps)
+            made = await call.threads.get(made["thread_id"])
+        except BaseException:
+            await call.threads.delete(made["thread_id"])
+            raise
     return await _shown(call, made)
 
 
@@ -107,23 +138,32 @@ async def search(call: Caller, body: ThreadSearch) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
     wanted = await _permitted(call, body)
     page = wanted.pop("limit"), wanted.pop("offset")
-    found = await call.threads.search(ThreadConditions(**wanted), *page)
-    fields = {*(body.select or ())}
-    if not fields or "values" in fields:
-        found = [await _whole(call, thread) for thread in found]
-    rows = [
-        {name: value for name, value in thread.items() if not fields or name in fields}
-        for thread in found
-    ]
-    return await reply(rows)
+    fields: set[str] = {*(body.select or ())}
+    if body.values:
+        found = await _with_values(call, ThreadConditions(**wanted), body.values, *page)
+    else:
+        found = await call.threads.search(ThreadConditions(**wanted), *page)
+        if not fields or "values" in fields or body.extract:
+            found = [await _whole(call, thread) for thread in found]
+
+    def shown(thread: Thread) -> Thread:
+        row = {name: value for name, value in thread.items() if not fields or name in fields}
+        if body.extract:
+            plain = orjson.loads(encoded(thread))
+            row["extracted"] = {name: _at(plain, path) for name, path in body.extract.items()}
+        return row
+
+    return await asyncio.to_thread(lambda: JSON([shown(thread) for thread in found]))
 
 
 @routes.post("/threads/count")
 @action("threads:search")
 async def count(call: Caller, body: ThreadFilters) -> int:
     """How many threads match."""
-    wanted = await _permitted(call, body)
-    return await call.threads.count(ThreadConditions(**wanted))
+    wanted = ThreadConditions(**await _permitted(call, body))
+    if body.values:
+        return len(await _with_values(call, wanted, body.values, READ, 0))
+    return await call.threads.count(wanted)
 
 
 @routes.post("/threads/prune")
@@ -144,8 +184,8 @@ async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
 
 @routes.get("/threads/{thread_id}")
 @action("threads:read")
-async def get(call: Caller, thread_id: Id) -> Response:
-    """A thread."""
+async def get(call: Caller, thread_id: Id, include: Literal["ttl"] | None = None) -> Response:
+    """A thread; what it may include is told of each that has it."""
     await call.permit({"thread_id": thread_id})
     return await _shown(call, await call.threads.get(thread_id))
 
@@ -154,8 +194,10 @@ async def get(call: Caller, thread_id: Id) -> Response:
 @action("threads:update")
 async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Response:
     """Add metadata to a thread."""
-    given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}})
-    changed = await call.threads.update(thread_id, given["metadata"])
+    asked = body.model_dump(include={"ttl"}, exclude_none=True)
+    given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}, **asked})
+    ttl = body.ttl.time_to_live() if body.ttl else None
+    changed = await call.threads.update(thread_id, given["metadata"], ttl)
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
     return await _shown(call, changed)
@@ -187,9 +229,45 @@ async def copy(call: Caller, thread_id: Id) -> Response:
 async def _permitted(call: Call, body: ThreadFilters) -> Json:
     """What is asked for, as handlers leave it: they may add to the metadata."""
     asked = body.model_dump(exclude={"select", "extract"})
-    asked |= {"metadata": body.metadata or {}, "values": {}}
+    asked |= {"metadata": body.metadata or {}, "values": body.values or {}}
     given = await call.permit(asked)
     return {name: given[name] for name in asked if name != "values"}
+
+
+async def _with_values(
+    call: Call, wanted: ThreadConditions, values: Json, limit: int, offset: int
+) -> list[Thread]:
+    """A page of the threads whose values contain some, with their values.
+
+    Raises:
+        ConfigurationError: They would be looked for in too many threads.
+    """
+    holds, found = containing(values), list[Thread]()
+    threads = await call.threads.search(wanted, READ + 1)
+    for thread in threads[:READ]:
+        whole = await _whole(call, thread)
+        if await asyncio.to_thread(
+            lambda each: holds(orjson.loads(encoded(each))), whole["values"]
+        ):
+            found.append(whole)
+        if len(found) == limit + offset:
+            return found[offset:]
+    if len(threads) > READ:
+        raise ConfigurationError(
+            f"values are looked for in {READ} threads, and more match the other conditions; give "
+            "metadata, ids or a status that fewer have"
+        )
+    return found[offset:]
+
+
+def _at(value: Any, path: str) -> Any:
+    """What is at a path in JSON; None: nothing is."""
+    for index, name in _STEP.findall(path):
+        try:
+            value = value[int(index)] if index and isinstance(value, list) else value[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 async def _shown(call: Call, thread: Thread) -> Response:
@@ -201,287 +279,3 @@ async def _whole(call: Call, thread: Thread) -> Thread:
     found = await call.saver.aget_tuple(config_of(thread["thread_id"]))
     values = values_of(found.checkpoint["channel_values"]) if found else None
     return {**thread, "config": {}, "values": values}
-
-
-# -- states, in the form that langgraph's clients know
-
-
-class AtCheckpoint(BaseModel):
-    """The body of `POST /threads/{thread_id}/state/checkpoint`."""
-
-    checkpoint: Json | None
-    subgraphs: bool = False
-    select: list[str] | None = None
-
-
-class StateChange(BaseModel):
-    """The body of `POST /threads/{thread_id}/state`."""
-
-    values: Json | list[Json] | None = None
-    as_node: str | None = None
-    checkpoint: Json | None = None
-    checkpoint_id: str | None = None
-
-
-class History(BaseModel):
-    """The body of `POST /threads/{thread_id}/history`."""
-
-    limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
-    before: str | Json | None = None
-    metadata: Json | None = None
-    checkpoint: Json | None = None
-    select: list[str] | None = None
-
-
-@routes.get("/threads/{thread_id}/state")
-@routes.get("/threads/{thread_id}/state/{checkpoint_id}")
-@action("threads:read")
-async def state(
-    call: Caller,
-    request: Request,
-    thread_id: Id,
-    checkpoint_id: Id = "",
-    subgraphs: bool = False,
-    select: Annotated[list[str] | None, Query()] = None,
-) -> Response:
-    """The newest state of a thread, or that at a checkpoint."""
-    at = {"checkpoint_id": checkpoint_id}
-    body = AtCheckpoint(checkpoint=at, subgraphs=subgraphs, select=select)
-    return await state_at(call, request, thread_id, body)
-
-
-@routes.post("/threads/{thread_id}/state/checkpoint")
-@action("threads:read")
-async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
-    """The state at a checkpoint, also of a subgraph."""
-    await call.permit({"thread_id": thread_id})
-    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
-    found = await checkpoint_at(call, config)
-    async with _graph_of(request, call, thread) as graph:
-        if graph is not None:
-            shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
-        else:
-            shown = snapshot(await _stored(call, found, config))
-    return await reply(_selected(shown, body.select))
-
-
-@routes.post("/threads/{thread_id}/state")
-@action("threads:update")
-async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
-    """Update the state as if a node had returned the values.
-
-    From an older checkpoint the thread goes on as a branch, which becomes the newest state.
-    """
-    await call.permit({"thread_id": thread_id})
-    thread = await call.threads.get(thread_id)
-    config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
-    async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
-        thread = await call.threads.get(thread_id)  # it may be deleted by now
-        await checkpoint_at(call, config)
-        if graph is None:
-            raise ConfigurationError(
-                f"the thread {thread_id!r} belongs to the graph "
-                f"{thread['metadata'].get('graph_id')!r}, which is not served, so its state cannot "
-                "be updated; name one that is, as graph_id in its metadata"
-            )
-        config = await _carrying(call, thread, config)
-        with _refusing():
-            new = await graph.aupdate_state(config, body.values, as_node=body.as_node)
-        is_open = (await call.saver.ahead(thread_id)).status.next
-        await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
-    made = checkpoint_of(new)
-    return {
-        "checkpoint": made,
-        "configurable": made,
-        "checkpoint_id": made and made["checkpoint_id"],
-    }
-
-
-@routes.get("/threads/{thread_id}/history")
-@action("threads:read")
-async def history(
-    call: Caller,
-    request: Request,
-    thread_id: Id,
-    limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
-    before: str | None = None,
-) -> Response:
-    """The states of a thread, the newest first."""
-    return await search_history(call, request, thread_id, History(limit=limit, before=before))
-
-
-@routes.post("/threads/{thread_id}/history")
-@action("threads:read")
-async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
-    """The states of a thread, the newest first."""
-    await call.permit({"thread_id": thread_id})
-    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
-    before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
-    page: Json = {"limit": body.limit, "filter": body.metadata}
-    page["before"] = config_of(thread_id, before) if before else None
-    async with _graph_of(request, call, thread) as graph:
-        if graph is not None:
-            found = [each async for each in graph.aget_state_history(config, **page)]
-        else:
-            found = [
-                await _stored(call, each, each.config)
-                async for each in call.saver.alist(config, **page)
-            ]
-    return await reply([_selected(snapshot(each), body.select) for each in found])
-
-
-# -- what they need
-
-
-@asynccontextmanager
-async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
-    """The compiled graph that a thread belongs to; None: it is not served."""
-    name, graphs = thread["metadata"].get("graph_id"), request.app.state.runs.graphs
-    if name not in [*graphs]:
-        yield None
-        return
-    config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
-    what = "threads.update" if call.action == "threads:update" else "threads.read"
-    parts = (name, call.saver, call.store, config)
-    async with graphs.opened(*parts, access=what, user=call.identity.raw) as graph:
-        yield graph
-
-
-def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
-    """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
-    asked = checkpoint or {}
-    given = {name: asked[name] for name in CheckpointAt.model_fields if asked.get(name)}
-    return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
-
-
-async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
-    """The checkpoint at a config; None: the thread has none.
-
-    Raises:
-        UnknownCheckpoint: The config names one that does not exist.
-    """
-    asked, found = config["configurable"], await call.saver.aget_tuple(config)
-    if found is None and "checkpoint_id" in asked:
-        raise UnknownCheckpoint(
-            f"thread {asked['thread_id']!r} has no checkpoint {asked['checkpoint_id']!r}"
-        )
-    return found
-
-
-async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
-    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
-    known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
-    known.setdefault("assistant_id", id_of(known["graph_id"]))
-    user = await call.threads.user(thread["thread_id"]) or call.identity.user
-    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Make an error of the graph that of the update: its channels take other values."""
-    try:
-        yield
-    except PerdureError:
-        raise
-    except Exception as exc:
-        why = f"{type(exc).__name__}: {exc!s:.300}"
-        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
-
-
-# -- states as clients know them
-
-
-def snapshot(found: StateSnapshot) -> dict[str, Any]:
-    """A state as clients know it."""
-    return {
-        "values": found.values,
-        "next": list(found.next),
-        "tasks": [_task(each) for each in found.tasks],
-        "metadata": found.metadata,
-        "created_at": found.created_at,
-        "checkpoint": checkpoint_of(found.config),
-        "parent_checkpoint": checkpoint_of(found.parent_config),
-        "interrupts": [interrupt_of(each) for each in found.interrupts],
-        "checkpoint_id": found.config["configurable"].get("checkpoint_id"),
-    }
-
-
-def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A config as clients name a checkpoint."""
-    if config is None:
-        return None
-    known = config["configurable"]
-    return {
-        "checkpoint_ns": "",
-        **{n: known[n] for n in CheckpointAt.model_fields if n in known},
-    }
-
-
-def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
-    """Those fields of a state that are named; `values.messages` is one of its values."""
-    if not select:
-        return found
-    chosen = {name: found[name] for name in select if name in found}
-    names = [name.removeprefix("values.") for name in select if name.startswith("values.")]
-    if names and "values" not in chosen and isinstance(found["values"], Mapping):
-        chosen["values"] = {name: found["values"].get(name) for name in names}
-    return chosen
-
-
-def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a state, of the channels that are not langgraph's own."""
-    return {
-        name: value
-        for name, value in channels.items()
-        if not name.startswith("__") and ":" not in name
-    }
-
-
-async def _stored(
-    call: Call, found: CheckpointTuple | None, config: RunnableConfig
-) -> StateSnapshot:
-    """What a checkpoint tells of a state whose graph is not served.
-
-    As langgraph does, it tells of the newest what is left to be done, of another what was.
-    """
-    if found is None:
-        return StateSnapshot({}, (), config, None, None, None, (), ())
-    at = found.config["configurable"]
-    status = await call.saver.astatus(
-        at["thread_id"], checkpoint_ns=at["checkpoint_ns"], checkpoint_id=at["checkpoint_id"]
-    )
-    is_past = "checkpoint_id" in config["configurable"]
-    tasks = tuple(
-        PregelTask(
-            task.id or "",
-            task.node,
-            task.path,
-            task.error,  # type: ignore[arg-type]  # as text, as savers store it
-            task.interrupts if is_past or not task.done else (),
-        )
-        for task in status.tasks
-    )
-    return StateSnapshot(
-        values=values_of(found.checkpoint["channel_values"]),
-        next=tuple(task.node for task in status.tasks) if is_past else status.next,
-        config=found.config,
-        metadata=found.metadata,
-        created_at=found.checkpoint["ts"],
-        parent_config=found.parent_config,
-        tasks=tasks,
-        interrupts=tuple(one for task in tasks for one in task.interrupts),
-    )
-
-
-def _task(task: Any) -> dict[str, Any]:
-    nested = task.state
-    return {
-        "id": task.id,
-        "name": task.name,
-        "path": task.path,
-        "error": None if task.error is None else str(task.error),
-        "interrupts": [interrupt_of(each) for each in task.interrupts],
-        "checkpoint": None if isinstance(nested, StateSnapshot) else checkpoint_of(nested),
-        "state": snapshot(nested) if isinstance(nested, StateSnapshot) else None,
-        "result": task.result,
-    }

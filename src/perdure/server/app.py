@@ -18,6 +18,7 @@ from perdure import __version__, settings
 from perdure.server import (
     api_memories,
     api_runs,
+    api_states,
     api_store,
     api_threads,
     assistants,
@@ -181,6 +182,7 @@ def create_app(
         routes,
         login_routes,
         api_threads.routes,
+        api_states.routes,
         assistants.routes,
         api_store.routes,
         api_memories.routes,

@@ -54,6 +54,8 @@ SWEEP_S: Final = 0.5
 SOON_S: Final = 0.1
 """The same, while somebody here waits for what another process runs."""
 AGED_S: Final = 60
+EXPIRED: Final = 20
+"""How many threads whose time is over are deleted at once, so that a sweep does not take long."""
 """How often what runs told is removed that ended long ago."""
 ENDS_S: Final = 5
 """How long a run that was cancelled is waited for."""
@@ -207,7 +209,10 @@ class DatabaseRuns:
         self._pause_s = SOON_S if is_awaited else SWEEP_S
         if time.monotonic() - self._aged_at > AGED_S:
             await self.table.drop_aged()
-            self._aged_at = time.monotonic()
+            more = False
+            with contextlib.suppress(PerdureError):  # one that cannot be deleted holds up no run
+                more = await self._threads.expire(EXPIRED) == EXPIRED
+            self._aged_at = self._aged_at if more else time.monotonic()
 
     def look(self) -> None:
         """Look at the rows at once."""

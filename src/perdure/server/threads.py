@@ -28,6 +28,7 @@ from perdure.checkpointers.thread_list import (
     SortBy,
     ThreadList,
     ThreadQuery,
+    TimeToLive,
 )
 from perdure.errors import (
     AlreadyLocked,
@@ -151,6 +152,7 @@ class Threads:
         *,
         if_exists: Literal["raise", "do_nothing"] = "raise",
         source_user: str | None = None,
+        ttl: TimeToLive | None = None,
     ) -> Thread:
         """Create a thread; None: under a new id. `source_user`: whose thread it is a copy of.
 
@@ -164,14 +166,18 @@ class Threads:
         known = await self._check_new(thread_id, client.metadata)
         if known is None:
             if await self._list.acreate(thread_id, client):  # else another request was first
+                if ttl is not None:
+                    await self._list.aset_ttl(thread_id, ttl)
                 return await self.get(thread_id)
             known = await self._find(thread_id)
         if if_exists == "do_nothing" and known and meets(known["metadata"], self._filter):
             return known
         raise _exists(thread_id)
 
-    async def update(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread:
-        """Add metadata to a thread; what has the same name is replaced.
+    async def update(
+        self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
+    ) -> Thread:
+        """Add metadata to a thread; what has the same name is replaced. None: `ttl` stays.
 
         Raises:
             UnknownThread: See `get`.
@@ -187,6 +193,8 @@ class Threads:
             return client._replace(metadata=_storable(given)), ended
 
         await self._list.achange(thread_id, changed)
+        if ttl is not None:
+            await self._list.aset_ttl(thread_id, ttl)
         return await self.get(thread_id)
 
     async def listed(self, thread_id: str) -> ListedThread:
@@ -220,6 +228,17 @@ class Threads:
             await self.get(thread_id)
             await self._saver.adelete_thread(thread_id)
             self._forget(thread_id)
+
+    async def expire(self, limit: int) -> int:
+        """Delete some threads whose time is over, and return how many; not those in a turn."""
+        done = 0
+        for thread_id in await self._list.aexpired(limit):
+            with suppress(AlreadyLocked):
+                async with self.turn(thread_id):
+                    done += await self._list.aexpire(thread_id)
+                    if await self._list.aget(thread_id) is None:
+                        self._forget(thread_id)
+        return done
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
         """Delete the checkpoints of a thread that a rule does not keep; see `get` and `turn`."""
@@ -472,6 +491,11 @@ def _stays(thread: ListedThread, status: RunStatus) -> bool:
 def _shown(thread: ListedThread) -> Thread:
     """A thread as clients know it."""
     stands = _stands(thread.status, thread.ended if thread.counts else "idle")
+    ttl = thread.ttl and {
+        "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
+        "ttl_minutes": thread.ttl.minutes,
+        "expires_at": thread.expires_at,
+    }
     return {
         "thread_id": thread.thread_id,
         "created_at": thread.created_at,
@@ -484,6 +508,7 @@ def _shown(thread: ListedThread) -> Thread:
             for task in thread.status.tasks
             if task.interrupts and not task.done
         },
+        **({"ttl": ttl} if ttl else {}),
     }
 
 

@@ -1,0 +1,344 @@
+"""States of threads by REST, in the form that langgraph's clients know."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.types import PregelTask, StateSnapshot, StateUpdate
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
+from perdure.server.access import action
+from perdure.server.call import Call, Caller, Id
+from perdure.server.graphs import id_of
+from perdure.server.reply import reply
+from perdure.server.run_request import CheckpointAt, Order
+from perdure.server.threads import Thread, interrupt_of
+from perdure.settings import SEARCH_LIMIT
+
+routes = APIRouter(tags=["threads"])
+Json = dict[str, Any]
+
+
+class AtCheckpoint(BaseModel):
+    """The body of `POST /threads/{thread_id}/state/checkpoint`."""
+
+    checkpoint: Json | None
+    subgraphs: bool = False
+    select: list[str] | None = None
+
+
+class StateChange(BaseModel):
+    """The body of `POST /threads/{thread_id}/state`."""
+
+    values: Json | list[Json] | None = None
+    as_node: str | None = None
+    checkpoint: Json | None = None
+    checkpoint_id: str | None = None
+
+
+class Update(BaseModel):
+    """What a node is as if it had returned; a command in place of values."""
+
+    values: Json | list[Json] | None = None
+    command: Order | None = None
+    as_node: str | None = None
+
+    def state_update(self) -> StateUpdate:
+        """As langgraph takes it."""
+        values: Any = self.command.command() if self.command else self.values
+        return StateUpdate(values, self.as_node)
+
+
+class Superstep(BaseModel):
+    """Updates that were made at once."""
+
+    updates: list[Update] = Field(min_length=1, max_length=1000)
+
+
+class History(BaseModel):
+    """The body of `POST /threads/{thread_id}/history`."""
+
+    limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
+    before: str | Json | None = None
+    metadata: Json | None = None
+    checkpoint: Json | None = None
+    select: list[str] | None = None
+
+
+@routes.get("/threads/{thread_id}/state")
+@routes.get("/threads/{thread_id}/state/{checkpoint_id}")
+@action("threads:read")
+async def state(
+    call: Caller,
+    request: Request,
+    thread_id: Id,
+    checkpoint_id: Id = "",
+    subgraphs: bool = False,
+    select: Annotated[list[str] | None, Query()] = None,
+) -> Response:
+    """The newest state of a thread, or that at a checkpoint."""
+    at = {"checkpoint_id": checkpoint_id}
+    body = AtCheckpoint(checkpoint=at, subgraphs=subgraphs, select=select)
+    return await state_at(call, request, thread_id, body)
+
+
+@routes.post("/threads/{thread_id}/state/checkpoint")
+@action("threads:read")
+async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
+    """The state at a checkpoint, also of a subgraph."""
+    await call.permit({"thread_id": thread_id})
+    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
+    found = await checkpoint_at(call, config)
+    async with _graph_of(request, call, thread) as graph:
+        if graph is not None:
+            shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
+        else:
+            shown = snapshot(await _stored(call, found, config))
+    return await reply(_selected(shown, body.select))
+
+
+@routes.post("/threads/{thread_id}/state")
+@action("threads:update")
+async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
+    """Update the state as if a node had returned the values.
+
+    From an older checkpoint the thread goes on as a branch, which becomes the newest state.
+    """
+    await call.permit({"thread_id": thread_id})
+    thread = await call.threads.get(thread_id)
+    config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
+    update = Update(values=body.values, as_node=body.as_node)
+    made = checkpoint_of(
+        await updated(call, request, thread, config, [Superstep(updates=[update])])
+    )
+    return {
+        "checkpoint": made,
+        "configurable": made,
+        "checkpoint_id": made and made["checkpoint_id"],
+    }
+
+
+@routes.get("/threads/{thread_id}/history")
+@action("threads:read")
+async def history(
+    call: Caller,
+    request: Request,
+    thread_id: Id,
+    limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
+    before: str | None = None,
+) -> Response:
+    """The states of a thread, the newest first."""
+    return await search_history(call, request, thread_id, History(limit=limit, before=before))
+
+
+@routes.post("/threads/{thread_id}/history")
+@action("threads:read")
+async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
+    """The states of a thread, the newest first."""
+    await call.permit({"thread_id": thread_id})
+    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
+    before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
+    page: Json = {"limit": body.limit, "filter": body.metadata}
+    page["before"] = config_of(thread_id, before) if before else None
+    async with _graph_of(request, call, thread) as graph:
+        if graph is not None:
+            found = [each async for each in graph.aget_state_history(config, **page)]
+        else:
+            found = [
+                await _stored(call, each, each.config)
+                async for each in call.saver.alist(config, **page)
+            ]
+    return await reply([_selected(snapshot(each), body.select) for each in found])
+
+
+async def updated(
+    call: Call,
+    request: Request,
+    thread: Thread,
+    config: RunnableConfig,
+    supersteps: Sequence[Superstep],
+) -> RunnableConfig:
+    """Update a state; returns the config of the new one."""
+    thread_id = thread["thread_id"]
+    steps = [[each.state_update() for each in step.updates] for step in supersteps]
+    async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
+        thread = await call.threads.get(thread_id)  # it may be deleted by now
+        await checkpoint_at(call, config)
+        if graph is None:
+            raise ConfigurationError(
+                f"the thread {thread_id!r} belongs to the graph "
+                f"{thread['metadata'].get('graph_id')!r}, which is not served, so its state cannot "
+                "be updated; name one that is, as graph_id in its metadata"
+            )
+        for step in steps:  # one at a time: langgraph gives the metadata to the first only
+            config = await _carrying(call, thread, config)
+            with _refusing():
+                config = await graph.abulk_update_state(config, [step])
+        is_open = (await call.saver.ahead(thread_id)).status.next
+        await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
+    return config
+
+
+# -- what they need
+
+
+@asynccontextmanager
+async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
+    """The compiled graph that a thread belongs to; None: it is not served."""
+    name, graphs = thread["metadata"].get("graph_id"), request.app.state.runs.graphs
+    if name not in [*graphs]:
+        yield None
+        return
+    config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
+    what = "threads.update" if call.action == "threads:update" else "threads.read"
+    parts = (name, call.saver, call.store, config)
+    async with graphs.opened(*parts, access=what, user=call.identity.raw) as graph:
+        yield graph
+
+
+def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
+    """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
+    asked = checkpoint or {}
+    given = {name: asked[name] for name in CheckpointAt.model_fields if asked.get(name)}
+    return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
+
+
+async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
+    """The checkpoint at a config; None: the thread has none.
+
+    Raises:
+        UnknownCheckpoint: The config names one that does not exist.
+    """
+    asked, found = config["configurable"], await call.saver.aget_tuple(config)
+    if found is None and "checkpoint_id" in asked:
+        raise UnknownCheckpoint(
+            f"thread {asked['thread_id']!r} has no checkpoint {asked['checkpoint_id']!r}"
+        )
+    return found
+
+
+async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
+    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
+    known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
+    known.setdefault("assistant_id", id_of(known["graph_id"]))
+    user = await call.threads.user(thread["thread_id"]) or call.identity.user
+    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Make an error of the graph that of the update: its channels take other values."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as exc:
+        why = f"{type(exc).__name__}: {exc!s:.300}"
+        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
+
+
+# -- states as clients know them
+
+
+def snapshot(found: StateSnapshot) -> dict[str, Any]:
+    """A state as clients know it."""
+    return {
+        "values": found.values,
+        "next": list(found.next),
+        "tasks": [_task(each) for each in found.tasks],
+        "metadata": found.metadata,
+        "created_at": found.created_at,
+        "checkpoint": checkpoint_of(found.config),
+        "parent_checkpoint": checkpoint_of(found.parent_config),
+        "interrupts": [interrupt_of(each) for each in found.interrupts],
+        "checkpoint_id": found.config["configurable"].get("checkpoint_id"),
+    }
+
+
+def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A config as clients name a checkpoint."""
+    if config is None:
+        return None
+    known = config["configurable"]
+    return {
+        "checkpoint_ns": "",
+        **{n: known[n] for n in CheckpointAt.model_fields if n in known},
+    }
+
+
+def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
+    """Those fields of a state that are named; `values.messages` is one of its values."""
+    if not select:
+        return found
+    chosen = {name: found[name] for name in select if name in found}
+    names = [name.removeprefix("values.") for name in select if name.startswith("values.")]
+    if names and "values" not in chosen and isinstance(found["values"], Mapping):
+        chosen["values"] = {name: found["values"].get(name) for name in names}
+    return chosen
+
+
+def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a state, of the channels that are not langgraph's own."""
+    return {
+        name: value
+        for name, value in channels.items()
+        if not name.startswith("__") and ":" not in name
+    }
+
+
+async def _stored(
+    call: Call, found: CheckpointTuple | None, config: RunnableConfig
+) -> StateSnapshot:
+    """What a checkpoint tells of a state whose graph is not served.
+
+    As langgraph does, it tells of the newest what is left to be done, of another what was.
+    """
+    if found is None:
+        return StateSnapshot({}, (), config, None, None, None, (), ())
+    at = found.config["configurable"]
+    status = await call.saver.astatus(
+        at["thread_id"], checkpoint_ns=at["checkpoint_ns"], checkpoint_id=at["checkpoint_id"]
+    )
+    is_past = "checkpoint_id" in config["configurable"]
+    tasks = tuple(
+        PregelTask(
+            task.id or "",
+            task.node,
+            task.path,
+            task.error,  # type: ignore[arg-type]  # as text, as savers store it
+            task.interrupts if is_past or not task.done else (),
+        )
+        for task in status.tasks
+    )
+    return StateSnapshot(
+        values=values_of(found.checkpoint["channel_values"]),
+        next=tuple(task.node for task in status.tasks) if is_past else status.next,
+        config=found.config,
+        metadata=found.metadata,
+        created_at=found.checkpoint["ts"],
+        parent_config=found.parent_config,
+        tasks=tasks,
+        interrupts=tuple(one for task in tasks for one in task.interrupts),
+    )
+
+
+def _task(task: Any) -> dict[str, Any]:
+    nested = task.state
+    return {
+        "id": task.id,
+        "name": task.name,
+        "path": task.path,
+        "error": None if task.error is None else str(task.error),
+        "interrupts": [interrupt_of(each) for each in task.interrupts],
+        "checkpoint": None if isinstance(nested, StateSnapshot) else checkpoint_of(nested),
+        "state": snapshot(nested) if isinstance(nested, StateSnapshot) else None,
+        "result": task.result,
+    }

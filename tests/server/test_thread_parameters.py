@@ -1,0 +1,239 @@
+"""What threads are given when they are made, and how they are found by their values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.errors import APIStatusError
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.server import api_threads, create_app, run_queue
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, State, says, talk
+
+Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def url(settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(run_queue, "AGED_S", 0.2)
+    two = StateGraph(State).add_node("one", lambda _: {}).add_node("two", lambda _: {})
+    two.add_edge(START, "one").add_edge("one", "two")
+    with running(create_app(settings, graphs=Graphs({"talk": talk(gate), "two": two}))) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[Sdk]:
+    with get_sync_client(url=url) as client:
+        yield client
+
+
+def refused(why: str) -> Any:
+    return pytest.raises(APIStatusError, match=why)
+
+
+def gone(sdk: Sdk, thread_id: str) -> bool:
+    return not sdk.threads.search(ids=[thread_id])
+
+
+# -- supersteps
+
+
+def test_a_thread_is_made_with_supersteps(sdk: Sdk) -> None:
+    given = [{"role": "user", "content": "hello", "id": "m1"}]
+    steps: list[Any] = [
+        {"updates": [{"values": {"messages": given}, "as_node": "__start__"}]},
+        {"updates": [{"values": {"heard": ["one"]}, "as_node": "one"}]},
+    ]
+
+    made = sdk.threads.create(graph_id="two", metadata={"topic": "figs"}, supersteps=steps)
+
+    state = sdk.threads.get_state(made["thread_id"])
+    assert made["values"]["heard"] == state["values"]["heard"] == ["one"]
+    assert [each["content"] for each in state["values"]["messages"]] == ["hello"]
+    assert state["next"] == ["two"]
+    assert made["metadata"]["topic"] == "figs"
+    assert len(sdk.threads.get_history(made["thread_id"])) == 2
+    assert sdk.runs.wait(made["thread_id"], "two", input=None)["heard"] == ["one"]
+
+
+def test_a_superstep_may_have_a_command_in_place_of_values(sdk: Sdk) -> None:
+    command = {"update": {"heard": ["by command"]}}
+    steps: list[Any] = [{"updates": [{"values": None, "command": command, "as_node": "one"}]}]
+
+    made = sdk.threads.create(graph_id="two", supersteps=steps)
+
+    assert made["values"]["heard"] == ["by command"]
+
+
+def test_supersteps_that_cannot_be_applied_make_no_thread(sdk: Sdk) -> None:
+    bad: list[Any] = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "nope"}]}]
+    for graph, why in (("two", "nope"), ("unknown", "not served"), (None, "not served")):
+        with refused(why) as error:
+            sdk.threads.create(thread_id="t", graph_id=graph, supersteps=bad)
+        assert error.value.status_code == 422
+    assert sdk.threads.count() == 0
+
+
+# -- time to live
+
+
+def test_a_thread_is_deleted_after_its_minutes(sdk: Sdk, settings: Settings) -> None:
+    shown = sdk.threads.create(thread_id="t", ttl=0.001)["ttl"]
+    sdk.threads.create(thread_id="stays", ttl={"ttl": 60, "strategy": "delete"})
+
+    deadline = time.monotonic() + 60
+    while not gone(sdk, "t"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    assert (shown["strategy"], shown["ttl_minutes"]) == ("delete", 0.001)
+    assert sdk.threads.get("stays", include=["ttl"])["ttl"]["ttl_minutes"] == 60
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        assert [each.thread_id for each in saver.threads()] == []
+
+
+def test_a_thread_with_a_run_outlives_its_minutes(sdk: Sdk, gate: Gate) -> None:
+    sdk.threads.create(thread_id="t")
+    run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
+    assert gate.reached.wait(60)
+    changed = sdk.threads.update("t", metadata={}, ttl=0.001)
+    assert changed["ttl"]["ttl_minutes"] == 0.001
+    sdk.threads.create(thread_id="witness", ttl=0.001)
+    deadline = time.monotonic() + 60
+    while not gone(sdk, "witness"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert sdk.runs.get("t", run)["status"] == "running"
+
+    gate.open.set()
+    while not gone(sdk, "t"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_newest_state_may_stay(sdk: Sdk, gate: Gate) -> None:
+    gate.open.set()
+    sdk.threads.create(thread_id="t")
+    sdk.runs.wait("t", "talk", input=says("hello"))
+    assert len(sdk.threads.get_history("t")) > 1
+
+    sdk.threads.update("t", metadata={"a": 1}, ttl={"ttl": 0.001, "strategy": "keep_latest"})
+
+    deadline = time.monotonic() + 60
+    while len(sdk.threads.get_history("t")) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert sdk.threads.get_state("t")["values"]["heard"] == ["hello"]
+    assert sdk.threads.get("t")["ttl"]["strategy"] == "keep_latest"
+
+
+@pytest.mark.parametrize(
+    "ttl", [0, -1, {"ttl": 0}, {"strategy": "delete"}, {"ttl": 1, "strategy": "none"}, 1e300, "x"]
+)
+def test_a_time_that_is_none_is_refused(sdk: Sdk, url: str, ttl: Any) -> None:
+    sdk.threads.create(thread_id="t")
+    body = {"thread_id": "new", "ttl": ttl}
+
+    assert httpx.post(f"{url}/threads", json=body).status_code == 422
+    assert httpx.patch(f"{url}/threads/t", json={"ttl": ttl}).status_code == 422
+    assert httpx.get(f"{url}/threads/t", params={"include": "nope"}).status_code == 422
+    assert sdk.threads.count() == 1
+
+
+# -- values
+
+
+@pytest.fixture
+def talked(sdk: Sdk, gate: Gate) -> Sdk:
+    """Three threads, one without a turn."""
+    gate.open.set()
+    for thread_id, text in (("a", "apples"), ("b", "bears")):
+        sdk.threads.create(thread_id=thread_id)
+        sdk.runs.wait(thread_id, "talk", input=says(text))
+    sdk.threads.create(thread_id="empty")
+    return sdk
+
+
+def ids(found: list[Any]) -> list[str]:
+    return [thread["thread_id"] for thread in found]
+
+
+def test_threads_are_found_and_counted_by_values(talked: Sdk) -> None:
+    search, count = talked.threads.search, talked.threads.count
+
+    assert ids(search(values={"heard": ["apples"]})) == ["a"]
+    assert ids(search(values={"messages": [{"type": "human", "content": "bears"}]})) == ["b"]
+    both = {"messages": [{"type": "ai"}]}
+    assert ids(search(values=both, sort_by="thread_id", sort_order="asc")) == ["a", "b"]
+    assert ids(search(values=both, sort_by="thread_id", sort_order="asc", limit=1, offset=1)) == [
+        "b"
+    ]
+    assert ids(search(values={"heard": ["cats"]})) == []
+    assert [count(values=each) for each in (both, {"heard": ["apples"]}, {"x": 1}, None)] == [
+        *(2, 1, 0, 3)
+    ]
+    [row] = search(values={"heard": ["apples"]}, select=["thread_id"])
+    assert row == {"thread_id": "a"}
+
+
+def test_values_are_looked_for_in_so_many_threads(
+    talked: Sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_threads, "READ", 2)
+
+    with refused("in 2 threads"):
+        talked.threads.search(values={"heard": ["cats"]})
+    with refused("in 2 threads"):
+        talked.threads.count(values={"heard": ["cats"]})
+    assert ids(talked.threads.search(values={"heard": ["apples"]}, ids=["a", "b"])) == ["a"]
+
+
+def test_what_is_at_a_path_is_extracted(talked: Sdk) -> None:
+    paths = {
+        "last": "values.messages[-1].content",
+        "first": "values.messages[0].type",
+        "heard": "values.heard",
+        "graph": "metadata.graph_id",
+        "nothing": "values.messages[9].content",
+        "no_list": "status[0]",
+    }
+    [row] = talked.threads.search(ids=["a"], select=["thread_id"], extract=paths)
+    [empty] = talked.threads.search(ids=["empty"], extract=paths)
+
+    assert row == {
+        "thread_id": "a",
+        "extracted": {
+            "last": "heard 1",
+            "first": "human",
+            "heard": ["apples"],
+            "graph": "talk",
+            "nothing": None,
+            "no_list": None,
+        },
+    }
+    assert {*empty["extracted"].values()} == {None}
+
+
+@pytest.mark.parametrize("path", ["", "a..b", "a[x]", "[0]", "a[0", ".a"])
+def test_what_is_no_path_is_refused(sdk: Sdk, path: str) -> None:
+    with refused("extract"):
+        sdk.threads.search(extract={"x": path})
+    with refused("extract"):
+        sdk.threads.search(extract={str(number): "values" for number in range(11)})
+    with refused("select"):
+        sdk.threads.search(select=["nope"])
