@@ -19,11 +19,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.checkpointers.assistants import AssistantTable
-from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import AssistantRow
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.server import api_threads
-from perdure.server.access import Filter, Forbidden, Refused, action, containing, meets
+from perdure.server.access import Forbidden, Refused, action, containing, meets
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import reply
@@ -56,22 +55,13 @@ class Assistants:
     """The assistants that may be reached; any other is unknown.
 
     Args:
+        call: Who asks, which is permitted; the graphs' own count as theirs.
         graphs: What is served.
-        saver: Where the others are.
-        filter: What their metadata must meet.
-        user: Who asks; the graphs' own count as theirs.
     """
 
-    def __init__(
-        self, graphs: Graphs, saver: Checkpointer, filter: Filter | None = None, user: str = ""
-    ) -> None:
-        self._graphs, self._table = graphs, AssistantTable(saver)
-        self._filter, self._user = filter or {}, user
-
-    @classmethod
-    def of(cls, call: Call, graphs: Graphs) -> Assistants:
-        """Those that a call reaches, which is permitted."""
-        return cls(graphs, call.saver, call.filter, call.identity.user)
+    def __init__(self, call: Call, graphs: Graphs) -> None:
+        self._graphs, self._table = graphs, AssistantTable(call.saver)
+        self._filter, self._user = call.filter, call.identity.user
 
     async def get(self, assistant_id: str) -> Assistant:
         """An assistant, by its id; that of a graph also by the graph's name.
@@ -85,26 +75,6 @@ class Assistants:
             found = None if row is None else _shown(row)
         if found is None or not self._reaches(found):
             raise unknown(self._graphs, assistant_id)
-        return found
-
-    async def of_run(self, assistant_id: str) -> Assistant:
-        """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
-
-        Raises:
-            UnknownAssistant: See `get`; or its graph is not served.
-        """
-        if found := _own_of_run(self._graphs, assistant_id):
-            return found
-        try:
-            found = await self.get(assistant_id)
-        except UnknownAssistant as exc:
-            raise unknown(self._graphs, assistant_id, 422) from exc
-        if found["graph_id"] not in [*self._graphs]:
-            raise UnknownAssistant(
-                f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
-                f"served; the graphs are {', '.join(self._graphs)}",
-                422,
-            )
         return found
 
     async def create(
@@ -227,11 +197,6 @@ def own(graphs: Graphs, assistant_id: str) -> Assistant | None:
     )
 
 
-def _own_of_run(graphs: Graphs, assistant_id: str) -> Assistant | None:
-    found = own(graphs, assistant_id)
-    return found and {**found, "metadata": {}}  # who made it is no matter of the run
-
-
 def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssistant:
     """The error of an assistant that cannot be reached."""
     return UnknownAssistant(
@@ -240,18 +205,28 @@ def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssi
 
 
 async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
-    """The assistant of a run that a client asks for, if the client may read it.
+    """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
 
-    A graph's own needs no permission but that of the run; see `Assistants.of_run`.
+    A graph's own needs no permission but that of the run; who made it is no matter of the run.
+
+    Raises:
+        UnknownAssistant: There is none that may be read, or its graph is not served.
     """
-    if found := _own_of_run(graphs, assistant_id):
-        return found
+    if found := own(graphs, assistant_id):
+        return {**found, "metadata": {}}
     reading = call.another("assistants:read")
     try:
         await reading.permit({"assistant_id": assistant_id, "metadata": {}})
+        found = await Assistants(reading, graphs).get(assistant_id)
     except Refused as exc:
         raise unknown(graphs, assistant_id, 422) from exc
-    return await Assistants.of(reading, graphs).of_run(assistant_id)
+    if found["graph_id"] not in [*graphs]:
+        raise UnknownAssistant(
+            f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
+            f"served; the graphs are {', '.join(graphs)}",
+            422,
+        )
+    return found
 
 
 async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
@@ -390,7 +365,7 @@ class Version(BaseModel):
 async def permitted(call: Caller, graphs: Served, assistant_id: Id) -> Assistants:
     """The assistants that may be reached, for what is asked of one of them."""
     await call.permit({"assistant_id": assistant_id})
-    return Assistants.of(call, graphs)
+    return Assistants(call, graphs)
 
 
 Reached = Annotated[Assistants, Depends(permitted)]
@@ -416,7 +391,7 @@ async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
     content, assistant_id = {**deepcopy(_PLAIN), **body.given()}, str(body.assistant_id)
     about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
     content["metadata"] = (await call.permit({**content, **about}))["metadata"]
-    assistants = Assistants.of(call, graphs)
+    assistants = Assistants(call, graphs)
     made = await assistants.create(assistant_id, content, if_exists=body.if_exists)
     return await reply(made)
 
@@ -448,7 +423,7 @@ async def count(call: Caller, graphs: Served, body: AssistantFilters) -> int:
 async def _found(call: Call, graphs: Graphs, wanted: AssistantFilters) -> list[Assistant]:
     asked = await call.permit(wanted.model_dump())
     wanted.metadata = asked["metadata"]
-    return await Assistants.of(call, graphs).search(wanted)
+    return await Assistants(call, graphs).search(wanted)
 
 
 @routes.get("/{assistant_id}")
@@ -465,7 +440,7 @@ async def update(call: Caller, graphs: Served, assistant_id: Id, body: Assistant
     changes = body.given()
     asked = await call.permit({"metadata": {}, **changes, "assistant_id": assistant_id})
     changes["metadata"] = asked["metadata"]
-    return await reply(await Assistants.of(call, graphs).update(assistant_id, changes))
+    return await reply(await Assistants(call, graphs).update(assistant_id, changes))
 
 
 @routes.delete("/{assistant_id}", status_code=204)
