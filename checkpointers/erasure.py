@@ -13,6 +13,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -43,6 +44,7 @@ from perdure.checkpointers.records import (
     RunRow,
     log_spans,
     open_client,
+    open_cron,
     open_item,
     open_listed,
     open_run,
@@ -126,7 +128,8 @@ def _erased(
     hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
     counts = eraser.checkpoints + views, items
-    return ErasureReport(*counts, tuple(hashes), cancelled, runs=eraser.runs, events=events)
+    report = ErasureReport(*counts, tuple(hashes), cancelled)
+    return replace(report, runs=eraser.runs, events=events, crons=eraser.crons)
 
 
 def _drop_views(
@@ -155,7 +158,8 @@ def _erased_thread(
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.scrub_wanted()
     counts = report.checkpoints, report.items
-    return ErasureReport(*counts, tuple(sorted(hashes)), runs=report.runs, events=report.events)
+    erased = ErasureReport(*counts, tuple(sorted(hashes)))
+    return replace(erased, runs=report.runs, events=report.events, crons=report.crons)
 
 
 def _hash(reader: CheckpointReader, message: BaseMessage) -> str:
@@ -174,6 +178,7 @@ class _Eraser:
         cancelled: The tasks of heads that will not run.
         dicts: Logs whose items are pairs.
         runs: How many runs of the server changed.
+        crons: How many crons of the server were deleted.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class _Eraser:
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
         self.thread = Thread(key, generation)  # not the cache's
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread)
-        self.checkpoints = self.runs = 0
+        self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self._needles = remover.needles()
@@ -283,6 +288,12 @@ class _Eraser:
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
         for row in (yield self.sql("runs_of", self.thread_id, "")):
             yield from self._run(open_run(self.seal, row))
+        for row in (yield self.sql("crons_of", self.thread_id)):
+            cron, where = open_cron(self.seal, row), Where(inputs=True, texts=True, tasks=True)
+            left = self.remover.without(cron.content, where)
+            if left is not cron.content and not self._looking:
+                yield self.sql("drop_cron", cron.cron_id)
+                self.crons += 1
 
     def _run(self, run: RunRow) -> Flow[None]:
         """What a run of the server is asked, and what is told of it."""

@@ -179,7 +179,8 @@ class Maintenance:
             return PruneReport(checkpoints, items, 1, size)
         gone = yield self.sql("drop_runs", thread)
         events = yield self.sql("drop_events", thread, 0, ALL, ALL)
-        return PruneReport(checkpoints, items, 1, size, len(gone), len(events))
+        crons = yield self.sql("drop_crons", thread_id)
+        return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""

@@ -113,6 +113,17 @@ CREATE TABLE run_events ({tenant_column}
     PRIMARY KEY ({tenant}thread, seq, since)
 );
 ALTER TABLE run_events SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
+CREATE TABLE crons ({tenant_column}
+    cron_id text COLLATE "C" NOT NULL,
+    thread_id text COLLATE "C",
+    next_at double precision,
+    created_at double precision NOT NULL,
+    updated_at double precision NOT NULL,
+    content bytea NOT NULL,
+    PRIMARY KEY ({tenant}cron_id)
+);
+CREATE INDEX crons_due ON crons ({tenant}next_at);
+CREATE INDEX crons_of_thread ON crons ({tenant}thread_id);
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);

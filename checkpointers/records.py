@@ -399,6 +399,47 @@ def _run_places(live: LiveRun) -> list[Place]:
     return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
 
 
+# -- crons of the server
+
+
+class CronRow(NamedTuple):
+    """What is run on a schedule.
+
+    Attributes:
+        thread_id: On which thread; None: on a new one each time.
+        next_at: When it is due; None: never again.
+        content: What clients gave it, and whose it is.
+    """
+
+    cron_id: str
+    thread_id: str | None
+    next_at: float | None
+    created_at: float
+    updated_at: float
+    content: Any
+
+
+class Due(NamedTuple):
+    """A cron whose time has come, and when it is due next."""
+
+    cron: CronRow
+    next_at: float | None
+
+
+def open_cron(seal: Seal, row: Row) -> CronRow:
+    """A cron, from its row.
+
+    Raises:
+        CorruptRecord: It was damaged or tampered with.
+    """
+    return CronRow(*row)._replace(content=json.loads(seal.open(row[5], ("cron", row[0]))))
+
+
+def seal_cron(seal: Seal, cron: CronRow) -> bytes:
+    """The content of a cron, as it is stored."""
+    return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
+
+
 # -- assistants of the server
 
 

@@ -216,6 +216,7 @@ class PruneReport:
         size_bytes: Bytes of all that and of pending writes, without index overhead.
         runs: How many runs of the server, with what they were asked.
         events: How many batches of what they told.
+        crons: How many crons of the server.
     """
 
     checkpoints: int = 0
@@ -224,6 +225,7 @@ class PruneReport:
     size_bytes: int = field(default=0, compare=False)
     runs: int = 0
     events: int = 0
+    crons: int = 0
 
     def __add__(self, other: PruneReport) -> PruneReport:
         """Both together."""
@@ -249,6 +251,7 @@ class ErasureReport:
         runs: How many runs of the server were asked, or told, what quoted one: they have it no
             longer, and those that had not ended are cancelled; or were deleted with their thread.
         events: How many batches of what runs of the thread told: all that were stored are removed.
+        crons: How many crons of the thread quoted one, and were deleted; or went with their thread.
     """
 
     checkpoints: int = 0
@@ -258,6 +261,7 @@ class ErasureReport:
     scrubbed: bool = True
     runs: int = 0
     events: int = 0
+    crons: int = 0
 
 
 @dataclass(frozen=True, slots=True)

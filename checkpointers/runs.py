@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import (
+    Due,
     LiveRun,
     RunRow,
     open_events,
@@ -61,7 +62,13 @@ class RunTable:
         self._threads = ThreadList(saver)
 
     async def accept(
-        self, run: RunRow, *, rejects: bool, cancels: str | None, events: bool = False
+        self,
+        run: RunRow,
+        *,
+        rejects: bool,
+        cancels: str | None,
+        events: bool = False,
+        due: Due | None = None,
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a run; and the ids of all that are live of its thread then.
 
@@ -73,6 +80,8 @@ class RunTable:
             rejects: Whether it is none if it had to wait. It is none either if there is no thread.
             cancels: How those before it are cancelled; None: they are not.
             events: Whether what it tells is stored.
+            due: The cron that it is of, which moves to its next time; if another process has moved
+                it, there is no run.
         """
         live, at = run.live, run.created_at
         about, _, request = seal_run(self._seal, live, run[3:6])
@@ -80,7 +89,15 @@ class RunTable:
         cancel = self._cancelling(live.thread_id, "", cancels) if cancels else []
         accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *of)
         then = self._sql("live_of", live.thread_id)
-        *_, made, ids = await self._write([*cancel, accept, then], live.thread_id)
+
+        def flow() -> Flow[Any]:
+            if due is not None:
+                cron, next_at = due
+                if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
+                    return [], []
+            return (yield Last([*cancel, accept, then]))
+
+        *_, made, ids = await self._database.awrite(flow, exclusive=(live.thread_id,))
         if made:
             thread, seq, status = made[0]
             live = live._replace(thread=thread, seq=seq, status=status)

@@ -110,6 +110,16 @@ CREATE TABLE run_events (
     body BLOB,
     PRIMARY KEY (thread, seq, since)
 ) STRICT;
+CREATE TABLE crons (
+    cron_id TEXT NOT NULL PRIMARY KEY,
+    thread_id TEXT,
+    next_at REAL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    content BLOB NOT NULL
+) STRICT;
+CREATE INDEX crons_due ON crons (next_at);
+CREATE INDEX crons_of_thread ON crons (thread_id);
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -520,6 +530,39 @@ DELETE FROM runs WHERE thread = ? AND seq = ? AND owner = ? AND status = 'runnin
 -- drop_ended: one that has ended
 DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?) AND run_id = ? AND status NOT IN ('delayed', 'pending', 'running');
 
+-- awaited: whether a run or a cron of a thread is to run yet
+SELECT 1 FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND status IN ('delayed', 'pending', 'running')
+UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
+
+-- add_cron: unless its thread is no more
+INSERT INTO crons (cron_id, thread_id, next_at, created_at, updated_at, content)
+SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision), ?4, ?4, ?5
+WHERE CAST(?2 AS text) IS NULL OR EXISTS (SELECT 1 FROM threads WHERE thread_id = ?2) RETURNING 0;
+
+-- set_cron: what it runs now, and perhaps when
+UPDATE crons SET content = ?1, updated_at = ?2, next_at = CASE WHEN ?3 = 1 THEN CAST(?4 AS double precision) ELSE next_at END WHERE cron_id = ?5 RETURNING next_at;
+
+-- advance_cron: it is due at another time, unless another process has begun its run
+UPDATE crons SET next_at = ? WHERE cron_id = ? AND next_at = ? RETURNING 0;
+
+-- one_cron: by its id
+SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE cron_id = ?;
+
+-- all_crons: all of them
+SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons;
+
+-- crons_of: those of a thread
+SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE thread_id = ?;
+
+-- due_crons: those whose time has come
+SELECT cron_id FROM crons WHERE next_at <= ? ORDER BY next_at;
+
+-- drop_cron: one
+DELETE FROM crons WHERE cron_id = ? RETURNING 0;
+
+-- drop_crons: those of a thread
+DELETE FROM crons WHERE thread_id = ? RETURNING 0;
+
 -- status_of: how a run stands
 SELECT status FROM runs WHERE thread = ? AND run_id = ?;
 
@@ -644,7 +687,7 @@ WHERE t.thread = ?1 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = ?1 AND
 UPDATE runs SET events = 0 WHERE thread = ? AND seq >= ? AND seq <= ? AND events = 1;
 
 -- aged_events: runs that ended long ago, whose events are stored
-SELECT thread, seq FROM runs WHERE events = 1 AND updated_at < ? AND status NOT IN ('pending', 'running') ORDER BY updated_at LIMIT ?;
+SELECT thread, seq FROM runs WHERE events = 1 AND updated_at < ? AND status NOT IN ('delayed', 'pending', 'running') ORDER BY updated_at LIMIT ?;
 
 -- move_events: the thread has another key
 UPDATE run_events SET thread = ? WHERE thread = ?;

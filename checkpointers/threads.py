@@ -286,10 +286,10 @@ class ThreadReader:
     def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """A thread whose conversation did not go on since a moment; None: it did, or is unknown.
 
-        It goes on if a run of the server waits.
+        It goes on if a run of the server waits, or a cron.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
-        waits = yield self.sql("live_of", thread_id)
+        waits = yield self.sql("awaited", thread_id)
         info = (yield from self._info(rows[0])) if rows and not waits else None
         return info if info is not None and info.active_at < before else None
 

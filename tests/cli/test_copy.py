@@ -26,6 +26,8 @@ from langgraph.types import Command
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import CronRow
 from perdure.cli import table_copy
 from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
@@ -81,6 +83,9 @@ def fill(old: Database) -> None:
     for name in ("one", "two"):
         asyncio.run(AssistantTable(old.saver).create(name, {"context": {"plan": name}}))
     asyncio.run(AssistantTable(old.saver).change("one", lambda row: {"context": {"plan": "b"}}))
+    for next_at in (None, 7.0):
+        of_a = CronRow(f"cron-{next_at}", "a", next_at, 5.0, 5.0, {"payload": "a plan"})
+        asyncio.run(CronTable(old.saver).create(of_a))
     put(old.saver, {"x": 1.5, "y": [None, b"\0", "\0"]}, thread="id-16-bytes-long", uid="1")
     old.saver.prune(["pruned"], strategy="keep_latest")
     old.saver.delete_thread("gone")
@@ -104,6 +109,7 @@ def shape(of: Database) -> list[Any]:
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [found.config for found in saver.list(None, filter={"user": "u1"})],
         of_thread(saver, "a"),
+        sorted(asyncio.run(CronTable(saver).all()), key=str),
         asyncio.run(AssistantTable(saver).all()),
         asyncio.run(AssistantTable(saver).versions("one")),
         list(store.export()),
@@ -147,7 +153,7 @@ def test_a_copy_is_the_same_and_goes_on(
     rows = copy(old, new).rows
 
     assert shape(old) == shape(new)
-    assert rows["assistants"] == 3
+    assert (rows["assistants"], rows["crons"]) == (3, 2)
     assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
     for of in (old, new):
         graph = build(of.saver)
@@ -228,7 +234,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     for _ in range(100):
         with monkeypatch.context() as patch, suppress(Killed):
             for part in new:
-                patch.setattr(part.database, "write", cut_off(part.database.write, 11))
+                patch.setattr(part.database, "write", cut_off(part.database.write, 12))
             copy(old, new)
             break
         ended += 1
@@ -465,7 +471,7 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
     rows = copy(old, new).rows
 
     assert lost
-    assert rows["assistants"] == 3
+    assert (rows["assistants"], rows["crons"]) == (3, 2)
     assert (rows["threads"], rows["store_versions"], rows["store_items"]) == (5, 5, 4)
 
 

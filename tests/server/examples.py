@@ -34,6 +34,7 @@ NAMED: Final[dict[str, Any]] = {
 """Parameters of paths and queries, and fields of forms, by their names."""
 
 RUN: Final = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "hi"}]}}
+CRON: Final = RUN | {"schedule": "0 0 1 1 *", "metadata": {"note": CANARY}}
 
 BODIES: Final[dict[str, Any]] = {
     "POST /assistants": {
@@ -63,6 +64,11 @@ BODIES: Final[dict[str, Any]] = {
     "POST /runs": RUN,
     "POST /runs/batch": [RUN, RUN | {"thread_id": THREAD}],
     "POST /runs/cancel": {"status": "all"},
+    "POST /runs/crons": CRON,
+    "POST /threads/{thread_id}/runs/crons": CRON,
+    "PATCH /runs/crons/{cron_id}": {"enabled": False, "metadata": {"owner": "bob"}},
+    "POST /runs/crons/search": {},
+    "POST /runs/crons/count": {},
     "POST /threads/{thread_id}/commands": {"id": 1, "method": "run.start", "params": RUN},
     "POST /threads/{thread_id}/stream/events": {"channels": ["values"]},
     "PUT /store/items": {"namespace": PLACE, "key": KEY, "value": {"text": "changed"}},
@@ -98,6 +104,9 @@ OWN: Final = {
     "POST /runs/wait",
     "POST /runs",
     "POST /runs/cancel",
+    "POST /runs/crons",
+    "POST /runs/crons/search",
+    "POST /runs/crons/count",
     "POST /threads/{thread_id}/commands",
     "POST /memories/search",
     "POST /memories",

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.server import create_app
@@ -30,6 +31,7 @@ from tests.server.examples import (
     ASSISTANT,
     BODIES,
     CANARY,
+    CRON,
     FORK,
     FORMS,
     KEPT,
@@ -195,6 +197,10 @@ def seed(place: Place) -> None:
     place.client.post(f"{place.keys}/threads", json=kept, headers={"x-api-key": ANN})
     made = BODIES["POST /assistants"]
     place.client.post(f"{place.keys}/assistants", json=made, headers={"x-api-key": ANN})
+    crons = f"{place.keys}/runs/crons", {"x-api-key": ANN}
+    known = place.client.post(f"{crons[0]}/search", json={}, headers=crons[1]).json()
+    made = known or [place.client.post(crons[0], json=CRON, headers=crons[1]).json()]
+    place.named["cron_id"] = made[0]["cron_id"]
     ids = [each.checkpoint_id for each in place.saver.checkpoints(THREAD, checkpoint_ns="")]
     place.named.update(checkpoint_id=ids[0], checkpoint=ids[0], a=ids[0], b=ids[-1])
 
@@ -206,6 +212,7 @@ def of_ann(place: Place) -> Any:
         [each.value.content for each in place.saver.history(THREAD)],
         (item := place.store.get(*MEMORY)) and item.dict(),
         ThreadList(place.saver).get(KEPT),
+        sorted(asyncio.run(CronTable(place.saver).all())),
         [row.live.run_id for row in asyncio.run(RunTable(place.saver).of(THREAD))],
         asyncio.run(AssistantTable(place.saver).versions(ASSISTANT)),
     )

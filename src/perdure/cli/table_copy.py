@@ -274,6 +274,15 @@ class ThreadTables(Tables):
             sealed=lambda row: [assistant_place(row[2], row[1])],
             top=_TOP_TEXT,
         ),
+        Table(
+            "crons",
+            "created_at, cron_id, thread_id, next_at, updated_at, content",
+            "'cron ' || r.cron_id",
+            key="created_at, cron_id",
+            large="content",
+            sealed=lambda row: [("cron", row[2])],
+            top=_TOP_TEXT,
+        ),
     )
 
     @classmethod

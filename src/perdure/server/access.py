@@ -24,6 +24,10 @@ Action = Literal[
     "assistants:update",
     "assistants:delete",
     "assistants:search",
+    "crons:create",
+    "crons:update",
+    "crons:delete",
+    "crons:search",
     "threads:create",
     "threads:read",
     "threads:update",
@@ -39,7 +43,7 @@ Action = Literal[
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
-"""What the metadata of a thread or an assistant must meet: equal values, `$eq` or `$contains`."""
+"""What metadata of threads, crons and assistants must meet: equal values, `$eq`, `$contains`."""
 _PLAIN: Final = (str, int, float, NoneType)
 _WITHIN_LISTS: Final = 10
 

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import quote
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from langchain_core.messages import AIMessageChunk, BaseMessage
@@ -31,6 +31,7 @@ from langgraph_sdk.schema import RunStatus
 from pydantic import model_validator
 from starlette.requests import HTTPConnection
 
+from perdure.checkpointers.records import Due
 from perdure.checkpointers.runs import LIVE
 from perdure.server.access import Refused, Unauthenticated, action
 from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
@@ -281,10 +282,12 @@ async def check(
     protocol: str = "run",
     *,
     recorded: bool = True,
+    due: Due | None = None,
 ) -> Callable[[], Awaitable[Run]]:
     """Check a run that a client asks for, and return what begins it. Nothing is written before.
 
-    One that is `recorded` can be joined again, on any server.
+    One that is `recorded` can be joined again, on any server. The new thread of one that is `due`
+    has the same id at each try.
 
     Raises:
         ConfigurationError: It asks for what it may not.
@@ -293,7 +296,8 @@ async def check(
         UnknownAssistant: There is none, or its graph is not served.
     """
     temporary = not thread_id
-    thread_id = thread_id or str(uuid4())
+    new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
+    thread_id = thread_id or new
     body.check(thread_id, call.identity.user)
     runs.check(call.identity)
     permitted = await call.permit(
@@ -322,7 +326,7 @@ async def check(
         deletes = temporary and body.on_completion == "delete"
         graph, how = assistant["graph_id"], {"temporary": deletes}
         how["recorded"] = recorded and not deletes
-        return await runs.start(call, body, graph, thread_id, protocol, **how)
+        return await runs.start(call, body, graph, thread_id, protocol, due=due, **how)
 
     return start
 

@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from perdure import __version__, settings
 from perdure.server import (
+    api_crons,
     api_memories,
     api_runs,
     api_states,
@@ -49,6 +50,7 @@ from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS, page
 from perdure.server.reply import JSON
 from perdure.server.runs import Players, Runs
+from perdure.server.schedule import Schedule
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
@@ -145,7 +147,9 @@ def create_app(
         measured = (telemetry.measured,) if telemetry is not None else ()
         app.state.databases = Databases(chosen, *measured)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        app.state.runs = Runs(served, limits, app.state.databases, players, telemetry)
+        runs = Runs(served, limits, app.state.databases, players, telemetry)
+        runs.schedule = Schedule(app.state.access, app.state.databases, runs)
+        app.state.runs = runs
         try:
             # those of other kinds of access are known when somebody asks
             await app.state.runs.open(getattr(app.state.access, "tenants", (None,)))
@@ -184,6 +188,7 @@ def create_app(
         api_threads.routes,
         api_states.routes,
         assistants.routes,
+        api_crons.routes,
         api_store.routes,
         api_memories.routes,
         mcp.routes,

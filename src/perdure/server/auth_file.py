@@ -135,7 +135,7 @@ class AuthFile:
         if result is None or result is True or result == {}:
             return {}
         with suppress(ValidationError):
-            if resource in ("threads", "assistants"):
+            if resource in ("threads", "assistants", "crons"):
                 return _FILTERS.validate_python(result, strict=True)
         _LOG.error("denied %s: its handler returned %r, which cannot be applied", action, result)
         raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")

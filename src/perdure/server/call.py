@@ -23,7 +23,7 @@ from perdure.server.threads import ThreadConditions, Threads
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-IDS: Final = ("thread_id", "checkpoint_id", "run_id", "assistant_id", "namespace", "key")
+IDS: Final = ("thread_id", "checkpoint_id", "run_id", "cron_id", "assistant_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 _PAGE: Final = 1_000  # read at once, where such are left out
 

@@ -53,9 +53,9 @@ def new_key(user: str) -> tuple[str, str]:
 class Keys:
     """Access by the keys of a file; a change of the file is seen within a second.
 
-    A key with the permission `perdure:admin` may do everything. Other users reach the threads and
-    assistants whose metadata names them as `owner`, as it does in those that they create, and the
-    namespaces whose second label is their name, like `("memories", "ann")`.
+    A key with the permission `perdure:admin` may do everything. Other users reach the threads,
+    crons and assistants whose metadata names them as `owner`, as it does in those that they create,
+    and the namespaces whose second label is their name, like `("memories", "ann")`.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -77,9 +77,7 @@ class Keys:
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The user of the key that a request has."""
-        if monotonic() - self._looked > _LOOK_S:
-            self._looked = monotonic()
-            await asyncio.to_thread(self._look)
+        await self._look_soon()
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
@@ -93,12 +91,22 @@ class Keys:
             )
         return Identity(found[0].user, found[0].tenant, frozenset(found[0].permissions))
 
+    async def again(self, identity: Identity) -> Identity:
+        """A user who has a key still, with what their keys may do now."""
+        whose = identity.user, identity.tenant
+        await self._look_soon()
+        keys = [each for each in self._keys if (each.user, each.tenant) == whose]
+        if not keys:
+            raise Unauthenticated(f"{identity.user!r} has no key any more")
+        now = frozenset(name for each in keys for name in each.permissions)
+        return Identity(*whose, identity.permissions & now)
+
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow what belongs to the user."""
         if identity.is_admin:
             return {}
         user = identity.user
-        if action.startswith(("threads:", "assistants:")):
+        if action.startswith(("threads:", "assistants:", "crons:")):
             if action.partition(":")[2].startswith("create") or value.get("metadata"):
                 value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
             return {"owner": user}
@@ -112,6 +120,11 @@ class Keys:
             )
         value["namespace"] = namespace
         return {}
+
+    async def _look_soon(self) -> None:
+        if monotonic() - self._looked > _LOOK_S:
+            self._looked = monotonic()
+            await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
         try:

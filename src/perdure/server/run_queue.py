@@ -98,6 +98,9 @@ class RunServer(Protocol):
     def measured(self) -> AbstractContextManager[None]:
         """Measures the run of a graph."""
 
+    async def begin_crons(self, runs: DatabaseRuns) -> None:
+        """Begin what runs on a schedule, and is due."""
+
     def begun(self, run: Run) -> None:
         """A run is followed."""
 
@@ -180,6 +183,7 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep(self) -> None:
+        await self._runs.begin_crons(self)
         live, served = await self.table.live(), {*self._runs.graphs}
         due = [run for run in live if run.status == "delayed"]
         taken = any([await self._begin_due(run) for run in due if run.graph in served])

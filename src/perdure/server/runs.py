@@ -7,11 +7,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from perdure.checkpointers.records import LiveRun, RunRow
+from perdure.checkpointers.records import Due, LiveRun, RunRow
 from perdure.checkpointers.runs import ALL_RUNS, KEPT, LIVE
 from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
 from perdure.server.access import Identity, Refused
@@ -31,8 +31,18 @@ FEEDS: Final = 100
 _LOGGER: Final = logging.getLogger(__name__)
 
 
+class Scheduler(Protocol):
+    """Begins runs on a schedule."""
+
+    async def begin_due(self, runs: DatabaseRuns) -> None:
+        """Begin those of a tenant that are due."""
+
+
 class Runs:
     """The runs of a server.
+
+    Attributes:
+        schedule: Begins what runs on a schedule; None: nothing does.
 
     Args:
         graphs: What they run.
@@ -58,6 +68,7 @@ class Runs:
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
         self._recent: list[Log] = []  # first is what was asked for last
         self._under_way: dict[Run, Player] = {}
+        self.schedule: Scheduler | None = None
 
     async def open(self, tenants: Collection[str | None]) -> None:
         """Take up what was left of tenants.
@@ -90,6 +101,11 @@ class Runs:
     def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
         """Whether the database of some runs is open."""
         return self._databases.has(tenant, runs.parts)
+
+    async def begin_crons(self, runs: DatabaseRuns) -> None:
+        """Begin what runs on a schedule, and is due."""
+        if self.schedule is not None and not self._refuses:
+            await self.schedule.begin_due(runs)
 
     def begun(self, run: Run) -> None:
         """A run is followed."""
@@ -204,6 +220,7 @@ class Runs:
         *,
         temporary: bool,
         recorded: bool = False,
+        due: Due | None = None,
     ) -> Run:
         """Begin a run; it is stored when this returns. The call is permitted for the thread.
 
@@ -217,6 +234,7 @@ class Runs:
             protocol: Who is told of its events.
             temporary: Whether the thread is deleted at its end.
             recorded: Whether its events are stored, for readers on any server.
+            due: The cron that it is of; see `RunTable.accept`.
 
         Raises:
             UnknownThread: The thread was deleted.
@@ -229,7 +247,7 @@ class Runs:
         await runs.ready.wait()
         if not runs.owner:
             raise StorageUnavailable("the database was lost, and is connected again: try again")
-        strategy, login = request.multitask_strategy, _plain(identity.raw)
+        strategy, login = request.multitask_strategy, plain(identity.raw)
         about = {
             "assistant_id": request.assistant_id,
             "metadata": request.metadata,
@@ -251,7 +269,7 @@ class Runs:
             cancels = None if not_before else CANCELS.get(strategy)
             rejects = strategy == "reject"
             accepted, ids = await runs.table.accept(
-                row, rejects=rejects, cancels=cancels, events=recorded
+                row, rejects=rejects, cancels=cancels, events=recorded, due=due
             )
             if accepted is None:
                 await self._refuse(runs, run, ids)
@@ -344,7 +362,7 @@ class Runs:
             await asyncio.wait([runs.task])
 
 
-def _plain(login: Any) -> Any:
+def plain(login: Any) -> Any:
     """What is kept of a user whom a handler returned, so that a run can go on elsewhere."""
     if login is None or isinstance(login, Mapping | str):
         return login

@@ -1,0 +1,215 @@
+"""Crons by REST: runs on a schedule, for langgraph's SDK. They run as whoever wrote them last."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Response
+from fastapi.exceptions import RequestValidationError
+from langgraph_sdk.schema import CronSelectField, CronSortBy
+from pydantic import Field, ValidationError
+
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import CronRow
+from perdure.errors import ConfigurationError, UnknownThread
+from perdure.server.access import Forbidden, Refused, action, containing, meets
+from perdure.server.api_runs import All, check
+from perdure.server.assistants import assistant_of_run, own
+from perdure.server.call import Call, Caller, Id
+from perdure.server.reply import JSON
+from perdure.server.run_request import Given
+from perdure.server.runs import Runs, plain
+from perdure.server.schedule import CronRequest
+from perdure.server.threads import checked_metadata
+from perdure.settings import SEARCH_LIMIT
+
+routes = APIRouter(tags=["crons"])
+_TIMES: Final = {"schedule", "timezone", "end_time", "enabled"}
+
+
+class CronFilters(Given):
+    """The body of `POST /runs/crons/count`."""
+
+    assistant_id: str | None = None
+    thread_id: str | None = None
+    metadata: dict[str, Any] = Field({})
+
+
+class CronSearch(CronFilters):
+    """The body of `POST /runs/crons/search`."""
+
+    enabled: bool | None = None
+    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
+    offset: int = Field(0, ge=0)
+    sort_by: CronSortBy = "created_at"
+    sort_order: Literal["asc", "desc"] = "desc"
+    select: list[CronSelectField] = Field([])
+
+
+@routes.post("/runs/crons")
+@routes.post("/threads/{thread_id}/runs/crons")
+@action("crons:create")
+async def create(
+    call: Caller, runs: All, body: CronRequest, thread_id: Id | None = None
+) -> Response:
+    """Run a graph on a schedule, on a thread, or on a new one each time."""
+    now, cron_id = time.time(), str(uuid4())
+    asked = await call.permit(_asked(body, cron_id, thread_id, call.identity.user))
+    empty = CronRow(cron_id, thread_id, None, now, now, {})
+    cron = await _checked(call, runs, body, empty, asked["metadata"] or {})
+    if not await CronTable(call.saver).create(cron):
+        raise UnknownThread(f"there is no thread {thread_id!r}")
+    return JSON(_shown(cron))
+
+
+@routes.patch("/runs/crons/{cron_id}")
+@action("crons:update")
+async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> Response:
+    """Change what is given of a cron; metadata is added. It runs as whoever changes it then."""
+    metadata = body.get("metadata") or {}
+    asked = await call.permit(
+        {
+            "cron_id": cron_id,
+            "payload": body,
+            "schedule": body.get("schedule"),
+            "metadata": metadata if isinstance(metadata, dict) else {},
+        }
+    )
+    cron = await _reached(call, cron_id)
+    if unknown := body.keys() - CronRequest.model_fields.keys():
+        raise ConfigurationError(f"a cron has no {', '.join(sorted(unknown))}")
+    if cron.thread_id is not None and "on_run_completed" in body:
+        raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
+    try:
+        merged = {**cron.content["payload"], **body, "metadata": metadata}
+        changed = CronRequest.model_validate(merged)
+    except ValidationError as exc:
+        raise RequestValidationError(exc.errors()) from exc
+    changed.metadata = {**cron.content["metadata"], **changed.metadata}
+    allowed = {**changed.metadata, **(asked["metadata"] or {})}
+    cron = await _checked(call, runs, changed, cron, allowed)
+    stored = await CronTable(call.saver).change(cron, timed=bool(_TIMES & body.keys()))
+    if stored is None:
+        raise _unknown(cron_id)
+    return JSON(_shown(stored))
+
+
+@routes.delete("/runs/crons/{cron_id}", status_code=204)
+@action("crons:delete")
+async def delete(call: Caller, cron_id: Id) -> None:
+    """Delete a cron; a run of it that has begun goes on."""
+    await call.permit({"cron_id": cron_id})
+    await CronTable(call.saver).delete(await _reached(call, cron_id))
+
+
+@routes.post("/runs/crons/search")
+@action("crons:search")
+async def search(call: Caller, runs: All, body: CronSearch) -> Response:
+    """Crons that match, the newest first unless another order is given."""
+    rows = [row for row in await _found(call, runs, body) if body.enabled in (None, row["enabled"])]
+    rows.sort(
+        key=lambda row: (row[body.sort_by] is not None, row[body.sort_by]),
+        reverse=body.sort_order == "desc",
+    )
+    page = rows[body.offset :][: body.limit]
+    now = {"now": datetime.now(UTC)}
+    shown = [{name: (row | now)[name] for name in body.select or row} for row in page]
+    return JSON(shown)
+
+
+@routes.post("/runs/crons/count")
+@action("crons:search")
+async def count(call: Caller, runs: All, body: CronFilters) -> int:
+    """How many crons match."""
+    return len(await _found(call, runs, body))
+
+
+def _asked(body: CronRequest, cron_id: str, thread_id: str | None, user: str) -> dict[str, Any]:
+    """What a handler of langgraph's is told of a new cron."""
+    return {
+        "cron_id": cron_id,
+        "thread_id": thread_id,
+        "user_id": user,
+        "schedule": body.schedule,
+        "end_time": body.end_time,
+        "payload": body.kept(),
+        "metadata": dict(body.metadata),
+    }
+
+
+async def _checked(
+    call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
+) -> CronRow:
+    """A cron as it is asked for, whose run its caller may begin now."""
+    if not meets(checked_metadata(metadata), call.filter):
+        raise Forbidden(f"a cron with the metadata {metadata!r:.200} is not yours")
+    next_at = await asyncio.to_thread(body.next_time, time.time())
+    running, identity = call.another("threads:create_run"), call.identity
+    await check(running, runs, body.model_copy(), cron.thread_id)
+    assistant = await assistant_of_run(running, runs.graphs, body.assistant_id)
+    content = {
+        "payload": {**body.kept(), "assistant_id": assistant["assistant_id"]},
+        "graph": assistant["graph_id"],
+        "metadata": metadata,
+        "user": identity.user,
+        "permissions": sorted(identity.permissions),
+        "login": plain(identity.raw),
+    }
+    return cron._replace(next_at=next_at, content=content)
+
+
+async def _reached(call: Call, cron_id: str) -> CronRow:
+    cron = await CronTable(call.saver).get(cron_id)
+    if cron is None or not meets(cron.content["metadata"], call.filter):
+        raise _unknown(cron_id)
+    return cron
+
+
+async def _found(call: Call, runs: Runs, wanted: CronFilters) -> list[dict[str, Any]]:
+    asked = await call.permit(wanted.model_dump())
+    has_wanted = containing(asked["metadata"] or {})
+    named = own(runs.graphs, wanted.assistant_id or "")
+    assistant_id = named["assistant_id"] if named else wanted.assistant_id
+    return [
+        _shown(cron)
+        for cron in await CronTable(call.saver).all()
+        if meets(cron.content["metadata"], call.filter)
+        and has_wanted(cron.content["metadata"])
+        and assistant_id in (None, cron.content["payload"]["assistant_id"])
+        and wanted.thread_id in (None, cron.thread_id)
+    ]
+
+
+def _unknown(cron_id: str) -> Refused:
+    return Refused(f"there is no cron {cron_id!r}", 404)
+
+
+def _shown(cron: CronRow) -> dict[str, Any]:
+    """A cron as langgraph's clients know it."""
+    content = cron.content
+    request = CronRequest.model_validate(content["payload"])
+    is_new = cron.thread_id is None
+    return {
+        "cron_id": cron.cron_id,
+        "assistant_id": request.assistant_id,
+        "thread_id": cron.thread_id,
+        "on_run_completed": request.on_run_completed if is_new else None,
+        "end_time": request.end_time,
+        "schedule": request.schedule,
+        "timezone": request.timezone,
+        "created_at": _time(cron.created_at),
+        "updated_at": _time(cron.updated_at),
+        "payload": content["payload"],
+        "user_id": content["user"],
+        "next_run_date": _time(cron.next_at),
+        "metadata": content["metadata"],
+        "enabled": request.enabled,
+    }
+
+
+def _time(at: float | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)

@@ -1,0 +1,144 @@
+"""What runs on a schedule: when a cron is due, and how the sweep of runs begins its run.
+
+Of several servers one begins it: the cron moves to its next time in the transaction that stores
+the run. What was missed while no server ran is made up for once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from croniter import croniter  # type: ignore[import-untyped]
+
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import CronRow, Due
+from perdure.errors import ConfigurationError, StorageFull, StorageUnavailable
+from perdure.server.access import Access, Identity, Refused
+from perdure.server.api_runs import check
+from perdure.server.auth_file import User
+from perdure.server.call import Call
+from perdure.server.databases import Databases
+from perdure.server.run_queue import DatabaseRuns
+from perdure.server.run_request import RunRequest
+from perdure.server.runs import Runs
+
+PATIENCE_S: Final = 10
+"""How long the handlers of an Auth file may take for a cron."""
+_NAMES: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+_LATER: Final = (429, 503)  # it is to be asked again
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class CronRequest(RunRequest):
+    """The body of a request for a cron: that of its runs, and when they are."""
+
+    schedule: str
+    timezone: str | None = None
+    end_time: datetime | None = None
+    enabled: bool = True
+    on_run_completed: Literal["delete", "keep"] = "delete"
+
+    def next_time(self, after: float) -> float | None:
+        """When it is due next; None: never again, or it is disabled.
+
+        A time of day that a change of clocks skips is the first moment after it; one that it
+        repeats counts once, unless the hour of the schedule is `*`.
+
+        Raises:
+            ConfigurationError: The schedule or the timezone is none.
+        """
+        schedule, name = self.schedule, self.timezone or "UTC"
+        try:
+            zone = ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+            raise ConfigurationError(
+                f"timezone is {name!r:.80}; expected a name of the IANA, like 'Europe/Berlin'"
+            ) from exc
+        fields = schedule.split()
+        try:
+            if len(fields) != 5 and schedule not in _NAMES:
+                raise ValueError(f"it has {len(fields)} fields")
+            times = croniter(schedule, datetime.fromtimestamp(after, zone))
+            at = _next(times, zone)
+            while at.fold and fields[1:] and not fields[1].startswith("*"):
+                at = _next(times, zone)
+        except ValueError as exc:
+            raise ConfigurationError(
+                f"schedule is {schedule!r:.80}: {exc}; expected five fields (minute, hour, day, "
+                f"month, day of the week), like '0 9 * * mon-fri', or one of {', '.join(_NAMES)}"
+            ) from exc
+        end = self.end_time and self.end_time.replace(tzinfo=self.end_time.tzinfo or UTC)
+        is_over = end is not None and at > end
+        return None if is_over or not self.enabled else at.timestamp()
+
+
+def _next(times: croniter, zone: ZoneInfo) -> datetime:
+    """The next of some times; `fold` says whether its time of day comes for the second time."""
+    at: datetime = times.get_next(datetime)
+    return at.astimezone(UTC).astimezone(zone)
+
+
+class Schedule:
+    """Begins the runs of crons that are due.
+
+    Args:
+        access: What those who made them may do now.
+        databases: Where they are kept.
+        runs: The runs of the server.
+    """
+
+    def __init__(self, access: Access, databases: Databases, runs: Runs) -> None:
+        self._access, self._databases, self._runs = access, databases, runs
+
+    async def begin_due(self, runs: DatabaseRuns) -> None:
+        """Begin those of a tenant that are due."""
+        table = CronTable(runs.saver)
+        for cron_id in await table.due():
+            try:
+                async with runs.saver.lock(f"perdure.cron/{cron_id}", timeout_s=0):
+                    cron, now = await table.get(cron_id), time.time()
+                    if cron is not None and cron.next_at is not None and cron.next_at <= now:
+                        await self._begin(runs, table, cron, now)
+            except Exception as exc:  # the next sweep tries again, here or on another server
+                kind = type(exc).__name__  # its text may be content
+                _LOGGER.info("cron %s is due, and has not begun yet (%s)", cron_id, kind)
+
+    async def _begin(self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float) -> None:
+        content = cron.content
+        if content["graph"] not in [*self._runs.graphs]:
+            return  # a server that has it begins it
+        asked = {**content["payload"], "metadata": content["metadata"]}
+        request = CronRequest.model_validate(asked)
+        request.on_completion = request.on_run_completed
+        next_at = await asyncio.to_thread(request.next_time, now)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._run(runs.tenant, request, Due(cron, next_at))
+        except (StorageUnavailable, StorageFull, TimeoutError):
+            raise
+        except Exception as exc:
+            if isinstance(exc, Refused) and exc.status in _LATER:
+                raise
+            kind = type(exc).__name__
+            _LOGGER.warning("cron %s was due, and its run is refused (%s)", cron.cron_id, kind)
+            await table.advance(cron, next_at)
+
+    async def _run(self, tenant: str | None, request: CronRequest, due: Due) -> None:
+        content, login = due.cron.content, due.cron.content["login"]
+        then = Identity(
+            content["user"],
+            tenant,
+            frozenset(content["permissions"]),
+            User(login) if isinstance(login, dict) else login,
+        )
+        again = getattr(self._access, "again", None)  # keys may be revoked meanwhile
+        identity = await again(then) if again else then
+        call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
+        with call.used():
+            begin = await check(call, self._runs, request, due.cron.thread_id, due=due)
+            await begin()

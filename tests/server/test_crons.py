@@ -1,0 +1,414 @@
+"""Crons by langgraph's SDK: when they are due, who reaches them, and one run for each time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import (
+    NotFoundError,
+    PermissionDeniedError,
+    UnprocessableEntityError,
+)
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.crons import CronTable
+from perdure.server import create_app
+from perdure.server.auth_file import AuthFile
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.server.schedule import CronRequest
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, fail, says, talk, who
+from tests.server.test_auth_file import written
+from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_runs import texts, until
+
+YEARLY = "0 0 1 1 *"
+
+
+@pytest.fixture
+def gate() -> Gate:
+    made = Gate()
+    made.open.set()
+    return made
+
+
+@pytest.fixture
+def graphs(gate: Gate) -> Graphs:
+    return Graphs({"talk": talk(gate), "who": who(), "fail": fail()})
+
+
+@contextmanager
+def served(
+    settings: Settings, graphs: Graphs, access: Any = None, key: str | None = None
+) -> Iterator[SyncLangGraphClient]:
+    with (
+        running(create_app(settings, graphs=graphs, access=access)) as url,
+        get_sync_client(url=url, api_key=key) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def sdk(settings: Settings, graphs: Graphs) -> Iterator[SyncLangGraphClient]:
+    with served(settings, graphs) as client:
+        client.threads.create(thread_id="t")
+        yield client
+
+
+def make_due(settings: Settings, cron_id: str, at: float | None = None) -> None:
+    """Have the time of a cron come."""
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        table = CronTable(saver)
+        cron = asyncio.run(table.get(cron_id))
+        assert cron is not None
+        asyncio.run(table.advance(cron, at or time.time() - 1))
+
+
+def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
+    return sdk.runs.list(thread_id)[::-1]
+
+
+# -- when one is due; the times are those of the zones' own rules, reckoned by hand
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zone", "after", "due"),
+    [
+        ("0 9 * * *", None, "2026-01-01T00:00Z", ["2026-01-01T09:00Z", "2026-01-02T09:00Z"]),
+        ("@daily", None, "2026-01-01T00:00Z", ["2026-01-02T00:00Z"]),
+        ("0 9 * * mon-fri", None, "2026-11-28T00:00Z", ["2026-11-30T09:00Z"]),
+        # 9:00 is 8:00 UTC until the clocks go forward on 29 March, and 7:00 from then on
+        (
+            "0 9 * * *",
+            "Europe/Berlin",
+            "2026-03-28T00:00Z",
+            ["2026-03-28T08:00Z", "2026-03-29T07:00Z"],
+        ),
+        # 2:30 is skipped on 29 March: 3:00 is the first moment after it
+        (
+            "30 2 * * *",
+            "Europe/Berlin",
+            "2026-03-28T12:00Z",
+            ["2026-03-29T01:00Z", "2026-03-30T00:30Z"],
+        ),
+        # 2:30 comes twice on 25 October
+        (
+            "30 2 * * *",
+            "Europe/Berlin",
+            "2026-10-24T12:00Z",
+            ["2026-10-25T00:30Z", "2026-10-26T01:30Z"],
+        ),
+        # and each half hour is one
+        (
+            "*/30 * * * *",
+            "Europe/Berlin",
+            "2026-10-25T00:10Z",
+            ["2026-10-25T00:30Z", "2026-10-25T01:00Z", "2026-10-25T01:30Z", "2026-10-25T02:00Z"],
+        ),
+        (
+            "0 9 * * *",
+            "America/New_York",
+            "2026-10-31T14:00Z",
+            ["2026-11-01T14:00Z", "2026-11-02T14:00Z"],
+        ),
+        ("0 0 29 2 *", None, "2026-01-01T00:00Z", ["2028-02-29T00:00Z"]),
+    ],
+)
+def test_times_of_a_schedule(schedule: str, zone: str | None, after: str, due: list[str]) -> None:
+    cron = CronRequest(assistant_id="talk", schedule=schedule, timezone=zone)
+    at, found = datetime.fromisoformat(after).timestamp(), []
+    for _ in due:
+        at = cron.next_time(at) or 0
+        found.append(datetime.fromtimestamp(at, UTC))
+
+    assert found == [*map(datetime.fromisoformat, due)]
+
+
+def test_a_schedule_ends_with_its_end_or_when_it_is_disabled() -> None:
+    asked: Any = {"assistant_id": "talk", "schedule": "0 9 * * *"}
+    now = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    last = CronRequest(**asked, end_time=datetime(2026, 1, 1, 9))
+
+    assert last.next_time(now) == now + 9 * 3600
+    assert last.next_time(now + 9 * 3600) is None
+    assert CronRequest(**asked, enabled=False).next_time(now) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"schedule": "* * * * * *"}, "it has 6 fields; expected five fields"),
+        ({"schedule": "0 0 30 2 *"}, "failed to find next date"),
+        ({"schedule": "61 * * * *"}, "out of range"),
+        ({"schedule": "daily"}, "it has 1 fields"),
+        ({"timezone": "Europe/Atlantis"}, "timezone is 'Europe/Atlantis'"),
+        ({"timezone": "../../etc/passwd"}, "expected a name of the IANA"),
+        ({"context": {"user_id": "bob"}}, "'user_id' is 'bob'"),
+        ({"webhook": "http://127.0.0.1/"}, "webhook"),
+    ],
+)
+def test_a_cron_is_refused_with_a_sentence(
+    sdk: SyncLangGraphClient, asked: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UnprocessableEntityError) as refused:
+        sdk.crons.create("talk", **{"schedule": YEARLY, **asked})
+
+    assert why in str(refused.value)
+    assert sdk.crons.count() == 0
+
+
+# -- what it does
+
+
+def test_a_cron_runs_on_its_thread_when_it_is_due(
+    sdk: SyncLangGraphClient, settings: Settings
+) -> None:
+    """It is told its next time then; what it missed is made up for once."""
+    asked: Any = {"schedule": "* * * * *", "input": says("wake"), "metadata": {"why": "alarm"}}
+    cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
+    make_due(settings, cron["cron_id"], time.time() - 3600)
+    until(lambda: texts_or_none(sdk) == ["wake", "heard 1"])
+    found: Any = sdk.crons.search()[0]
+    [run] = runs(sdk)
+
+    assert found["next_run_date"] > datetime.now(UTC).isoformat()
+    assert run["metadata"]["why"] == "alarm"
+
+
+def texts_or_none(sdk: SyncLangGraphClient) -> list[str]:
+    values: Any = sdk.threads.get_state("t")["values"] or {}
+    return texts(sdk) if values.get("messages") else []
+
+
+@pytest.mark.parametrize(("completed", "left"), [(None, 0), ("keep", 1)])
+def test_a_cron_without_a_thread_makes_one_each_time(
+    sdk: SyncLangGraphClient, settings: Settings, completed: Any, left: int
+) -> None:
+    sdk.threads.delete("t")
+    cron: Any = sdk.crons.create(
+        "talk", schedule=YEARLY, input=says("wake"), on_run_completed=completed
+    )
+    make_due(settings, cron["cron_id"])
+
+    def is_over() -> bool:
+        due: Any = sdk.crons.search()[0]["next_run_date"]
+        done = [thread["status"] for thread in sdk.threads.search()] == ["idle"] * left
+        return due is not None and due > datetime.now(UTC).isoformat() and done
+
+    until(is_over)
+    until(lambda: len(sdk.threads.search()) == left)
+    for thread in sdk.threads.search():
+        assert [run["status"] for run in runs(sdk, thread["thread_id"])] == ["success"]
+
+
+def test_a_cron_that_rejects_is_left_out_while_its_thread_is_busy(
+    sdk: SyncLangGraphClient, settings: Settings, gate: Gate
+) -> None:
+    gate.open.clear()
+    sdk.runs.create("t", "talk", input=says("a"))
+    cron: Any = sdk.crons.create_for_thread(
+        "t", "talk", schedule=YEARLY, input=says("b"), multitask_strategy="reject"
+    )
+    make_due(settings, cron["cron_id"])
+    year = str(datetime.now(UTC).year + 1)
+    until(lambda: str(sdk.crons.search()[0]["next_run_date"]).startswith(year))
+    gate.open.set()
+
+    assert len(runs(sdk)) == 1
+
+
+def test_a_disabled_cron_does_not_run(sdk: SyncLangGraphClient) -> None:
+    cron: Any = sdk.crons.create("talk", schedule="* * * * *", enabled=False)
+    enabled = sdk.crons.update(cron["cron_id"], enabled=True)
+
+    assert cron["next_run_date"] is None
+    assert enabled["next_run_date"] is not None
+
+
+def test_a_cron_goes_with_its_thread(sdk: SyncLangGraphClient) -> None:
+    sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
+    sdk.threads.delete("t")
+
+    assert sdk.crons.search() == []
+
+
+# -- the client's methods
+
+
+def test_crons_are_searched(sdk: SyncLangGraphClient) -> None:
+    first: Any = sdk.crons.create("talk", schedule=YEARLY, metadata={"of": "a", "n": 1})
+    second: Any = sdk.crons.create_for_thread("t", "who", schedule="0 9 * * *", enabled=False)
+    ids = [first["cron_id"], second["cron_id"]]
+
+    def found(**wanted: Any) -> list[str]:
+        return [cron["cron_id"] for cron in sdk.crons.search(**wanted)]
+
+    assert found() == ids[::-1]
+    assert found(assistant_id="talk") == found(assistant_id=first["assistant_id"]) == ids[:1]
+    assert found(thread_id="t") == found(enabled=False) == ids[1:]
+    assert found(metadata={"of": "a"}) == ids[:1]
+    assert found(sort_by="created_at", sort_order="asc", limit=1) == ids[:1]
+    assert found(sort_by="next_run_date", sort_order="asc", offset=1) == ids[:1]
+    selected: Any = sdk.crons.search(select=["schedule", "thread_id"], limit=1)
+    assert selected == [{"schedule": "0 9 * * *", "thread_id": "t"}]
+    assert sdk.crons.count() == 2
+    assert sdk.crons.count(assistant_id="who") == 1
+    assert sdk.crons.count(metadata={"of": "b"}) == 0
+
+
+def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
+    end = datetime(2090, 1, 1, tzinfo=UTC)
+    made: Any = sdk.crons.create(
+        "talk", schedule=YEARLY, input=says("a"), metadata={"n": 1}, end_time=end
+    )
+    key = made["cron_id"]
+    renamed = sdk.crons.update(key, metadata={"m": 2})
+    timed = sdk.crons.update(key, schedule="0 10 * * *", timezone="Europe/Berlin", end_time=None)
+
+    assert renamed["metadata"] == {"n": 1, "m": 2}
+    assert renamed["next_run_date"] == made["next_run_date"]
+    assert renamed["end_time"] == made["end_time"]
+    assert timed["end_time"] is None
+    assert timed["payload"]["input"] == says("a")
+    assert timed["next_run_date"] != made["next_run_date"]
+    with pytest.raises(UnprocessableEntityError, match="schedule is 'no'"):
+        sdk.crons.update(key, schedule="no")
+    sdk.crons.delete(key)
+    for call in (sdk.crons.delete, sdk.crons.update):
+        with pytest.raises(NotFoundError):
+            call(key)
+
+
+def test_a_cron_of_a_thread_leaves_it(sdk: SyncLangGraphClient) -> None:
+    cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
+    with pytest.raises(UnprocessableEntityError, match="crons that have no thread"):
+        sdk.crons.update(cron["cron_id"], on_run_completed="keep")
+    with pytest.raises(NotFoundError):
+        sdk.crons.create_for_thread("none", "talk", schedule=YEARLY)
+
+
+# -- whose it is
+
+
+def test_a_cron_is_its_users(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:
+    """It runs as they, while they have a key, on threads that they reach."""
+    file = tmp_path / "keys.toml"
+    file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    with (
+        served(settings, graphs, Keys(file), ANN) as ann,
+        get_sync_client(url=str(ann.http.client.base_url), api_key=BOB) as bob,
+    ):
+        ann.threads.create(thread_id="t")
+        cron: Any = ann.crons.create_for_thread("t", "who", schedule=YEARLY, input={})
+        key = cron["cron_id"]
+        for call in (
+            lambda: bob.crons.create_for_thread("t", "who", schedule=YEARLY),
+            lambda: bob.crons.update(key, input={}),
+            lambda: bob.crons.delete(key),
+        ):
+            with pytest.raises(NotFoundError):
+                call()
+        make_due(settings, key)
+        until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+        values: Any = ann.threads.get_state("t")["values"]
+        file.write_text(entry(BOB, "bob"))
+        time.sleep(1.1)  # keys are read once in a second
+        make_due(settings, key)
+        until(lambda: not due(settings, key))
+
+        assert values["heard"][0] == "ann"
+        assert bob.crons.search() == []
+        assert bob.crons.count() == 0
+        with SQLiteCheckpointer.open(settings.db) as saver:
+            assert len(saver_runs(saver)) == 1
+
+
+def due(settings: Settings, cron_id: str) -> bool:
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        return cron_id in asyncio.run(CronTable(saver).due())
+
+
+def saver_runs(saver: Any) -> list[Any]:
+    from perdure.checkpointers.runs import RunTable
+
+    return asyncio.run(RunTable(saver).of("t"))
+
+
+def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:
+    """They are asked when a cron is made, and when it runs."""
+    auth = AuthFile(
+        written(
+            tmp_path,
+            cleandoc("""
+            from langgraph_sdk import Auth
+
+            auth = Auth()
+            may_run = [True]
+
+            @auth.authenticate
+            async def who(headers: dict) -> dict:
+                return {"identity": headers[b"x-api-key"].decode(), "team": "red"}
+
+            @auth.on.crons.create
+            async def create(ctx, value):
+                assert value["schedule"] != "* * * * *", "not each minute"
+                value["metadata"]["team"] = ctx.user["team"]
+                return {"team": ctx.user["team"]}
+
+            @auth.on.crons
+            async def crons(ctx, value):
+                return {"team": ctx.user["team"]}
+
+            @auth.on.threads
+            async def threads(ctx, value):
+                if ctx.action == "create_run" and value["metadata"].get("late"):
+                    return ctx.user["team"] == "blue"
+                return True
+            """),
+        )
+    )
+    with served(settings, graphs, auth, "ann") as ann:
+        ann.threads.create(thread_id="t")
+        with pytest.raises(PermissionDeniedError, match="not each minute"):
+            ann.crons.create_for_thread("t", "talk", schedule="* * * * *")
+        cron: Any = ann.crons.create_for_thread("t", "who", schedule=YEARLY, input={})
+        make_due(settings, cron["cron_id"])
+        until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+
+        assert cron["metadata"] == {"team": "red"}
+        with pytest.raises(PermissionDeniedError):
+            ann.crons.create_for_thread("t", "who", schedule=YEARLY, metadata={"late": True})
+
+
+# -- several servers, and kills
+
+
+def test_of_several_servers_one_begins_the_run(
+    settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
+    with ExitStack() as stack:
+        here, *_ = [stack.enter_context(served(settings, graphs)) for _ in range(3)]
+        here.threads.create(thread_id="t")
+        made: list[Any] = [
+            here.crons.create_for_thread("t", "talk", schedule=YEARLY, input=says(f"{n}"))
+            for n in range(8)
+        ]
+        for cron in made:
+            make_due(settings, cron["cron_id"])
+        until(lambda: [run["status"] for run in runs(here)] == ["success"] * 8)
+        time.sleep(1)  # another sweep
+
+        assert len(runs(here)) == 8
+        assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
