@@ -140,6 +140,7 @@ class Between(Protocol):
 
     pause_s: float  # between two tries
     session: int  # another number when all that were taken have been lost
+    is_prompt: bool  # whether taking one is a call of the operating system, as giving it back is
 
     def take(self, name: str) -> bool:
         """Take a lock if no other process has it."""
@@ -164,6 +165,7 @@ class FileLocks(Between):
 
     pause_s = _PAUSE_S
     session = 0
+    is_prompt = True
 
     def __init__(self, path: str, offset: Callable[[str], int] = offset_of) -> None:
         self._path, self._offset = path, offset
@@ -259,9 +261,14 @@ class Locks:
             if not ticket.reached.done():
                 async with asyncio.timeout(hold.left_s()):
                     await asyncio.wrap_future(ticket.reached)
-            while not await asyncio.to_thread(self._take, hold):  # noqa: ASYNC110 - across processes
+            while not await self._atake(hold):  # noqa: ASYNC110 - across processes
                 await asyncio.sleep(self._pause_s(hold))
         return hold
+
+    async def _atake(self, hold: Hold) -> bool:
+        if self._between is None or self._between.is_prompt:
+            return self._take(hold)
+        return await asyncio.to_thread(self._take, hold)
 
     @contextlib.contextmanager
     def _taking(self, hold: Hold, loop: asyncio.AbstractEventLoop | None) -> Iterator[Ticket]:

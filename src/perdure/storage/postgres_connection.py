@@ -380,6 +380,7 @@ class AdvisoryLocks(Between):
     """
 
     pause_s = 0.05
+    is_prompt = False
 
     def __init__(self, dsn: str, *of: str, is_direct: bool) -> None:
         self._dsn, self._of, self._is_direct = dsn, of, is_direct
