@@ -206,6 +206,26 @@ def test_what_is_handed_over_is_nobodys_and_no_attempt(talked: Saver) -> None:
     ]
 
 
+def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> None:
+    """Handed over, or left by the dead, it does not end when it is cancelled: it has stored."""
+    table = RunTable(talked)
+    for owner, left_by in (("me", ""), ("gone", "gone")):
+        run = accepted(talked, owner=owner)
+        asyncio.run(table.hand_over("me"))
+        asyncio.run(table.cancel("t", run.run_id, "rollback"))
+        [cancelled] = asyncio.run(table.live())
+        asyncio.run(table.claim("other", [cancelled]))
+        [taken] = asyncio.run(table.live())
+
+        assert (cancelled.status, cancelled.owner, cancelled.cancel) == (
+            "running",
+            left_by,
+            "rollback",
+        )
+        assert (taken.status, taken.owner, taken.cancel) == ("running", "other", "rollback")
+        asyncio.run(table.end(taken, "interrupted"))
+
+
 def test_the_oldest_runs_of_a_thread_are_dropped(
     talked: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

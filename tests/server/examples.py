@@ -111,6 +111,7 @@ OWN: Final = {
     "POST /memories/search",
     "POST /memories",
     "GET /memories",
+    "POST /ui/new",
     "GET /ui/runs",
     "GET /ui/runs.json",
     "GET /ui/threads",

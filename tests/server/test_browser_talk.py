@@ -340,6 +340,63 @@ def test_without_scripts_a_message_is_sent_and_answered(
     assert values(sdk)["heard"] == ["hello\nthere"]
 
 
+def test_a_conversation_is_begun(plain: Page, sdk: SyncLangGraphClient, gate: Gate) -> None:
+    gate.open.set()
+    plain.goto("/ui/threads")
+    plain.get_by_role("button", name="New conversation").click()
+    plain.get_by_label("Message").fill("hello")
+    plain.get_by_label("Who answers").select_option("talk")
+    plain.get_by_role("button", name="Send").click()
+
+    expect(plain.locator("#turns .said")).to_have_count(2)
+    assert [each["title"] for each in sdk.threads.search(metadata={"graph_id": "talk"})] == [  # type: ignore[typeddict-item]
+        "hello"
+    ]
+
+
+def test_who_may_not_begin_a_conversation(settings: Settings, tmp_path: Path) -> None:
+    """It takes both: to create a thread, and to run a graph on it."""
+    access = AuthFile(written(tmp_path, BEGINNERS, "beginners.py"))
+    seen = []
+    with running(create_app(settings, graphs=Graphs({"ask": ask()}), access=access)) as url:
+        for user in ("ann", "bob", "cy"):
+            headers = {"x-api-key": user}
+            listed = httpx.get(f"{url}/ui/threads", headers={**headers, "accept": "text/html"})
+            made = httpx.post(f"{url}/ui/new", headers=headers)
+            found = httpx.post(f"{url}/threads/search", json={}, headers=headers).json()
+            seen.append(("New conversation" in listed.text, made.status_code, len(found)))
+            if user == "ann":
+                foreign = httpx.post(
+                    f"{url}/ui/new", headers=headers | {"Sec-Fetch-Site": "cross-site"}
+                )
+
+    assert seen == [(True, 303, 1), (False, 403, 0), (False, 403, 0)]
+    assert foreign.status_code == 403
+
+
+BEGINNERS = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers): return headers[b"x-api-key"].decode()
+
+@auth.on.threads
+async def threads(ctx, value):
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity}
+
+@auth.on.threads.create
+async def create(ctx, value):
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+    return {"owner": ctx.user.identity} if ctx.user.identity != "bob" else False
+
+@auth.on.threads.create_run
+async def runs(ctx, value): return {"owner": "ann"}
+"""
+
+
 def test_a_run_that_failed_says_why_and_is_tried_again(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import LIVE
 from perdure.errors import ConfigurationError, VersionConflict
-from perdure.server.access import action
+from perdure.server.access import Forbidden, Refused, action
 from perdure.server.api_runs import All, begin, reached
 from perdure.server.assistants import assistant_of_thread
 from perdure.server.call import Call, Caller
@@ -182,6 +182,27 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
 
 
 # -- what is said to it
+
+
+async def begins(call: Call) -> Values | None:
+    """The metadata of a thread that the user begins; None: they may not, or not talk on it."""
+    with suppress(Refused):
+        asked = await call.permit({"metadata": {}})
+        if await call.may("threads:create_run", {"thread_id": None, **asked}):
+            return dict(asked["metadata"])
+    return None
+
+
+@routes.post("/ui/new")
+@action("threads:create")
+async def new(call: Caller) -> Response:
+    """Begin a thread, whose page has a box for the first message."""
+    metadata = await begins(call)
+    if metadata is None:
+        raise Forbidden(f"{call.identity.user!r} may not begin a thread and talk on it")
+    made = await call.threads.create(metadata=metadata)
+    call.record(thread_id=made["thread_id"])
+    return go_to("/ui/thread", id=made["thread_id"])
 
 
 @routes.post("/ui/answer")

@@ -21,7 +21,7 @@ from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.api_runs import All
 from perdure.server.call import Call, Caller
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
-from perdure.server.pages_runs import talk_of
+from perdure.server.pages_runs import begins, talk_of
 from perdure.server.reply import as_text, cut
 from perdure.server.threads import ThreadConditions
 from perdure.settings import SHOWN_LIMIT
@@ -42,6 +42,7 @@ _AFTER: Final = 20  # messages below one that a link leads to
 async def threads(
     request: Request,
     call: Caller,
+    runs: All,
     q: str = "",
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
     since: str = "",
@@ -77,6 +78,7 @@ async def threads(
         threads=rows,
         said=said,
         unread=hits.unread,
+        begins=bool([*runs.graphs]) and await begins(call.another("threads:create")) is not None,
         given=given,
         start=start,
         more=len(found) > PAGE,
