@@ -288,12 +288,20 @@ class _Eraser:
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
         for row in (yield self.sql("runs_of", self.thread_id, "")):
             yield from self._run(open_run(self.seal, row))
+        yield from self._crons_and_webhooks()
+
+    def _crons_and_webhooks(self) -> Flow[None]:
+        """Those of the thread that quote what is erased are deleted."""
+        where = Where(inputs=True, texts=True, tasks=True)
         for row in (yield self.sql("crons_of", self.thread_id)):
-            cron, where = open_cron(self.seal, row), Where(inputs=True, texts=True, tasks=True)
-            left = self.remover.without(cron.content, where)
-            if left is not cron.content and not self._looking:
-                yield self.sql("drop_cron", cron.cron_id)
+            content = open_cron(self.seal, row).content
+            if self.remover.without(content, where) is not content and not self._looking:
+                yield self.sql("drop_cron", row[0])
                 self.crons += 1
+        for run_id, sealed in (yield self.sql("webhooks_of", self.thread_id)):
+            told = json.loads(self.seal.open(sealed, ("webhook", run_id)))
+            if self.remover.without(told, where) is not told and not self._looking:
+                yield self.sql("drop_webhook", run_id)
 
     def _run(self, run: RunRow) -> Flow[None]:
         """What a run of the server is asked, and what is told of it."""

@@ -180,6 +180,7 @@ class Maintenance:
         gone = yield self.sql("drop_runs", thread)
         events = yield self.sql("drop_events", thread, 0, ALL, ALL)
         crons = yield self.sql("drop_crons", thread_id)
+        yield self.sql("drop_webhooks", thread_id)
         return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:

@@ -124,6 +124,15 @@ CREATE TABLE crons ({tenant_column}
 );
 CREATE INDEX crons_due ON crons ({tenant}next_at);
 CREATE INDEX crons_of_thread ON crons ({tenant}thread_id);
+CREATE TABLE webhooks ({tenant_column}
+    run_id text COLLATE "C" NOT NULL,
+    thread_id text COLLATE "C",
+    next_at double precision NOT NULL,
+    attempts bigint NOT NULL DEFAULT 0,
+    content bytea NOT NULL,
+    PRIMARY KEY ({tenant}run_id)
+);
+CREATE INDEX webhooks_due ON webhooks ({tenant}next_at);
 ALTER TABLE threads SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE items SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);

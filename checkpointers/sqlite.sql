@@ -120,6 +120,14 @@ CREATE TABLE crons (
 ) STRICT;
 CREATE INDEX crons_due ON crons (next_at);
 CREATE INDEX crons_of_thread ON crons (thread_id);
+CREATE TABLE webhooks (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    thread_id TEXT,
+    next_at REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    content BLOB NOT NULL
+) STRICT;
+CREATE INDEX webhooks_due ON webhooks (next_at);
 
 -- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
 SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
@@ -533,6 +541,28 @@ DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?)
 -- awaited: whether a run or a cron of a thread is to run yet
 SELECT 1 FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND status IN ('delayed', 'pending', 'running')
 UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
+
+-- add_webhook: who is to be told of a run that this process ends
+INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision), ?4
+WHERE EXISTS (SELECT 1 FROM runs WHERE thread = ?5 AND seq = ?6 AND owner = ?7 AND status = 'running') ON CONFLICT DO NOTHING;
+
+-- due_webhooks: those whose time has come
+SELECT run_id FROM webhooks WHERE next_at <= ? ORDER BY next_at LIMIT ?;
+
+-- due_webhook: one whose time has come
+SELECT content, attempts FROM webhooks WHERE run_id = ? AND next_at <= ?;
+
+-- take_webhook: it is tried now, and is due again later, unless another process tries it
+UPDATE webhooks SET attempts = attempts + 1, next_at = ? WHERE run_id = ? AND attempts = ? RETURNING 0;
+
+-- webhooks_of: those of a thread
+SELECT run_id, content FROM webhooks WHERE thread_id = ?;
+
+-- drop_webhook: one
+DELETE FROM webhooks WHERE run_id = ?;
+
+-- drop_webhooks: those of a thread
+DELETE FROM webhooks WHERE thread_id = ?;
 
 -- add_cron: unless its thread is no more
 INSERT INTO crons (cron_id, thread_id, next_at, created_at, updated_at, content)

@@ -25,7 +25,7 @@ class _Chosen:
 
 CHOSEN: Final[Any] = _Chosen()
 """In place of a path: the database of the settings. None is refused: a path may be missing."""
-SECRETS: Final = ("key", "api_key")
+SECRETS: Final = ("key", "api_key", "webhook_secret")
 SEARCH_LIMIT: Final = 10
 """The most results of a search, from code, the command line, the server or its tools (MCP)."""
 SHOWN_LIMIT: Final = 20
@@ -135,6 +135,7 @@ class Settings:
         base_url: That endpoint; None: OpenAI's.
         api_key: Its key; local servers take any.
         key: Encryption key of the database, in hexadecimal.
+        webhook_secret: Signs what `perdure serve` tells webhooks.
         user: Whose long-term memories they are.
         search_threads: Whether the command line and the server search what was said in threads. If
             not, `perdure serve` removes what was kept for that.
@@ -148,6 +149,7 @@ class Settings:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
+    webhook_secret: str | None = field(default=None, repr=False)
     user: str = "me"
     search_threads: bool = True
     retention: Rules = Rules()

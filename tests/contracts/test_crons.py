@@ -1,10 +1,11 @@
-"""Crons of the server as rows: which are due, and what reaches the words in them."""
+"""Crons and webhooks of the server as rows: which are due, and what reaches the words in them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,10 +15,11 @@ import pytest
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, Due, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
+from perdure.checkpointers.webhooks import WebhookTable
 from perdure.storage.flow import rows_of
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, doomed, human, raw
-from tests.contracts.test_runs import asked, of, put
+from tests.contracts.test_runs import accepted, asked, of, put
 
 Saver = Any  # a checkpointer of any kind
 
@@ -113,6 +115,42 @@ def test_crons_go_with_their_thread(talked: Saver, way: str) -> None:
         assert SECRET.encode() not in raw(talked)
 
 
+def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
+    run = accepted(saver)
+    content = {"url": "https://a.b/", "run": {"values": asked(text)["request"]["input"]}}
+    asyncio.run(WebhookTable(saver).add(run, content, keeps_thread=keeps_thread))
+    asyncio.run(RunTable(saver).end(run, "success"))
+    return run
+
+
+def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
+    """It is tried once at a time, and due again after each pause."""
+    table, run = WebhookTable(talked), told(talked, "hi")
+    asyncio.run(table.add(run, {"late": True}, keeps_thread=True))
+    due = asyncio.run(table.due(9))
+    first = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
+    second = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
+    third = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
+
+    assert due == [run.run_id]
+    assert first is not None
+    assert second is not None
+    assert (first[0]["url"], first[1], second[1], third) == ("https://a.b/", 0, 1, None)
+    asyncio.run(table.drop(run.run_id))
+    assert asyncio.run(table.due(9)) == []
+
+
+@pytest.mark.parametrize("way", [["t", ["a"]], ["t"]], ids=["a message", "its thread"])
+def test_webhooks_that_quote_what_is_erased_are_not_sent(talked: Saver, way: list[Any]) -> None:
+    told(talked, SECRET)
+    kept = told(talked, "hi")
+    talked.erase(*way)
+    left = [] if way == ["t"] else [kept.run_id]
+
+    assert asyncio.run(WebhookTable(talked).due(9)) == left
+    assert SECRET.encode() not in raw(talked)
+
+
 def test_a_thread_with_a_cron_is_not_idle(talked: Saver) -> None:
     now, cron = datetime.now(UTC), made(talked)
     kept = talked.delete_idle(now)
@@ -126,8 +164,13 @@ def test_a_thread_with_a_cron_is_not_idle(talked: Saver) -> None:
 def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
         cron = made(saver, None, SECRET)
-        stored = str(saver.database.read(lambda: rows_of("SELECT * FROM crons")))
+        put(saver, "t", [human("b")])
+        run = told(saver, SECRET, keeps_thread=False)
+        tables = []
+        for sql in ("SELECT * FROM crons", "SELECT * FROM webhooks"):
+            tables.append(str(saver.database.read(partial(rows_of, sql))))
 
-        assert cron.cron_id in stored
-        assert SECRET not in stored
+        assert cron.cron_id in tables[0]
+        assert run.run_id in tables[1]
+        assert SECRET not in "".join(tables)
         assert SECRET in str(crons(saver))

@@ -88,6 +88,10 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="How many processes serve.")
     ] = 1,
+    webhook_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host that may be told of the ends of runs."),
+    ] = None,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -132,7 +136,9 @@ def serve(
             forget_said(file.saver)
         listening = stack.enter_context(_listening(host, port))
         proxies = None if proxy is None else [*map(str, proxy)]
-        places = _Places(keys, auth, graphs, audit, hosts, cors_origin or [], proxies)
+        places = _Places(
+            keys, auth, graphs, audit, hosts, cors_origin or [], webhook_host or [], proxies
+        )
         server = _Server(file.settings, places, metrics, log, grace)
         made = server.app()
         shown = f"[{host}]" if ":" in host else host
@@ -154,6 +160,7 @@ class _Places(NamedTuple):
     audit: Path | None
     hosts: list[str] | None
     origins: list[str]
+    webhook_hosts: list[str]
     proxies: list[str] | None
 
 
@@ -182,6 +189,7 @@ class _Server(NamedTuple):
             origins=at.origins,
             audit=Audit(at.audit),
             telemetry=Telemetry.configured(metrics=self.metrics),
+            webhook_hosts=at.webhook_hosts,
             sessions=sessions,
         )
 

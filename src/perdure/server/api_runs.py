@@ -299,6 +299,8 @@ async def check(
     new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
     thread_id = thread_id or new
     body.check(thread_id, call.identity.user)
+    if body.webhook:
+        runs.webhooks.check(body.webhook)
     runs.check(call.identity)
     permitted = await call.permit(
         {

@@ -54,6 +54,7 @@ from perdure.server.schedule import Schedule
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
+from perdure.server.webhooks import Webhooks
 
 routes, metrics_routes = APIRouter(), APIRouter()
 
@@ -119,6 +120,7 @@ def create_app(
     limits: Limits | None = None,
     audit: Audit | None = None,
     telemetry: Telemetry | None = None,
+    webhook_hosts: Collection[str] = (),
     sessions: MutableMapping[str, Any] | None = None,
 ) -> FastAPI:
     """Make the application.
@@ -134,6 +136,8 @@ def create_app(
         limits: How much a client may ask for; None: the usual.
         audit: Where edits and erasures are recorded; None: the logger `perdure.audit`.
         telemetry: Metrics and spans; None: neither.
+        webhook_hosts: Who may be told of the ends of runs: `"hooks.example.com"`, by https, or
+            `"http://10.0.0.7:8080"`.
         sessions: Where those of browsers are, if several processes share them; None: in memory.
 
     Raises:
@@ -141,13 +145,14 @@ def create_app(
     """
     chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
     served = graphs or Graphs.own(chosen)
+    webhooks = Webhooks(webhook_hosts, chosen.webhook_secret)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         measured = (telemetry.measured,) if telemetry is not None else ()
         app.state.databases = Databases(chosen, *measured)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        runs = Runs(served, limits, app.state.databases, players, telemetry)
+        runs = Runs(served, limits, app.state.databases, players, telemetry, webhooks)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.runs import ALL_RUNS, LIVE, RunTable
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.thread_list import RunStatus
+from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
     AlreadyLocked,
     ConfigurationError,
@@ -40,7 +42,8 @@ from perdure.memory.views import AwaitedViews
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
+from perdure.server.reply import encoded
+from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of, shown
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import Log, LoggedEvent
 from perdure.server.threads import Threads
@@ -98,8 +101,8 @@ class RunServer(Protocol):
     def measured(self) -> AbstractContextManager[None]:
         """Measures the run of a graph."""
 
-    async def begin_crons(self, runs: DatabaseRuns) -> None:
-        """Begin what runs on a schedule, and is due."""
+    async def do_due(self, runs: DatabaseRuns) -> None:
+        """Begin what is due: runs on a schedule, and webhooks."""
 
     def begun(self, run: Run) -> None:
         """A run is followed."""
@@ -183,7 +186,7 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep(self) -> None:
-        await self._runs.begin_crons(self)
+        await self._runs.do_due(self)
         live, served = await self.table.live(), {*self._runs.graphs}
         due = [run for run in live if run.status == "delayed"]
         taken = any([await self._begin_due(run) for run in due if run.graph in served])
@@ -377,11 +380,31 @@ class DatabaseRuns:
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
                 await self.saver.adelete_for_runs([run.run_id])
             run.rolled_back = True
+        if run.request.webhook and not run.rolled_back:
+            await self._tell(run)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
                 await self._threads.delete(run.thread_id)
         elif run.outcome == "error":
             run.unheard = await self._begun(run) is None
+
+    async def _tell(self, run: Run) -> None:
+        """Have the webhook of a run be called, which begins once it has ended."""
+        ended = run.row._replace(
+            live=run.row.live._replace(status=run.outcome), updated_at=time.time()
+        )
+        values = run.output
+        if values is None and run.outcome != "error":
+            with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
+                values = await self.values(run)  # its graph may be another now
+        told = {
+            **shown(ended),
+            "values": values,
+            "error": None if run.failure is None else error_of(run.failure),
+        }
+        content = {"url": run.request.webhook, "run": json.loads(encoded(told))}
+        of = WebhookTable(self.saver)
+        await of.add(run.row.live, content, keeps_thread=not run.temporary)
 
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None if run.failure is None else error_of(run.failure)

@@ -28,7 +28,7 @@ Mode = Literal[
 ]
 _OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
 _INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
-_REFUSED: Final = ("webhook", "strict_resume", "feedback_keys", "langsmith_tracer")
+_REFUSED: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 _LATEST_S: Final = 10 * 365 * 24 * 3600
 
 

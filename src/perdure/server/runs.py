@@ -24,6 +24,7 @@ from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
+from perdure.server.webhooks import Webhooks
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 FEEDS: Final = 100
@@ -43,6 +44,7 @@ class Runs:
 
     Attributes:
         schedule: Begins what runs on a schedule; None: nothing does.
+        webhooks: Tells others of runs that have ended.
 
     Args:
         graphs: What they run.
@@ -50,6 +52,7 @@ class Runs:
         databases: Where they are kept.
         players: Run graphs, by protocol.
         telemetry: Measures them; None: nothing does.
+        webhooks: Tells others of their ends; None: nobody.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Runs:
         databases: Databases,
         players: Players,
         telemetry: Telemetry | None = None,
+        webhooks: Webhooks | None = None,
     ) -> None:
         self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
         self.used, self._players = databases.used, players
@@ -69,6 +73,7 @@ class Runs:
         self._recent: list[Log] = []  # first is what was asked for last
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
+        self.webhooks = webhooks or Webhooks()
 
     async def open(self, tenants: Collection[str | None]) -> None:
         """Take up what was left of tenants.
@@ -102,10 +107,11 @@ class Runs:
         """Whether the database of some runs is open."""
         return self._databases.has(tenant, runs.parts)
 
-    async def begin_crons(self, runs: DatabaseRuns) -> None:
-        """Begin what runs on a schedule, and is due."""
+    async def do_due(self, runs: DatabaseRuns) -> None:
+        """Begin what is due: runs on a schedule, and webhooks."""
         if self.schedule is not None and not self._refuses:
             await self.schedule.begin_due(runs)
+        await self.webhooks.send_due(runs)
 
     def begun(self, run: Run) -> None:
         """A run is followed."""
@@ -354,6 +360,7 @@ class Runs:
     async def aclose(self) -> None:
         """Stop what runs, and leave it to the next process, as a kill would."""
         await self._stop_all()
+        await self.webhooks.aclose()
         for runs in self._of.values():
             with contextlib.suppress(PerdureError):  # the lock of this process will be free
                 if runs.owner and self.has(runs.tenant, runs):

@@ -1,0 +1,62 @@
+"""Webhooks of runs as rows of the saver's database, until they are delivered or given up.
+
+What is told, and whom, is sealed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import LiveRun
+from perdure.storage.flow import Flow, Statement, rows_of
+
+
+class WebhookTable:
+    """The webhooks in a checkpointer's database."""
+
+    def __init__(self, saver: Checkpointer) -> None:
+        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
+
+    async def add(self, run: LiveRun, content: Any, *, keeps_thread: bool) -> None:
+        """Have a run be told of, if this process has it still; once."""
+        sealed = self._seal.seal(json.dumps(content).encode(), ("webhook", run.run_id))
+        thread_id = run.thread_id if keeps_thread else None
+        of = run.thread, run.seq, run.owner
+        add = self._sql("add_webhook", run.run_id, thread_id, time.time(), sealed, *of)
+        await self._write(add, run.thread_id)
+
+    async def due(self, limit: int) -> list[str]:
+        """The runs that are to be told of now."""
+        rows = await self._database.aread(
+            lambda: rows_of(self._sql["due_webhooks"], time.time(), limit), snapshot=False
+        )
+        return [run_id for (run_id,) in rows]
+
+    async def take(self, run_id: str, pause_s: Sequence[float]) -> tuple[Any, int] | None:
+        """What is to be told, and how often it was tried before; None: another process does it.
+
+        It is due again after the pause of this attempt, unless it is dropped.
+        """
+
+        def flow() -> Flow[tuple[Any, int] | None]:
+            now = time.time()
+            for content, attempts in (yield self._sql("due_webhook", run_id, now)):
+                again_at = now + pause_s[min(attempts, len(pause_s) - 1)]
+                if (yield self._sql("take_webhook", again_at, run_id, attempts)):
+                    told = self._seal.open(content, ("webhook", run_id))
+                    return json.loads(told), attempts
+            return None
+
+        return await self._database.awrite(flow, exclusive=(run_id,))
+
+    async def drop(self, run_id: str) -> None:
+        """It was delivered, or is given up."""
+        await self._write(self._sql("drop_webhook", run_id), run_id)
+
+    async def _write(self, statement: Statement, name: str) -> None:
+        sql, params, _ = statement
+        await self._database.awrite(lambda: rows_of(sql, *params), exclusive=(name,))

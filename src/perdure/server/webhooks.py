@@ -1,0 +1,176 @@
+"""Webhooks: who is told of the end of a run, once it has ended, and how.
+
+Only hosts that the server was started with are called. A name is resolved once, and the address
+that was checked is the one that is connected to, so that nobody reaches what is not public by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import socket
+import time
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Final
+
+import httpx
+
+from perdure.checkpointers.webhooks import WebhookTable
+from perdure.errors import ConfigurationError
+from perdure.server.run_queue import DatabaseRuns
+
+AGAIN_S: Final = (10, 40, 160, 640, 2560)
+"""After what times a webhook is tried again."""
+TIMEOUT_S: Final = 10
+"""How long a host may take."""
+_AT_ONCE: Final = 20
+_PORTS: Final = {"http": 80, "https": 443}
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class Webhooks:
+    """Calls hosts with the runs that have ended.
+
+    Args:
+        hosts: Which: `"hooks.example.com"`, by https, or `"http://10.0.0.7:8080"`.
+        secret: Signs what is told.
+
+    Raises:
+        ConfigurationError: One of the hosts is none, or there is no secret.
+    """
+
+    def __init__(self, hosts: Collection[str] = (), secret: str | None = None) -> None:
+        self._hosts = {_place(each if "://" in each else f"https://{each}") for each in hosts}
+        if hosts and not secret:
+            raise ConfigurationError(
+                "webhooks are signed: set PERDURE_WEBHOOK_SECRET to some random text, or leave "
+                "--webhook-host out"
+            )
+        self._secret = (secret or "").encode()
+        self._tasks = set[asyncio.Task[None]]()
+
+    def check(self, url: str) -> None:
+        """Refuse an address whose host was not named.
+
+        Raises:
+            ConfigurationError: It was not.
+        """
+        if _place(url) not in self._hosts:
+            raise ConfigurationError(
+                f"webhook is {url!r:.200}, and this server calls "
+                f"{', '.join('://'.join(each[:2]) for each in sorted(self._hosts)) or 'no host'}; "
+                "it is started with --webhook-host NAME for each, with the scheme and the port if "
+                "it is not https and 443"
+            )
+
+    async def send_due(self, runs: DatabaseRuns) -> None:
+        """Begin to tell what is due, of a tenant."""
+        free = _AT_ONCE - len(self._tasks)
+        if not self._hosts or not free:
+            return
+        table = WebhookTable(runs.saver)
+        for run_id in await table.due(free):
+            task = asyncio.create_task(self._send(table, run_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Stop; what is not delivered is told by the next process."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _send(self, table: WebhookTable, run_id: str) -> None:
+        try:
+            taken = await table.take(run_id, AGAIN_S)
+            if taken is None:
+                return
+            content, attempts = taken
+            try:
+                await self.call(content["url"], content["run"])
+            except (ConfigurationError, OSError, httpx.HTTPError, TimeoutError) as exc:
+                is_last = attempts >= len(AGAIN_S)
+                then = "is given up" if is_last else "is tried again"
+                _LOGGER.warning("the webhook of run %s %s (%.200s)", run_id, then, exc)
+                if not is_last:
+                    return
+            await table.drop(run_id)
+        except Exception as exc:  # another sweep finds it
+            _LOGGER.warning("the webhook of run %s is not sent (%s)", run_id, type(exc).__name__)
+
+    async def call(self, url: str, run: Any) -> None:
+        """Post a run to an address.
+
+        Raises:
+            ConfigurationError: Its host was not named, or is no public address.
+            httpx.HTTPError: It cannot be reached, or does not answer with a 2xx.
+        """
+        self.check(url)
+        body, at = httpx.Request("POST", url, json=run).content, str(int(time.time()))
+        signed = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()
+        target = httpx.URL(url)
+        address = await asyncio.wait_for(_address(target), TIMEOUT_S)
+        headers = {
+            "Host": target.netloc.decode(),
+            "Content-Type": "application/json",
+            "X-Perdure-Timestamp": at,
+            "X-Perdure-Signature": f"sha256={signed}",
+        }
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client,
+            client.stream(
+                "POST",
+                target.copy_with(host=address),
+                content=body,
+                headers=headers,
+                extensions={"sni_hostname": target.host},
+            ) as reply,
+        ):
+            if not reply.is_success:  # nobody is led elsewhere
+                raise httpx.HTTPError(f"it answered with {reply.status_code}")
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Whom an address is of: its scheme, and host with port."""
+    try:
+        parsed = httpx.URL(url)
+        port = parsed.port or _PORTS[parsed.scheme]
+    except (httpx.InvalidURL, KeyError, TypeError) as exc:
+        raise ConfigurationError(
+            f"{url!r:.200} is no address of a webhook; expected https://HOST/… or http://HOST/…"
+        ) from exc
+    if not parsed.host or parsed.userinfo:
+        raise ConfigurationError(f"{url!r:.200} has no host, or a user; expected https://HOST/…")
+    return parsed.scheme, f"{parsed.host}:{port}"
+
+
+async def _address(url: httpx.URL) -> str:
+    """The address of a host; that of a name must be public.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    try:
+        return str(ip_address(url.host))  # it was named itself
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(url.host, None, type=socket.SOCK_STREAM)
+    addresses = [str(each[4][0]) for each in found]
+    for each in addresses:
+        if not _is_public(ip_address(each.partition("%")[0])):
+            raise ConfigurationError(
+                f"webhook host {url.host!r} is {each}, which is no public address: name the "
+                "address itself"
+            )
+    return addresses[0]
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
+    of = inner or address
+    return of.is_global and not of.is_multicast

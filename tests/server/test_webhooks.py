@@ -1,0 +1,222 @@
+"""Webhooks: who is told of the end of a run, signed, and nobody else by it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import UnprocessableEntityError
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
+from perdure.server import create_app, webhooks
+from perdure.server.graphs import Graphs
+from perdure.server.webhooks import Webhooks
+from perdure.settings import Settings
+from perdure.storage.flow import rows_of
+from tests.server.running import running
+from tests.server.talking import Gate, fail, says, talk
+from tests.server.test_runs import until
+
+SECRET = "a long random text"
+
+
+class Listener(HTTPServer):
+    """Who is told; its `status` is what it answers."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, bytes]] = []
+        self.status = 200
+        listener = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                listener.heard.append((self.headers, body))
+                self.send_response(listener.status)
+                if listener.status == 307:
+                    self.send_header("Location", f"{listener.url}/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener() as made:
+        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    made = Gate()
+    made.open.set()
+    return made
+
+
+@contextmanager
+def served(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGraphClient]:
+    settings = Settings(db=settings.db, user="ann", webhook_secret=SECRET)
+    graphs = Graphs({"talk": talk(gate), "fail": fail()})
+    app = create_app(settings, graphs=graphs, webhook_hosts=hosts)
+    with running(app) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t", if_exists="do_nothing")
+        yield client
+
+
+def left(settings: Settings) -> list[Any]:
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        return saver.database.read(lambda: rows_of("SELECT run_id, attempts FROM webhooks"))
+
+
+def test_the_end_of_a_run_is_told_once(settings: Settings, gate: Gate, listener: Listener) -> None:
+    with served(settings, gate, listener.url) as sdk:
+        sdk.runs.wait("t", "talk", input=says("hi"), webhook=f"{listener.url}/hook?a=b")
+        until(lambda: not left(settings) and listener.heard)
+        run = sdk.runs.list("t")[0]
+    [(headers, body)] = listener.heard
+    told = json.loads(body)
+    signed = f"{headers['X-Perdure-Timestamp']}.".encode() + body
+    expected = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+
+    assert headers["X-Perdure-Signature"] == f"sha256={expected}"
+    assert told["run_id"] == run["run_id"]
+    assert (told["status"], told["error"]) == ("success", None)
+    assert told["values"]["heard"] == ["hi"]
+
+
+def test_a_run_that_fails_or_leaves_no_thread_is_told_of(
+    settings: Settings, gate: Gate, listener: Listener
+) -> None:
+    with served(settings, gate, listener.url) as sdk:
+        sdk.runs.wait("t", "fail", input=says("hi"), webhook=listener.url, raise_error=False)
+        sdk.runs.wait(None, "talk", input=says("hi"), webhook=listener.url)
+        until(lambda: len(listener.heard) == 2)
+    told = [json.loads(body) for _, body in listener.heard]
+
+    assert sorted(each["status"] for each in told) == ["error", "success"]
+    assert [each["error"]["error"] for each in told if each["error"]] == ["ZeroDivisionError"]
+
+
+def test_a_webhook_is_tried_again_by_the_next_server(
+    settings: Settings, gate: Gate, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener.status = 500
+    monkeypatch.setattr(webhooks, "AGAIN_S", (0.2,) * 100)
+    with served(settings, gate, listener.url) as sdk:
+        sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
+        until(lambda: listener.heard)
+    kept, before = left(settings), len(listener.heard)
+    listener.status = 204
+    with served(settings, gate, listener.url):
+        until(lambda: not left(settings))
+
+    assert len(kept) == 1
+    assert len(listener.heard) > before
+
+
+def test_a_webhook_is_given_up(
+    settings: Settings, gate: Gate, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a reply leads elsewhere, nobody goes there."""
+    listener.status = 307
+    monkeypatch.setattr(webhooks, "AGAIN_S", (0.0,) * 3)
+    with served(settings, gate, listener.url) as sdk:
+        sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
+        until(lambda: not left(settings) and listener.heard)
+
+    assert len(listener.heard) == 4
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://other.example.com/",
+        "https://hooks.example.com:8443/",
+        "https://hooks.example.com./",
+        "http://hooks.example.com/",
+        "https://hooks.example.com@127.0.0.1/",
+        "https://ann@hooks.example.com/",
+        "http://127.0.0.1:1/",
+        "file:///etc/passwd",
+        "no address",
+        "https:///",
+    ],
+)
+def test_hosts_that_are_not_named_are_refused(url: str) -> None:
+    named = Webhooks(["hooks.example.com", "http://127.0.0.1:9000"], SECRET)
+    named.check("https://hooks.example.com/a?b=c")
+    named.check("https://HOOKS.example.com:443/")
+    named.check("http://127.0.0.1:9000/")
+
+    with pytest.raises(ConfigurationError):
+        named.check(url)
+
+
+def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate: Gate) -> None:
+    with served(settings, gate) as sdk:
+        with pytest.raises(UnprocessableEntityError, match="calls no host"):
+            sdk.runs.create("t", "talk", input=says("hi"), webhook="https://hooks.example.com/")
+        with pytest.raises(UnprocessableEntityError, match="calls no host"):
+            sdk.crons.create("talk", schedule="@daily", webhook="https://hooks.example.com/")
+
+        assert sdk.runs.list("t") == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.7",
+        "169.254.169.254",
+        "::1",
+        "fe80::1%1",
+        "::ffff:10.0.0.7",
+        "224.0.0.1",
+    ],
+)
+def test_a_name_of_a_private_address_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, address: str, listener: Listener
+) -> None:
+    """Nobody is connected to, though all but one of its addresses is public."""
+    asked = []
+
+    def resolved(*of: Any, **_: Any) -> list[Any]:
+        asked.append(of[0])
+        return [(0, 0, 0, "", (each, 0)) for each in ("93.184.216.34", address)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    place = f"http://hooks.example.com:{listener.server_port}"
+
+    with pytest.raises(ConfigurationError, match="no public address"):
+        asyncio.run(Webhooks([place], SECRET).call(f"{place}/", {}))
+    assert asked == ["hooks.example.com"]
+    assert listener.heard == []
+
+
+def test_webhooks_without_a_secret_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="PERDURE_WEBHOOK_SECRET"):
+        create_app(Settings(db=":memory:"), webhook_hosts=["hooks.example.com"])
