@@ -23,6 +23,7 @@ from perdure.checkpointers.records import (
     seal_run,
 )
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
+from perdure.errors import UnknownThread
 from perdure.storage.flow import ALL, Flow, Last, Row, Statement, rows_of
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
@@ -210,20 +211,30 @@ class RunTable:
         [begun] = await self._write([begin], run.thread_id)
         return begun[0] if begun else None
 
-    async def events(self, thread_id: str, seqs: tuple[int, int], after: int) -> list[Batch]:
+    async def key_of(self, thread_id: str) -> int:
+        """The key of a thread: another one that takes its id, once it is deleted, has another.
+
+        Raises:
+            UnknownThread: There is none.
+        """
+        for thread, *_ in await self._rows("find_thread", thread_id):
+            return thread  # type: ignore[no-any-return]
+        raise UnknownThread(f"there is no thread {thread_id!r}")
+
+    async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[Batch]:
         """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
         return [
             Batch(since, until, open_events(self._seal, thread_id, run_id, since, body))
-            for run_id, since, until, body in await self._rows(
-                "events_after", thread_id, *seqs, after, _BATCHES
+            for thread_id, run_id, since, until, body in await self._rows(
+                "events_after", thread, *seqs, after, _BATCHES
             )
         ]
 
     async def newest_event(
-        self, thread_id: str, seqs: tuple[int, int], after: int
+        self, thread: int, seqs: tuple[int, int], after: int
     ) -> tuple[int, int, RunState] | None:
         """The `seq` of its run, its number, and the state of its run; None: nothing follows."""
-        rows = await self._rows("newest_event", thread_id, *seqs, after)
+        rows = await self._rows("newest_event", thread, *seqs, after)
         return rows[0] if rows else None
 
     async def drop_aged(self) -> None:

@@ -693,15 +693,14 @@ SELECT r.thread, r.seq, l.last, ((l.last >> CAST(?4 AS integer)) + 1) << CAST(?4
     FROM runs WHERE thread = ?1 AND seq = ?2
 ) AS l JOIN runs r ON r.thread = l.thread AND r.seq = l.seq WHERE r.owner = ?5 AND r.status = 'running' RETURNING since, until;
 
--- events_after: what some runs of a thread told after an event, in order
-SELECT r.run_id, e.since, e.until, e.body FROM threads t JOIN run_events e ON e.thread = t.thread
+-- events_after: what some runs of a thread told after an event, in order; by its key, which no other thread of its id gets
+SELECT t.thread_id, r.run_id, e.since, e.until, e.body FROM threads t JOIN run_events e ON e.thread = t.thread
 JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
-WHERE t.thread_id = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq, e.since LIMIT ?5;
+WHERE t.thread = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq, e.since LIMIT ?5;
 
 -- newest_event: the last of them, and how its run stands
-SELECT e.seq, e.until, r.status FROM threads t JOIN run_events e ON e.thread = t.thread
-JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
-WHERE t.thread_id = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq DESC, e.since DESC LIMIT 1;
+SELECT e.seq, e.until, r.status FROM run_events e JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
+WHERE e.thread = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq DESC, e.since DESC LIMIT 1;
 
 -- drop_events: those up to an event, of some runs of a thread
 DELETE FROM run_events WHERE thread = ? AND seq >= ? AND seq <= ? AND until <= ? RETURNING 0;

@@ -326,13 +326,13 @@ def test_a_run_that_never_began_does_not_end_the_events_of_another(
 
 def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Settings) -> None:
     runs = Runs(Graphs({}), Limits(), Databases(settings), {})
-    runs.feed("a", "t").add("values", SECRET)
+    runs.feed("a", "t", 1).add("values", SECRET)
     for _ in range(FEEDS + 1):
-        runs.feed("b", "t")
-    assert runs.feed("a", "t").last == 1
+        runs.feed("b", "t", 1)
+    assert runs.feed("a", "t", 1).last == 1
     for number in range(FEEDS):
-        runs.feed("b", str(number))
-    assert runs.feed("a", "t").last == 0
+        runs.feed("b", str(number), 1)
+    assert runs.feed("a", "t", 1).last == 0
 
 
 # -- to whom

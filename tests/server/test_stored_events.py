@@ -303,6 +303,30 @@ def test_a_run_under_way_is_not_stored_after_an_erasure(db: Settings, gate: Gate
     assert stored(db) == 0
 
 
+def test_who_reads_a_thread_reads_no_other_that_has_its_id_later(
+    both: list[SyncLangGraphClient], gate: Gate
+) -> None:
+    here, there = both
+    gate.open.set()
+    path, wanted = "/threads/t/stream/events", {"channels": ["values", "lifecycle"], "since": 0}
+    events: list[str] = []
+    begin = {"id": 1, "method": "run.start"}
+    with here.http.client.stream("POST", path, json=wanted) as stream:
+        reader = threading.Thread(target=lambda: events.extend(stream.iter_lines()))
+        reader.start()
+        there.threads.delete("t")
+        there.threads.create(thread_id="t")
+        params = {"assistant_id": "talk", "input": says(SECRET)}
+        there.http.client.post("/threads/t/commands", json={**begin, "params": params})
+        with here.http.client.stream("POST", path, json=wanted) as later:
+            heard = next(each for each in later.iter_lines() if SECRET in each)
+        reader.join(60)
+
+    assert "values" in heard
+    assert not reader.is_alive()
+    assert not any(SECRET in each for each in events)
+
+
 # -- much, slow, full
 
 

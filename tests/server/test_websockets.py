@@ -305,6 +305,20 @@ def test_as_many_are_open_as_requests_may_be(url: str) -> None:
     assert status(refused) == 429
 
 
+def test_nobody_reads_another_thread_that_has_its_id_later(
+    url: str, ann: httpx.Client, gate: Gate
+) -> None:
+    gate.open.set()
+    with opened(url) as sock, get_sync_client(url=url, api_key=BOB) as bob:
+        assert ann.delete("/threads/t").status_code == 204
+        bob.threads.create(thread_id="t")
+        begin = {"assistant_id": "talk", "input": says("a secret of bob")}
+        bob.http.post("/threads/t/commands", json={"id": 1, "method": "run.start", "params": begin})
+        for sent in (subscribe(since=0), command("subscription.unsubscribe", 2)):
+            sock.send(sent)
+            assert "there is no thread 't'" in received(sock)["message"]
+
+
 def test_it_ends_with_its_thread(url: str, ann: httpx.Client) -> None:
     with opened(url) as sock:
         sock.send(subscribe())
@@ -322,7 +336,7 @@ def test_who_does_not_read_is_left(
         received(sock)
         under_way = app.state.clients._open
         assert sum(under_way.values()) == 1
-        feed = app.state.runs.feed(None, "t")
+        feed = app.state.runs.feed(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}
         # until all buffers between are full
         until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))

@@ -371,7 +371,7 @@ async def _frames(
         yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
     reading = last, partial(look, request), run.seqs
     try:
-        async for entries in runs.told(run.tenant, run.thread_id, run.log, *reading):
+        async for entries in runs.told(run.tenant, run.thread, run.log, *reading):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()

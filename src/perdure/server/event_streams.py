@@ -103,10 +103,8 @@ async def stream(
     call: Caller, runs: All, request: Request, thread_id: Id, wanted: Subscription
 ) -> Response:
     """The events of a thread, of this run and the next ones."""
-    await call.permit({"thread_id": thread_id})
-    await call.threads.get(thread_id)
-    feed = await runs.recalled(call.identity.tenant, thread_id)
-    return streamed(_frames(call, runs, feed, request, thread_id, wanted))
+    feed = await _feed(call, runs, thread_id)
+    return streamed(_frames(call, runs, feed, request, wanted))
 
 
 @routes.websocket("/stream/events")
@@ -142,12 +140,20 @@ async def _answer(
     return {"assistant_id": answers, "command": order}
 
 
+async def _feed(call: Call, runs: Runs, thread_id: str) -> Log:
+    """The events of a thread that may be read, and of no other that has its id later."""
+    await call.permit({"thread_id": thread_id})
+    thread = await runs.key_of(call.identity.tenant, thread_id)
+    await call.threads.get(thread_id)
+    return await runs.recalled(call.identity.tenant, thread_id, thread)
+
+
 async def _frames(
-    call: Call, runs: Runs, feed: Log, request: Request, thread_id: str, wanted: Subscription
+    call: Call, runs: Runs, feed: Log, request: Request, wanted: Subscription
 ) -> AsyncGenerator[bytes, None]:
     # it reads too slowly: it connects again, and misses some; or it is known no more
     with suppress(LookupError, Refused):
-        async for entries in _events(call, runs, feed, request, thread_id, wanted):
+        async for entries in _events(call, runs, feed, request, wanted):
             yield b"".join(each.frame for each in entries)
 
 
@@ -156,14 +162,13 @@ async def _events(
     runs: Runs,
     feed: Log,
     connection: HTTPConnection,
-    thread_id: str,
     wanted: Subscription,
 ) -> AsyncIterator[list[LoggedEvent]]:
     """What a client reads; if it has no place in the feed, the newest run that was not read."""
     since = wanted.since if wanted.since is None else min(wanted.since, feed.last | THREADS - 1)
     params = cast(Any, wanted.model_dump(exclude_none=True))
     reading = feed, since, partial(look, connection)
-    async for entries in runs.told(call.identity.tenant, thread_id, *reading):
+    async for entries in runs.told(call.identity.tenant, feed.thread, *reading):
         asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
         parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
         for part in parts:
@@ -227,7 +232,7 @@ class ThreadSocket:
         await self._send(encoded(reply))
 
     async def _feed(self) -> Log:
-        return await self._runs.recalled(self._call.identity.tenant, self._thread_id)
+        return await _feed(self._call.another("threads:read"), self._runs, self._thread_id)
 
     async def _subscribe(self, sent: CommandRequest, group: asyncio.TaskGroup) -> None:
         wanted, name = Subscription.model_validate(sent.params), str(uuid4())
@@ -238,7 +243,7 @@ class ThreadSocket:
         self._readers[name] = group.create_task(self._read(feed, wanted))
 
     async def _read(self, feed: Log, wanted: Subscription) -> None:
-        about = self._call, self._runs, feed, self._websocket, self._thread_id
+        about = self._call, self._runs, feed, self._websocket
         async for entries in _events(*about, wanted):
             for each in entries:
                 await self._send(each.data)
@@ -273,7 +278,7 @@ class ThreadEvents:
     """Plays runs to the feed of a thread."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
-        self._run, self._feed = run, runs.feed(run.tenant, run.thread_id)
+        self._run, self._feed = run, runs.feed(run.tenant, run.thread_id, run.thread)
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
         run.feed = self._feed

@@ -78,6 +78,11 @@ class Run:
         return self.row.live.thread_id
 
     @property
+    def thread(self) -> int:
+        """The key of its thread."""
+        return self.row.live.thread
+
+    @property
     def run_id(self) -> str:
         """Its id."""
         return self.row.live.run_id

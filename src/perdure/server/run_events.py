@@ -40,7 +40,7 @@ class StoredEvents:
         log, first = run.events, run.first
         if run.begun or log.last // THREADS < first // THREADS - 1:  # others told what is before
             before = self.fetch if log.is_read else self.leave
-            await before(log, run.thread_id, run.seqs)
+            await before(log, run.thread, run.seqs)
         begun = (await self._table.begin_events(live, first)) if run.begun else None
         last, at = begun or (first, first)
         log.skip(at)
@@ -81,18 +81,18 @@ class StoredEvents:
 
     # -- of others
 
-    async def fetch(self, log: Log, thread_id: str, seqs: tuple[int, int]) -> None:
+    async def fetch(self, log: Log, thread: int, seqs: tuple[int, int]) -> None:
         """Add to a log what was told elsewhere."""
-        while batches := await self._table.events(thread_id, seqs, _at(log.last, seqs)):
+        while batches := await self._table.events(thread, seqs, _at(log.last, seqs)):
             for batch in batches:
                 log.extend(_logged(batch, log.last))
                 log.skip(batch.until)
 
     async def leave(
-        self, log: Log, thread_id: str, seqs: tuple[int, int]
+        self, log: Log, thread: int, seqs: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
         """Keep none in a log, if others told what follows it; see `RunTable.newest_event`."""
-        newest = await self._table.newest_event(thread_id, seqs, _at(log.last, seqs))
+        newest = await self._table.newest_event(thread, seqs, _at(log.last, seqs))
         if newest is not None and newest[1] > log.last:  # as before
             log.leave(newest[1])
         return newest
@@ -101,7 +101,7 @@ class StoredEvents:
         """Have the events of a run read from the database that this process does not have."""
         if run.forgotten or (run.is_elsewhere and not run.log.is_read):
             log = Log() if run.forgotten else run.log
-            found = await self.leave(log, run.thread_id, run.seqs)
+            found = await self.leave(log, run.thread, run.seqs)
             if run.forgotten and found is not None:
                 log.close()
                 run.log, run.forgotten = log, False
@@ -111,7 +111,7 @@ class StoredEvents:
         log: Log,
         number: int | None,
         look: Callable[[], Awaitable[None]],
-        thread_id: str,
+        thread: int,
         seqs: tuple[int, int],
     ) -> AsyncIterator[list[LoggedEvent]]:
         """What follows an event, as it comes; None: all that is kept. See `Log.after`.
@@ -121,7 +121,7 @@ class StoredEvents:
         begins = number is None
         at = log.first if number is None else number
         while at < log.dropped:
-            batches = await self._table.events(thread_id, seqs, _at(at, seqs))
+            batches = await self._table.events(thread, seqs, _at(at, seqs))
             if not batches:
                 break
             for batch in batches:

@@ -101,6 +101,9 @@ class LoggedEvent(NamedTuple):
 class Log:
     """Events in order. It belongs to one event loop.
 
+    Args:
+        thread: The key of the thread whose events these are; 0: of one run.
+
     Attributes:
         first: The number before the event where a reader begins that has read none.
         last: The number of the newest event.
@@ -108,7 +111,8 @@ class Log:
         lost: That of the newest one that was dropped, as there were too many, or 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int = 0) -> None:
+        self.thread = thread
         self._entries: list[LoggedEvent] = []
         self.first = self.last = self.dropped = self.lost = self._size = 0
         self._closed = False

@@ -210,7 +210,7 @@ class DatabaseRuns:
         feeds = self._runs.read_feeds(self.tenant)
         here = {run.thread_id for run in self.known.values() if run.is_executing}
         for thread_id in feeds.keys() - here:
-            await self.events.fetch(feeds[thread_id], thread_id, ALL_RUNS)
+            await self.events.fetch(feeds[thread_id], feeds[thread_id].thread, ALL_RUNS)
         awaited = {run.thread_id for run in self.known.values() if not run.ended} | feeds.keys()
         is_awaited = any(run.owner != self.owner and run.thread_id in awaited for run in live)
         self._pause_s = SOON_S if is_awaited else SWEEP_S
@@ -272,7 +272,7 @@ class DatabaseRuns:
             if not rows and self.known.get(run.run_id) is run:
                 del self.known[run.run_id]
         if run.log.is_read and run.is_elsewhere:  # all that was told before the row was read
-            await self.events.fetch(run.log, run.thread_id, run.seqs)
+            await self.events.fetch(run.log, run.thread, run.seqs)
         if run.row.live.status in LIVE:  # else it has ended meanwhile
             run.told(row)
 

@@ -125,9 +125,13 @@ class Runs:
         """A run is followed no longer."""
         self._under_way.pop(run, None)
 
-    def feed(self, tenant: str | None, thread_id: str) -> Log:
-        """The events of a thread, as far as this process has them."""
-        feed = self._feeds.setdefault((tenant, thread_id), Log())
+    def feed(self, tenant: str | None, thread_id: str, thread: int) -> Log:
+        """The events of a thread, as far as this process has them; those of another key end."""
+        feed = self._feeds.get((tenant, thread_id)) or Log(thread)
+        if feed.thread != thread:  # another process deleted it, and somebody else has its id
+            feed.close()
+            feed = Log(thread)
+        self._feeds[tenant, thread_id] = feed
         self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
         return feed
 
@@ -135,12 +139,16 @@ class Runs:
         """Those that somebody reads, by the ids of their threads."""
         return {id: log for (of, id), log in self._feeds.items() if of == tenant and log.is_read}
 
-    async def recalled(self, tenant: str | None, thread_id: str) -> Log:
+    async def key_of(self, tenant: str | None, thread_id: str) -> int:
+        """See `RunTable.key_of`."""
+        return await (await self.of(tenant)).table.key_of(thread_id)
+
+    async def recalled(self, tenant: str | None, thread_id: str, thread: int) -> Log:
         """The events of a thread; who has read none begins with a run that is under way."""
-        feed, runs = self.feed(tenant, thread_id), await self.of(tenant)
+        feed, runs = self.feed(tenant, thread_id, thread), await self.of(tenant)
         here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.is_read and not here:
-            newest = await runs.events.leave(feed, thread_id, ALL_RUNS)
+            newest = await runs.events.leave(feed, feed.thread, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
                 seq, until, status = newest
                 feed.first = seq * THREADS if status in LIVE else until
@@ -149,7 +157,7 @@ class Runs:
     async def told(
         self,
         tenant: str | None,
-        thread_id: str,
+        thread: int,
         log: Log,
         number: int | None,
         look: Callable[[], Awaitable[None]],
@@ -157,7 +165,7 @@ class Runs:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """See `StoredEvents.after`."""
         stored = (await self.of(tenant)).events
-        async for events in stored.after(log, number, look, thread_id, seqs):
+        async for events in stored.after(log, number, look, thread, seqs):
             yield events
 
     def busy(self, tenant: str | None, thread_id: str) -> bool:
