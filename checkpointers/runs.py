@@ -270,6 +270,10 @@ class RunTable:
         """The ids of those of a thread, in order."""
         return [run_id for (run_id,) in await self._rows("live_of", thread_id)]
 
+    async def since(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
+        """Those of a thread after one, in order: `seq`, the id, the status."""
+        return [(row[0], row[1], row[2]) for row in await self._rows("runs_since", seq, thread_id)]
+
     async def of(self, thread_id: str, run_id: str = "") -> list[RunRow]:
         """Those of a thread that are known, or one, newest first."""
         return await self._opened("runs_of", thread_id, run_id)

@@ -628,6 +628,10 @@ AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1));
 DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1));
 
+-- runs_since: those of a thread after one, in order, and how each stands
+SELECT r.seq, r.run_id, r.status FROM threads t JOIN runs r ON r.thread = t.thread AND r.seq > ?
+WHERE t.thread_id = ? AND r.status <> 'delayed' ORDER BY r.seq;
+
 -- live_runs: what is under way or waits, of all threads, with the delayed ones whose time has come
 SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.attempt, r.cancel FROM (
     SELECT * FROM runs WHERE status IN ('pending', 'running')

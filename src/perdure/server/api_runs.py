@@ -49,7 +49,7 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
 routes = APIRouter(tags=["runs"])
-_ENDS: Final = "the server ends, and the run goes on with the next one"
+ENDS: Final = "the server ends, and the run goes on with the next one"
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 
 
@@ -376,7 +376,7 @@ async def _frames(
                 yield b"".join(found)
         await run.wait()
         if run.status in LIVE:
-            raise LookupError(_ENDS)
+            raise LookupError(ENDS)
     except (LookupError, Refused) as exc:
         cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
         yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
@@ -403,7 +403,7 @@ async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = Fal
             run.cancel()
     path = _path(run)
     if run.ended and run.status in LIVE:
-        raise Refused(f"{_ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
+        raise Refused(f"{ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
     return JSON(
         {"__error__": run.error} if run.error else await runs.output(run) if run.ended else None,
         headers={"Content-Location": path, "Location": f"{path}/join"},

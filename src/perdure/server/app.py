@@ -31,6 +31,7 @@ from perdure.server import (
     pages_runs,
     pages_storage,
     pages_threads,
+    thread_stream,
 )
 from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
@@ -192,6 +193,7 @@ def create_app(
         login_routes,
         api_threads.routes,
         api_states.routes,
+        thread_stream.routes,
         assistants.routes,
         api_crons.routes,
         api_store.routes,

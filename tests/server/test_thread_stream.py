@@ -1,0 +1,130 @@
+"""One stream with the events of all runs of a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+
+from perdure.server import create_app, run_queue, thread_stream
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running
+from tests.server.talking import Gate, fail, says, talk
+
+Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
+MODES = ["values", "updates"]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def url(settings: Settings, gate: Gate) -> Iterator[str]:
+    graphs = Graphs({"talk": talk(gate), "fail": fail()})
+    with running(create_app(settings, graphs=graphs)) as address:
+        yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[Sdk]:
+    with get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        yield client
+
+
+def ends(part: Any) -> bool:
+    return isinstance(part.data, dict) and part.data.get("status") == "run_done"
+
+
+def read(stream: Iterator[Any], runs: int) -> list[Any]:
+    """The parts of a stream up to the end of so many runs."""
+    parts: list[Any] = []
+    while sum(map(ends, parts)) < runs:
+        parts.append(next(stream))
+    return parts
+
+
+def begin(sdk: Sdk, text: str, graph: str = "talk", **more: Any) -> str:
+    run = sdk.runs.create("t", graph, input=says(text), stream_mode=MODES, **more)
+    return str(run["run_id"])
+
+
+def test_all_runs_of_a_thread_are_read_as_they_come(sdk: Sdk, gate: Gate) -> None:
+    first = begin(sdk, "one")
+    assert gate.reached.wait(60)
+    stream = sdk.threads.join_stream("t")
+    seen = [next(stream)]
+    second, third = begin(sdk, "two"), begin(sdk, "three", "fail")
+    gate.open.set()
+
+    parts = seen + read(stream, 3)
+
+    begun = [part.data["run_id"] for part in parts if part.data and "attempt" in part.data]
+    assert [*dict.fromkeys(begun)] == [first, second, third]
+    assert [part.data["run_id"] for part in parts if ends(part)] == [first, second, third]
+    one = list(sdk.runs.join_stream("t", first))
+    told = [part.event for part in parts[: parts.index(next(filter(ends, parts)))]]
+    assert [each for each in told if each != "metadata"] == [
+        part.event for part in one if part.event != "metadata"
+    ]
+    assert [part.data["error"] for part in parts if part.event == "error"] == ["ZeroDivisionError"]
+
+
+def test_a_stream_goes_on_after_the_event_that_was_read_last(sdk: Sdk, gate: Gate) -> None:
+    gate.open.set()
+    for text in ("one", "two"):
+        sdk.runs.join("t", begin(sdk, text))
+    whole = read(sdk.threads.join_stream("t", last_event_id="0"), 2)
+    ids = [part.id for part in whole]
+    assert len({*ids}) == len(ids)
+
+    for at in (0, 2, ids.index(next(part.id for part in whole if ends(part))), len(ids) - 2):
+        left = sum(map(ends, whole[at + 1 :]))
+        again = read(sdk.threads.join_stream("t", last_event_id=ids[at]), left)
+        assert [(part.id, part.event) for part in again] == [
+            (part.id, part.event) for part in whole[at + 1 :]
+        ]
+
+
+def test_only_beginnings_and_ends_or_only_new_states_are_read(sdk: Sdk, gate: Gate) -> None:
+    gate.open.set()
+    run = begin(sdk, "one")
+    sdk.runs.join("t", run)
+    modes: Any = {"last_event_id": "0", "stream_mode": "lifecycle"}
+    begun, done = read(sdk.threads.join_stream("t", **modes), 1)
+    assert (begun.data["run_id"], done.data) == (run, {"run_id": run, "status": "run_done"})
+
+    states = sdk.threads.join_stream("t", stream_mode="state_update")
+    told: list[Any] = []
+    reader = threading.Thread(target=lambda: told.append(next(states)), daemon=True)
+    reader.start()
+    while not told:  # the stream may begin after the first of them
+        made = sdk.threads.update_state("t", {"heard": ["x"]}, as_node="hear")["checkpoint"]
+        reader.join(3 * run_queue.SWEEP_S)
+    assert told[0].event == "state_update"
+    assert told[0].data["checkpoint"]["thread_id"] == made["thread_id"]
+
+
+def test_who_may_not_read_a_thread_or_asks_for_another_mode_is_refused(url: str, sdk: Sdk) -> None:
+    assert httpx.get(f"{url}/threads/none/stream").status_code == 404
+    reply = httpx.get(f"{url}/threads/t/stream", params={"stream_mode": "nope"})
+    assert reply.status_code == 422
+
+
+def test_it_ends_with_its_thread(sdk: Sdk, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_stream, "LOOK_S", 0.1)
+    stream = sdk.threads.join_stream("t", last_event_id="0")
+    gate.open.set()
+    sdk.runs.join("t", begin(sdk, "one"))
+    read(stream, 1)
+    sdk.threads.delete("t")
+
+    [error] = list(stream)
+    assert (error.event, error.data["error"]) == ("error", "StreamLost")
