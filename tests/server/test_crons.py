@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,11 +31,13 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.schedule import CronRequest
 from perdure.settings import Settings
+from tests.rounds import rounds
 from tests.server.running import running
 from tests.server.talking import Gate, fail, says, talk, who
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, entry
-from tests.server.test_runs import texts, until
+from tests.server.test_runs import GRAPH, texts, until
+from tests.server.test_runs import served as in_a_process
 
 YEARLY = "0 0 1 1 *"
 
@@ -412,3 +417,38 @@ def test_of_several_servers_one_begins_the_run(
 
         assert len(runs(here)) == 8
         assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
+
+
+@pytest.mark.repeats
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+@pytest.mark.parametrize("round_", range(rounds(8)))
+def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round_: int) -> None:
+    """A cron and a delayed run on each thread; the server is killed while their time comes."""
+    (tmp_path / "made.py").write_text(GRAPH)
+    (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
+    threads, settings = [f"t{n}" for n in range(6)], Settings(db=str(tmp_path / "m.db"))
+    with in_a_process(tmp_path) as (process, url), get_sync_client(url=url) as client:
+        crons: list[Any] = []
+        for thread in threads:
+            client.threads.create(thread_id=thread)
+            crons.append(
+                client.crons.create_for_thread(thread, "made", schedule=YEARLY, input=says("cron"))
+            )
+            client.runs.create(thread, "made", input=says("later"), after_seconds=1)
+        for cron in crons:
+            make_due(settings, cron["cron_id"])
+        time.sleep(random.uniform(0, 1.5))
+        process.kill()
+        process.wait(20)
+    with in_a_process(tmp_path) as (_, url), get_sync_client(url=url) as client:
+
+        def ended(thread: str) -> bool:
+            return [run["status"] for run in client.runs.list(thread)] == ["success"] * 2
+
+        for thread in threads:
+            until(lambda thread=thread: ended(thread))
+            values: Any = client.threads.get_state(thread)["values"]
+            said = [each["content"] for each in values["messages"] if each["type"] == "human"]
+
+            assert sorted(said) == ["cron", "later"]
+            assert client.threads.get(thread)["status"] == "idle"
