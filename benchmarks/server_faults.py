@@ -36,6 +36,7 @@ from typing import Annotated, Any, TypedDict
 
 import httpx
 import psycopg
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -52,10 +53,14 @@ class State(TypedDict, total=False):
     heard: Annotated[list[str], operator.add]
     said: Annotated[list[str], operator.add]
     pause_s: float
+    counts_to: int
 
 
 async def think(state: State) -> dict[str, Any]:
-    """Take some time."""
+    """Take some time, and tell numbers meanwhile, if there are any."""
+    for number in range(state.get("counts_to", 0)):
+        get_stream_writer()(number)
+        await asyncio.sleep(0.05)
     await asyncio.sleep(state.get("pause_s") or random.uniform(0.05, 0.4))
     return {}
 

@@ -4,6 +4,7 @@
     python -m benchmarks.server_streams --streams 200 --seconds 60
     python -m benchmarks.server_streams --rounds 3 --old /tmp/old/build/view   # two builds in turn
     python -m benchmarks.server_streams --streams 64 --model-s 0 --workers 2 --on postgres
+    python -m benchmarks.server_streams --resumable       # their events are stored
 
 The server is `perdure serve` on the first core, in a process of its own, or with `--workers` in
 several on all cores; its clients are on the second core. Each client streams turns on a thread of
@@ -71,7 +72,12 @@ graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").com
 
 
 async def talk(
-    client: httpx.AsyncClient, thread: str, until: float, model_s: float, own: list[float]
+    client: httpx.AsyncClient,
+    thread: str,
+    until: float,
+    model_s: float,
+    own: list[float],
+    resumable: bool,
 ) -> None:
     """Turns on a thread, one after the other."""
     body = {
@@ -79,6 +85,7 @@ async def talk(
         "input": {"messages": [{"role": "user", "content": "What did I say about figs?"}]},
         "stream_mode": ["values", "messages-tuple"],
         "if_not_exists": "create",
+        "stream_resumable": resumable,
     }
     while time.monotonic() < until:
         begun, events = time.monotonic(), bytearray()
@@ -91,18 +98,20 @@ async def talk(
         own.append(time.monotonic() - begun - model_s)
 
 
-async def measure(url: str, streams: int, seconds: float, model_s: float) -> list[float]:
+async def measure(
+    url: str, streams: int, seconds: float, model_s: float, *, resumable: bool = False
+) -> list[float]:
     """The server's own times of turns."""
     own: list[float] = []
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         # the first imports modules: who waits for that would begin together in each turn after it
-        await talk(client, "first", time.monotonic() + 1, model_s, [])
+        await talk(client, "first", time.monotonic() + 1, model_s, [], resumable)
         until = time.monotonic() + seconds + model_s
 
         async def late(number: int) -> None:
             await asyncio.sleep(model_s * number / streams)
-            await talk(client, f"{streams}-{number}", until, model_s, own)
+            await talk(client, f"{streams}-{number}", until, model_s, own, resumable)
 
         await asyncio.gather(*(late(number) for number in range(streams)))
     return own[streams:]  # the first turn of each thread makes it
@@ -159,14 +168,20 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def run(
-    streams: int, seconds: float, model_s: float, view: str | None = None, **options: Any
+    streams: int,
+    seconds: float,
+    model_s: float,
+    view: str | None = None,
+    *,
+    resumable: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Measure one number of streams at one build."""
     with served(model_s, view, **options) as (url, process):
         every = os.sched_getaffinity(0)
         os.sched_setaffinity(0, sorted(every)[1:] or every)
         before, clients, begun = cpu_s(process), time.process_time(), time.monotonic()
-        own = asyncio.run(measure(url, streams, seconds, model_s))
+        own = asyncio.run(measure(url, streams, seconds, model_s, resumable=resumable))
         took_s, cpu, turns = time.monotonic() - begun, cpu_s(process) - before, len(own) + streams
         clients = time.process_time() - clients
         memory = process.memory_info().rss / 1e6
@@ -195,9 +210,11 @@ def main() -> None:
     parser.add_argument("--old", metavar="VIEW", help="a PYTHONPATH of another build")
     parser.add_argument("--on", choices=("file", "postgres"), default="file")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--resumable", action="store_true", help="their events are stored")
     parser.add_argument("--port", type=int, default=8765)
     given = parser.parse_args()
     options = {"on": given.on, "workers": given.workers, "port": given.port}
+    options["resumable"] = given.resumable
     builds = [given.old, None] if given.old else [None]
     for streams in given.streams * given.rounds:
         for view in builds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
@@ -37,7 +38,7 @@ EVENTS_S: Final = 3600
 BEGUN_BITS: Final = 22
 """Of an event's number: each time that a run begins, in another process, leaves so many free."""
 _BATCHES: Final = 100  # of events that are read at once
-_RUNS: Final = 100  # whose events are removed at once
+_RUNS: Final = 20  # whose events are removed at once
 
 
 class Batch(NamedTuple):
@@ -252,7 +253,8 @@ class RunTable:
                 )
             ]
             if gone:
-                await self._write(gone, None)
+                drop = partial(_asked, gone)
+                await self._database.awrite(drop, exclusive=(), removes=True)
 
     def _told(self, run: LiveRun, batch: Batch) -> list[Statement]:
         since, until, events, dropped = batch

@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import KEPT, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, Batch, RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from tests.backends import BACKENDS
 from tests.contracts import puts
@@ -41,13 +41,14 @@ def accept(
     rejects: bool = False,
     cancels: str | None = None,
     owner: str = "me",
+    events: bool = False,
     not_before: float | None = None,
 ) -> tuple[LiveRun | None, list[str]]:
     live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "chat", 1, None)
     about = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
     now = time.time()
     row = RunRow(live, now, now, about, request=request or asked("hi"), not_before=not_before)
-    return asyncio.run(RunTable(saver).accept(row, rejects=rejects, cancels=cancels))
+    return asyncio.run(RunTable(saver).accept(row, rejects=rejects, cancels=cancels, events=events))
 
 
 def accepted(saver: Saver, thread_id: str = "t", request: Any = None, **options: Any) -> LiveRun:
@@ -394,3 +395,137 @@ def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:
 
         assert here.thread("t").checkpoints == there.thread("t").checkpoints
         assert [row.live.run_id for row in of(here)] == [run.run_id]
+
+
+# -- what they tell
+
+
+def batch(since: int, *texts: str, dropped: int = 0) -> Batch:
+    events = [("values", text.encode()) for text in texts]
+    return Batch(since, since + len(texts), events, dropped)
+
+
+def tell(saver: Saver, run: LiveRun, *batches: Batch) -> None:
+    asyncio.run(RunTable(saver).add_events([(run, each) for each in batches]))
+
+
+def told(saver: Saver, run: LiveRun, after: int = 0) -> list[Batch]:
+    return asyncio.run(RunTable(saver).events(run.thread, (run.seq, run.seq), after))
+
+
+def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:
+    run = accepted(talked, events=True)
+    tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
+    tell(talked, run, batch(2, "again"))  # whose commit was in doubt
+    asyncio.run(RunTable(talked).end(run, "success", last=batch(3, "four")))
+
+    assert told(talked, run) == [batch(0, "one", "two"), batch(2, "three"), batch(3, "four")]
+    assert told(talked, run, 1) == told(talked, run)
+    assert told(talked, run, 2) == told(talked, run)[1:]
+    newest = asyncio.run(RunTable(talked).newest_event(run.thread, ALL_RUNS, 0))
+    assert newest == (run.seq, 4, "success")
+    assert asyncio.run(RunTable(talked).newest_event(run.thread, ALL_RUNS, 4)) is None
+
+
+def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:
+    run = accepted(talked, events=True)
+    tell(talked, run, batch(0, "one"), batch(1, "two"), batch(2, "three", dropped=2))
+
+    assert told(talked, run) == [batch(2, "three")]
+
+
+def test_only_who_has_a_run_tells_of_it(talked: Saver) -> None:
+    run, table = accepted(talked, owner="gone", events=True), RunTable(talked)
+    tell(talked, run, batch(0, "one"))
+    asyncio.run(table.claim("me", asyncio.run(table.live())))
+    tell(talked, run, batch(1, "of who is gone"))
+    here = of(talked)[0].live
+    begun = asyncio.run(table.begin_events(here, 0))
+    again = asyncio.run(table.begin_events(here, 0))
+    tell(talked, here, batch(2 << BEGUN_BITS, "two"))
+
+    assert asyncio.run(table.begin_events(run, 0)) is None
+    assert (begun, again) == ((1, 1 << BEGUN_BITS), (1 << BEGUN_BITS, 2 << BEGUN_BITS))
+    assert [each.events for each in told(talked, run)] == [
+        [("values", b"one")],
+        [],
+        [],
+        [("values", b"two")],
+    ]
+
+
+def test_a_run_that_nobody_may_join_again_stores_none(talked: Saver) -> None:
+    run = accepted(talked)
+    tell(talked, run, batch(0, "one"))
+
+    assert told(talked, run) == []
+
+
+@pytest.mark.parametrize("how", ["erase", "delete", "roll back", "drop", "age", "many"])
+def test_events_go_with_what_they_quote(
+    talked: Saver, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 1)
+    run, table = accepted(talked, events=True), RunTable(talked)
+    tell(talked, run, batch(0, SECRET))
+    asyncio.run(table.end(run, "rolled back" if how == "roll back" else "success"))
+    match how:
+        case "erase":
+            assert talked.erase("t", ["a"]).events == 1
+        case "delete":
+            assert talked.erase("t").events == 1
+        case "drop":
+            asyncio.run(table.drop(run))
+        case "age":
+            asyncio.run(table.drop_aged())
+            assert told(talked, run) != []
+            monkeypatch.setattr("perdure.checkpointers.runs.EVENTS_S", -1)
+            asyncio.run(table.drop_aged())
+        case "many":
+            for _ in range(2):
+                asyncio.run(table.end(accepted(talked), "success"))
+    if how != "delete":
+        assert accepted(talked).seq > run.seq  # which tells events of a thread apart
+
+    rows = talked.database.read(lambda: _rows("SELECT 1 FROM run_events WHERE body IS NOT NULL"))
+    assert rows == []
+    if how == "erase":
+        assert SECRET.encode() not in raw(talked)
+
+
+def test_a_run_under_way_tells_no_more_after_an_erasure(talked: Saver) -> None:
+    run = accepted(talked, events=True)
+    talked.erase("t", ["nobody's"])
+    tell(talked, run, batch(0, "told later"))
+    asyncio.run(RunTable(talked).end(run, "success", last=batch(0, "told later")))
+
+    assert told(talked, run) == []
+    assert b"told later" not in raw(talked)
+
+
+@pytest.mark.parametrize("kind", ["sealed", "langgraph-encrypted", "postgres-sealed"])
+def test_events_are_sealed(kind: str, tmp_path: Path) -> None:
+    with BACKENDS[kind](tmp_path) as saver:
+        put(saver, "t", [human("b")])
+        run = accepted(saver, events=True)
+        tell(saver, run, batch(0, SECRET))
+        stored = saver.database.read(lambda: _rows("SELECT body FROM run_events"))
+
+        assert SECRET not in str(stored)
+        assert told(saver, run) == [batch(0, SECRET)]
+
+
+def test_a_merge_leaves_the_events_of_a_thread(tmp_path: Path) -> None:
+    said = [HumanMessage("one", id="1")]
+    with (
+        SQLiteCheckpointer.open(tmp_path / "a.db") as here,
+        SQLiteCheckpointer.open(tmp_path / "b.db") as there,
+    ):
+        put(here, "t", said)
+        there.import_from(here)
+        run = accepted(here, events=True)
+        tell(here, run, batch(0, "one"))
+        put(there, "t", [*said, human("2")])
+        here.import_from(there)
+
+        assert told(here, of(here)[0].live) == [batch(0, "one")]  # the thread has another key

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from benchmarks.server_faults import database, measured, served, survive, until
+from langgraph_sdk import get_sync_client
 
 from tests import postgres_server
 
@@ -75,3 +78,51 @@ def test_no_run_is_lost_when_postgres_is_killed() -> None:
     wrong.pop("takeover_ms")
 
     assert wrong == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("again", "on"), [("another", "file"), ("another", "postgres"), ("restarted", "file")]
+)
+def test_a_reader_goes_on_after_its_server_was_killed(again: str, on: str, tmp_path: Path) -> None:
+    """With what was stored after its last event, once, and all that the run tells then."""
+    asked: Any = {"heard": ["one"], "counts_to": 40}
+    with ExitStack() as stack:
+        db = str(tmp_path / "m.db")
+        if on == "postgres":
+            db = stack.enter_context(database(postgres_server.dsn()))
+        process, url = stack.enter_context(served(db, tmp_path))
+        if again == "another":
+            _, other = stack.enter_context(served(db, tmp_path))
+        client = stack.enter_context(get_sync_client(url=url))
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "slow", input=asked, stream_mode="custom")["run_id"]
+        read: list[Any] = []
+
+        def kill_at_20() -> None:
+            for part in client.http.stream(f"/threads/t/runs/{run}/stream", "GET"):
+                read.append((part.id, part.data))
+                if read[-1][1] == 20:
+                    process.kill()
+
+        with pytest.raises(httpx.TransportError):
+            kill_at_20()
+        process.wait()
+        if again == "restarted":
+            _, other = stack.enter_context(served(db, tmp_path))
+        late = stack.enter_context(get_sync_client(url=other))
+        last = read[len(read) // 2][0]
+        heard: list[Any] = [
+            (part.id, part.data) for part in late.runs.join_stream("t", run, last_event_id=last)
+        ]
+        whole: list[Any] = [(part.id, part.data) for part in late.runs.join_stream("t", run)]
+        status = late.runs.get("t", run)["status"]
+
+    assert None not in dict(heard), heard
+    numbers = [int(number) for number, _ in heard]
+    anew = [data for _, data in heard].index({"run_id": run, "attempt": 2})
+    assert status == "success"
+    assert numbers == sorted({*numbers})
+    assert [data for _, data in heard[anew + 1 :]] == [*range(40)]
+    stored = [part for part in whole[1:] if int(part[0]) < numbers[anew]]
+    assert stored == read[1 : len(stored) + 1]
+    assert heard[:anew] == [part for part in stored if int(part[0]) > int(last)]

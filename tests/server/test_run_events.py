@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server import create_app, run_log
+from perdure.server import create_app, run_events, run_log
 from perdure.server import keys as keys_module
 from perdure.server.access import Identity, Local
 from perdure.server.databases import Databases
@@ -231,6 +231,7 @@ def test_a_reader_that_falls_behind_does_not_cancel_the_run(
 ) -> None:
     monkeypatch.setattr(run_log, "LIMIT", 0)
     monkeypatch.setattr(run_log, "BEHIND", 0)
+    monkeypatch.setattr(run_events, "BATCH_S", 60)  # none is stored meanwhile
     run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
     assert gate.reached.wait(60)
 

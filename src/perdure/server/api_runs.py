@@ -224,7 +224,7 @@ async def join_stream(
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     given = request.headers.get("last-event-id", "")
     last = int(given) if _NUMBER.fullmatch(given) else None
-    if last is not None and not run.is_elsewhere:
+    if last is not None and (run.ended or not run.begun):  # else it may have told more elsewhere
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     cancels = cancel_on_disconnect and not request.state.head

@@ -11,7 +11,7 @@ from typing import Final
 
 from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.runs import ALL_RUNS, Batch, RunState, RunTable
-from perdure.errors import StorageError
+from perdure.errors import CorruptRecord, StorageError
 from perdure.server.run import Run
 from perdure.server.run_log import THREADS, Log, LoggedEvent
 
@@ -83,10 +83,20 @@ class StoredEvents:
 
     async def fetch(self, log: Log, thread: int, seqs: tuple[int, int]) -> None:
         """Add to a log what was told elsewhere."""
-        while batches := await self._table.events(thread, seqs, _at(log.last, seqs)):
-            for batch in batches:
-                log.extend(_logged(batch, log.last))
-                log.skip(batch.until)
+        try:
+            while batches := await self._read(thread, seqs, log.last):
+                for batch in batches:
+                    log.extend(_logged(batch, log.last))
+                    log.skip(batch.until)
+        except LookupError:  # its readers are told so
+            await self.leave(log, thread, seqs)
+
+    async def _read(self, thread: int, seqs: tuple[int, int], number: int) -> list[Batch]:
+        try:
+            return await self._table.events(thread, seqs, _at(number, seqs))
+        except CorruptRecord as exc:
+            _LOGGER.warning("events of a run are damaged")
+            raise LookupError("they are damaged") from exc
 
     async def leave(
         self, log: Log, thread: int, seqs: tuple[int, int]
@@ -121,7 +131,7 @@ class StoredEvents:
         begins = number is None
         at = log.first if number is None else number
         while at < log.dropped:
-            batches = await self._table.events(thread, seqs, _at(at, seqs))
+            batches = await self._read(thread, seqs, at)
             if not batches:
                 break
             for batch in batches:

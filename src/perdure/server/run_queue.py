@@ -215,10 +215,10 @@ class DatabaseRuns:
         is_awaited = any(run.owner != self.owner and run.thread_id in awaited for run in live)
         self._pause_s = SOON_S if is_awaited else SWEEP_S
         if time.monotonic() - self._aged_at > AGED_S:
-            await self.table.drop_aged()
             more = False
-            with contextlib.suppress(PerdureError):  # one that cannot be deleted holds up no run
+            with contextlib.suppress(PerdureError):  # what cannot be deleted holds up no run
                 more = await self._threads.expire(EXPIRED) == EXPIRED
+                await self.table.drop_aged()
             self._aged_at = self._aged_at if more else time.monotonic()
 
     def look(self) -> None:
