@@ -25,7 +25,7 @@ class _Chosen:
 
 CHOSEN: Final[Any] = _Chosen()
 """In place of a path: the database of the settings. None is refused: a path may be missing."""
-SECRETS: Final = ("key", "api_key", "webhook_secret")
+SECRETS: Final = ("key", "api_key", "direct", "webhook_secret")
 SEARCH_LIMIT: Final = 10
 """The most results of a search, from code, the command line, the server or its tools (MCP)."""
 SHOWN_LIMIT: Final = 20
@@ -131,6 +131,7 @@ class Settings:
 
     Attributes:
         db: The database: a file, or a Postgres DSN.
+        direct: Behind a pooler, the DSN of the server itself, for locks; None: that of `db`.
         model: Name of a chat model at an OpenAI-compatible endpoint; None: the offline responder.
         base_url: That endpoint; None: OpenAI's.
         api_key: Its key; local servers take any.
@@ -145,6 +146,7 @@ class Settings:
     """
 
     db: str
+    direct: str | None = field(default=None, repr=False)
     model: str | None = None
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -221,12 +223,14 @@ def _check_sources(settings: Mapping[str, Setting]) -> None:
             f"base_url is in {asks!r}, and the key in {key}: whoever wrote the file would get "
             f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={asks}"
         )
-    db, source = settings.get("db", ("", ""))
-    if _lies_in_folder(source) and is_dsn(db):
-        raise ConfigurationError(
-            f"db is a DSN in {source!r}: whoever wrote the file would get your threads and "
-            f"memories. If you trust it, set PERDURE_DB, or PERDURE_CONFIG={source}; else give --db"
-        )
+    for name, instead in (("db", "; else give --db"), ("direct", "")):
+        value, source = settings.get(name, ("", ""))
+        if _lies_in_folder(source) and is_dsn(value):
+            raise ConfigurationError(
+                f"{name} is a DSN in {source!r}: whoever wrote the file would get your threads and "
+                f"memories. If you trust it, set PERDURE_{name.upper()}, or PERDURE_CONFIG={source}"
+                f"{instead}"
+            )
 
 
 def _lies_in_folder(source: str) -> bool:

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from langchain_core.messages import AIMessage
@@ -18,6 +19,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import ConfigurationError
+from perdure.server import create_app
+from perdure.settings import load
 from tests import postgres_server
 from tests.durability.processes import in_processes
 from tests.pgbouncer import PgBouncer
@@ -126,6 +129,33 @@ def opening(path: Path, pipe: Connection, number: int) -> None:
     with PostgresStore.open(dsn, schema=schema, pooled=True, index=None) as store:
         store.put(("a",), f"k{number}", {"n": number})
     pipe.send("done")
+
+
+def test_a_server_needs_a_direct_dsn(
+    pooler: PgBouncer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock tells whether it lives: without one it does not start, and says what it takes."""
+    monkeypatch.setenv("PERDURE_DB", pooler.dsn)
+    said = {"messages": [{"role": "user", "content": "hello"}]}
+    body = {"assistant_id": "chat", "input": said, "if_not_exists": "create"}
+
+    async def answer() -> Any:
+        app = create_app(load(), hosts=None)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as client,
+        ):
+            path = f"/threads/{options['schema']}"
+            values = (await client.post(f"{path}/runs/wait", json=body)).json()
+            await client.delete(path)
+            return values
+
+    with pytest.raises(ConfigurationError, match="direct="):
+        asyncio.run(answer())
+    monkeypatch.setenv("PERDURE_DIRECT", postgres_server.dsn())
+
+    assert [each["type"] for each in asyncio.run(answer())["messages"]] == ["human", "ai"]
 
 
 def test_set_up_by_several_processes_at_once(

@@ -233,7 +233,7 @@ class OpenedDatabase:
         self.settings, self.user = settings, settings.user
         self._stack = stack
         self._reads = reads
-        self.direct: str | None = None  # the DSN for locks, if that of the database is a pooler's
+        self.direct = settings.direct if is_dsn(settings.db) else None  # for locks
         self._options = {"synchronous": "normal"} if hasty and not is_dsn(settings.db) else {}
 
     @cached_property

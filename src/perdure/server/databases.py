@@ -76,6 +76,8 @@ class Databases:
     def _opened(self, tenant: str | None) -> OpenDatabase:
         db, options = self._settings.db, {"key": self._settings.key}
         of_saver, of_store = dict[str, Any](options), dict[str, Any](options)
+        if is_dsn(db):
+            of_saver["direct"] = self._settings.direct
         if tenant is not None:
             of_saver |= {"tenant": tenant, "cache_bytes": _CACHE_BYTES}
             of_store |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}
