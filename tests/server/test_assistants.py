@@ -286,6 +286,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"context": {"owner": "bob"}}, "'owner' is 'bob'"),
     ({"metadata": {"n": 1 << 70}}, "71 bits"),
     ({"metadata": {"n": "x" * 70_000}}, "64000"),
+    ({"context": {"n": "x" * 256_000}}, "expected at most 256000"),
 ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,10 +27,11 @@ from langgraph_sdk.errors import (
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.server import create_app
+from perdure.server.access import Local
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
-from perdure.server.schedule import CronRequest
+from perdure.server.schedule import PATIENCE_S, CronRequest
 from perdure.settings import Settings
 from tests.rounds import rounds
 from tests.server.running import running
@@ -158,6 +160,7 @@ def test_a_schedule_ends_with_its_end_or_when_it_is_disabled() -> None:
         ({"schedule": "0 0 30 2 *"}, "failed to find next date"),
         ({"schedule": "61 * * * *"}, "out of range"),
         ({"schedule": "daily"}, "it has 1 fields"),
+        ({"schedule": "0," * 100 + "0 * * * *"}, "at most 200 characters"),
         ({"timezone": "Europe/Atlantis"}, "timezone is 'Europe/Atlantis'"),
         ({"timezone": "../../etc/passwd"}, "expected a name of the IANA"),
         ({"context": {"user_id": "bob"}}, "'user_id' is 'bob'"),
@@ -417,6 +420,31 @@ def test_of_several_servers_one_begins_the_run(
 
         assert len(runs(here)) == 8
         assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
+
+
+def test_a_cron_that_takes_its_time_holds_up_no_other_run(
+    settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = threading.Event()
+    permit = Local.permit
+
+    async def permitting(self: Local, identity: Any, action: Any, value: Any) -> Any:
+        if "cron" in value.get("metadata", {}):
+            asks.set()
+            await asyncio.sleep(PATIENCE_S)
+        return await permit(self, identity, action, value)
+
+    with served(settings, graphs) as client:
+        client.threads.create(thread_id="t")
+        cron: Any = client.crons.create("talk", schedule=YEARLY, metadata={"cron": 1})
+        monkeypatch.setattr(Local, "permit", permitting)
+        make_due(settings, cron["cron_id"])
+        assert asks.wait(60)
+        client.runs.create("t", "talk", input=says("later"), after_seconds=1)
+        until(lambda: [run["status"] for run in runs(client)] == ["success"])
+        stands: Any = client.crons.search()
+
+    assert stands[0]["next_run_date"] < stands[0]["created_at"]  # it asks still
 
 
 @pytest.mark.repeats

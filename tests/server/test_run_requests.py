@@ -17,7 +17,8 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
-from perdure.server import create_app
+from perdure.checkpointers.runs import RunTable
+from perdure.server import create_app, run_queue
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
@@ -75,6 +76,33 @@ def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate
 
     assert parts[0].event == "metadata"
     assert parts[-1].data["heard"] == ["later"]
+
+
+def test_many_delayed_runs_hold_up_no_other_work(
+    sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_queue, "DUE", 2)
+    gate.open.set()
+    done: list[str] = []
+    live, begin_due = RunTable.live, RunTable.begin_due
+
+    async def looking(self: RunTable) -> Any:
+        done.append("look")
+        return await live(self)
+
+    async def beginning(self: RunTable, *given: Any) -> None:
+        done.append("begin")
+        await begin_due(self, *given)
+
+    monkeypatch.setattr(RunTable, "live", looking)
+    monkeypatch.setattr(RunTable, "begin_due", beginning)
+    delayed: Any = {"assistant_id": "talk", "input": says("later"), "after_seconds": 1}
+    delayed["thread_id"] = "t"
+    for run in sdk.runs.create_batch([delayed] * 5):
+        sdk.runs.join("t", run["run_id"])
+
+    assert done.count("begin") == 5
+    assert ["begin"] * 3 not in [done[at : at + 3] for at in range(len(done))]
 
 
 def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, gate: Gate) -> None:

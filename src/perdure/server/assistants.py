@@ -25,7 +25,7 @@ from perdure.server import api_threads
 from perdure.server.access import Forbidden, Refused, action, containing, meets
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
-from perdure.server.reply import reply
+from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
 from perdure.server.threads import ThreadConditions, checked_metadata
 from perdure.settings import SEARCH_LIMIT
@@ -43,6 +43,8 @@ _PLAIN: Final[Assistant] = {
 }
 """What an assistant has that is given nothing."""
 _ALL: Final = 1 << 31
+LONGEST: Final = 256_000
+"""How many bytes of JSON an assistant may have: each search reads all of them."""
 
 
 class UnknownAssistant(Refused):
@@ -184,6 +186,11 @@ class Assistants:
                 422,
             )
         metadata = checked_metadata(content["metadata"])
+        if (size := len(encoded(content))) > LONGEST:
+            raise ConfigurationError(
+                f"the assistant has {size} bytes; expected at most {LONGEST}: keep what is "
+                "larger in the store, or with the graph"
+            )
         if not meets(metadata, self._filter):
             raise Forbidden(f"an assistant with the metadata {metadata!r:.200} is not yours")
         return dict(content)

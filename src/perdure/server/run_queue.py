@@ -63,6 +63,8 @@ EXPIRED: Final = 20
 ENDS_S: Final = 5
 """How long a run that was cancelled is waited for."""
 PAUSE_S: Final = 0.05
+DUE: Final = 100
+"""How many delayed runs whose time has come are begun before other rows are looked at again."""
 _LIVES: Final = "perdure.server/"  # and the name of a process: the lock that it holds
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
@@ -127,6 +129,8 @@ class DatabaseRuns:
         owner: This process, as rows name it; `""`: it has no lock, and takes no runs.
         known: Those that are under way or wait, and the last that ended, by their ids.
         ready: Set once it has the lock, or cannot have one.
+        task: Holds the lock, and looks after the rows.
+        others: Does what else is due, or did it last.
     """
 
     def __init__(self, runs: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
@@ -140,6 +144,7 @@ class DatabaseRuns:
         self._done: deque[Run] = deque()
         self._pause_s, self._aged_at = SWEEP_S, 0.0
         self.task = asyncio.create_task(self._serve(), context=Context())
+        self.others = asyncio.create_task(asyncio.sleep(0), context=Context())
 
     # -- liveness
 
@@ -186,10 +191,10 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep(self) -> None:
-        await self._runs.do_due(self)
+        self._do_others()
         live, served = await self.table.live(), {*self._runs.graphs}
-        due = [run for run in live if run.status == "delayed"]
-        taken = any([await self._begin_due(run) for run in due if run.graph in served])
+        due = [run for run in live if run.status == "delayed" and run.graph in served]
+        taken = any([await self._begin_due(run) for run in due[:DUE]])
         live = [run for run in live if run.status != "delayed"]
         able = [run for run in live if run.graph in served or run.cancel]  # any server can end it
         others = [run for run in able if run.owner != self.owner]
@@ -213,13 +218,20 @@ class DatabaseRuns:
             await self.events.fetch(feeds[thread_id], feeds[thread_id].thread, ALL_RUNS)
         awaited = {run.thread_id for run in self.known.values() if not run.ended} | feeds.keys()
         is_awaited = any(run.owner != self.owner and run.thread_id in awaited for run in live)
-        self._pause_s = SOON_S if is_awaited else SWEEP_S
+        self._pause_s = SOON_S if is_awaited or len(due) > DUE else SWEEP_S
         if time.monotonic() - self._aged_at > AGED_S:
             more = False
             with contextlib.suppress(PerdureError):  # what cannot be deleted holds up no run
                 more = await self._threads.expire(EXPIRED) == EXPIRED
                 await self.table.drop_aged()
             self._aged_at = self._aged_at if more else time.monotonic()
+
+    def _do_others(self) -> None:
+        """Do what else is due, which may ask handlers: rows do not wait for that."""
+        if self.others.done():
+            if exc := self.others.exception():
+                _LOGGER.warning("what is due has not begun (%s)", type(exc).__name__)
+            self.others = asyncio.create_task(self._runs.do_due(self))
 
     def look(self) -> None:
         """Look at the rows at once."""

@@ -373,8 +373,9 @@ class Runs:
             with contextlib.suppress(PerdureError):  # the lock of this process will be free
                 if runs.owner and self.has(runs.tenant, runs):
                     await runs.table.hand_over(runs.owner)
-            runs.task.cancel()
-            await asyncio.wait([runs.task])
+            for task in (runs.task, runs.others):
+                task.cancel()
+            await asyncio.wait([runs.task, runs.others])
 
 
 def plain(login: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import croniter  # type: ignore[import-untyped]
+from pydantic import Field
 
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, Due
@@ -30,6 +31,7 @@ from perdure.server.runs import Runs
 PATIENCE_S: Final = 10
 """How long the handlers of an Auth file may take for a cron."""
 _NAMES: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+_LONGEST: Final = 200  # characters of a schedule, which is read each time that it is due
 _LATER: Final = (429, 503)  # it is to be asked again
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 class CronRequest(RunRequest):
     """The body of a request for a cron: that of its runs, and when they are."""
 
-    schedule: str
+    schedule: str = Field(max_length=_LONGEST)
     timezone: str | None = None
     end_time: datetime | None = None
     enabled: bool = True
