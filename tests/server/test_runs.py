@@ -25,6 +25,8 @@ from langgraph_sdk.errors import APIStatusError, ConflictError, NotFoundError
 from starlette.requests import HTTPConnection
 
 from perdure import SQLiteCheckpointer
+from perdure.checkpointers.records import LiveRun
+from perdure.checkpointers.runs import RunTable
 from perdure.graphs import chat_graph
 from perdure.memory import views
 from perdure.server import create_app, run_queue, runs
@@ -507,6 +509,43 @@ def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> N
         with pytest.raises(NotFoundError):
             sdk.threads.update_state("t", {"heard": ["late"]}, as_node="hear")
         assert sdk.threads.search() == []
+
+
+def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, told, live = Gate(), threading.Event(), RunTable.live
+    are_read, are_told, swept = threading.Event(), threading.Event(), threading.Event()
+
+    async def late(table: RunTable) -> list[LiveRun]:
+        rows = await live(table)
+        if are_read.is_set():
+            swept.set()
+        elif [row.status for row in rows] == ["running", "pending"]:
+            are_read.set()
+            await asyncio.to_thread(are_told.wait, 60)
+        return rows
+
+    monkeypatch.setattr(RunTable, "live", late)
+    served = Graphs({"stubborn": stubborn(gate, second, told)})
+    asked = {"assistant_id": "stubborn", "input": {}}
+    with (
+        running(create_app(settings, graphs=served)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        client.post("/threads", json={"thread_id": "t"})
+        client.post("/threads/t/runs", json=asked)
+        assert gate.reached.wait(60)
+        run_id = client.post("/threads/t/runs", json=asked).json()["run_id"]
+        assert are_read.wait(60)
+        gate.open.set()
+        assert second.reached.wait(60)
+        are_told.set()
+        assert swept.wait(60)
+        second.open.set()
+        client.get(f"/threads/t/runs/{run_id}/join")
+
+    assert not told.is_set()
 
 
 def test_a_thread_whose_run_does_not_end_is_not_deleted(

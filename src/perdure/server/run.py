@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ class Run:
         cancelled: How, if it was.
         lost: It is not this process' any more.
         forgotten: Its events are no longer kept.
+        told_at: When this process learned last how it is stored, by `time.monotonic`.
         task: Follows it to its end; None: it had ended.
     """
 
@@ -63,6 +65,7 @@ class Run:
     lost: bool = False
     forgotten: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    told_at: float = 0
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     outcome: RunState = "pending"
@@ -164,7 +167,7 @@ class Run:
 
     def told(self, row: RunRow) -> None:
         """Learn how it is stored."""
-        before, self.row = self.row.live, row
+        before, self.row, self.told_at = self.row.live, row, time.monotonic()
         self.begun = self.begun or row.live.owner != before.owner
         self.changed.set()
         if not self._executing:

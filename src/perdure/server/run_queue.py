@@ -192,6 +192,7 @@ class DatabaseRuns:
 
     async def _sweep(self) -> None:
         self._do_others()
+        asked_at = time.monotonic()
         live, served = await self.table.live(), {*self._runs.graphs}
         due = [run for run in live if run.status == "delayed" and run.graph in served]
         taken = any([await self._begin_due(run) for run in due[:DUE]])
@@ -204,14 +205,16 @@ class DatabaseRuns:
         if any((run.status, run.owner) == ("pending", self.owner) for run in heads):
             await self.table.claim(self.owner)
             taken = True
-        live = await self.table.live() if taken else live
+        if taken:
+            asked_at = time.monotonic()
+            live = await self.table.live()
         for each in live:
             if each.owner == self.owner and each.run_id not in self.known:
                 await self._take_up(each)
         stored = {each.run_id: each for each in live}
         for run in [*self.known.values()]:
             if not run.ended:
-                await self.refresh(run, stored.get(run.run_id))
+                await self.refresh(run, stored.get(run.run_id), asked_at)
         feeds = self._runs.read_feeds(self.tenant)
         here = {run.thread_id for run in self.known.values() if run.is_executing}
         for thread_id in feeds.keys() - here:
@@ -273,8 +276,17 @@ class DatabaseRuns:
 
     # -- what is known of a run
 
-    async def refresh(self, run: Run, stored: LiveRun | None = None) -> None:
-        """Learn how a run is stored; one that is not has ended with its thread."""
+    async def refresh(
+        self, run: Run, stored: LiveRun | None = None, asked_at: float | None = None
+    ) -> None:
+        """Learn how a run is stored; one that is not has ended with its thread.
+
+        Args:
+            run: Of this process.
+            stored: As it was read; None: it is read now.
+            asked_at: `time.monotonic` before it was read.
+        """
+        asked_at = asked_at or time.monotonic()
         if stored is not None:
             row = run.row._replace(live=stored)
         else:
@@ -285,7 +297,11 @@ class DatabaseRuns:
                 del self.known[run.run_id]
         if run.log.is_read and run.is_elsewhere:  # all that was told before the row was read
             await self.events.fetch(run.log, run.thread, run.seqs)
-        if run.row.live.status in LIVE:  # else it has ended meanwhile
+        if run.row.live.status not in LIVE:  # it has ended meanwhile
+            return
+        if run.told_at >= asked_at:  # what was read may be older than what is known by now
+            await self.refresh(run)
+        else:
             run.told(row)
 
     async def read(self, thread_id: str, run_id: str) -> Run | None:
