@@ -47,10 +47,15 @@ def until(truth: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """One that watches what the others share, the one that has the sessions, those that serve."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(map(int, found))
+
+
 def workers(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that serve; one before them has the sessions, one watches what they share."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return sorted(map(int, children))[2:]
+    """The processes that serve."""
+    return children(process)[2:]
 
 
 def lives(process: int) -> bool:
@@ -101,6 +106,18 @@ def test_a_session_outlives_the_worker_that_began_it(tmp_path: Path) -> None:
         assert answers(url, "/ui/threads.json", cookie=cookie) == 401
 
 
+def test_a_server_without_its_sessions_ends_and_says_why(tmp_path: Path) -> None:
+    with served("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
+        assert answers(url, "/ok") == 200
+        until(lambda: len(workers(process)) == 2)
+        served_by = workers(process)
+        os.kill(children(process)[1], signal.SIGKILL)
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert "has died: start again" in process.stderr.read()
+        assert not any(map(lives, served_by))
+
+
 def test_a_killed_worker_loses_no_run(tmp_path: Path, graphs: str) -> None:
     given = ("--workers", "2", "--graphs", graphs)
     with served(*given, db=tmp_path / "memory.db") as (url, _, process):
@@ -133,9 +150,9 @@ def test_sigterm_ends_all_when_their_runs_have_ended(tmp_path: Path, graphs: str
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     with served("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
         assert answers(url, "/ok") == 200
-        children = workers(process)
+        served_by = workers(process)
         process.kill()
-        until(lambda: not any(map(lives, children)))
+        until(lambda: not any(map(lives, served_by)))
 
 
 def test_what_workers_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

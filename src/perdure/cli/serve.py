@@ -231,11 +231,15 @@ def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
     before = [signal.signal(number, lambda number, _: told.append(number)) for number in ends]
     shared = SyncManager(ctx=context)
     shared.start(_end_with_parent, (signal.SIG_IGN,))
+    [holder] = multiprocessing.active_children()
     try:
         given = server, listening, shared.dict()
         workers = [_started(context, given) for _ in range(count)]
         while not told:
-            wait([worker.sentinel for worker in workers], _LOOK_S)
+            wait([each.sentinel for each in (holder, *workers)], _LOOK_S)
+            if not told and holder.exitcode is not None:
+                note("the process that had the sessions of browsers has died: start again", "red")
+                break
             dead = [worker for worker in workers if worker.exitcode is not None]
             if any(worker.exitcode == _FAILED for worker in dead):
                 break
@@ -250,7 +254,7 @@ def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
     for number, handler in zip(ends, before, strict=True):
         signal.signal(number, handler)
     if not told:
-        raise typer.Exit(1)  # the worker said why
+        raise typer.Exit(1)  # why, was said
     signal.raise_signal(told[0])  # as a server of one process ends
 
 

@@ -54,7 +54,10 @@ class Sessions:
         connection = HTTPConnection(scope)
         if "authorization" in connection.headers or "x-api-key" in connection.headers:
             return False
-        key, until = self._keys.get(connection.cookies.get(_COOKIE, ""), ("", 0.0))
+        made = connection.cookies.get(_COOKIE)
+        if made is None:  # another process may have to be asked
+            return False
+        key, until = self._keys.get(made, ("", 0.0))
         if until <= monotonic():
             return False
         scope["headers"] = [*scope["headers"], *_headers(key)]
