@@ -164,6 +164,7 @@ def test_a_webhook_is_given_up(
         "file:///etc/passwd",
         "no address",
         "https:///",
+        "https://hooks.example.com/\ud800",
     ],
 )
 def test_hosts_that_are_not_named_are_refused(url: str) -> None:
@@ -195,6 +196,9 @@ def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate:
         "::1",
         "fe80::1%1",
         "::ffff:10.0.0.7",
+        "64:ff9b::10.0.0.7",
+        "::127.0.0.1",
+        "fec0::1",
         "224.0.0.1",
     ],
 )

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Collection
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
 import httpx
@@ -28,6 +28,8 @@ TIMEOUT_S: Final = 10
 """How long a host may take."""
 _AT_ONCE: Final = 20
 _PORTS: Final = {"http": 80, "https": 443}
+_TRANSLATED: Final = IPv6Network("64:ff9b::/96")  # the rest is an address of IPv4: RFC 6052
+_UNICAST: Final = IPv6Network("2000::/3")  # what is given out of IPv6
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -140,7 +142,7 @@ def _place(url: str) -> tuple[str, str]:
     try:
         parsed = httpx.URL(url)
         port = parsed.port or _PORTS[parsed.scheme]
-    except (httpx.InvalidURL, KeyError, TypeError) as exc:
+    except (httpx.InvalidURL, KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(
             f"{url!r:.200} is no address of a webhook; expected https://HOST/… or http://HOST/…"
         ) from exc
@@ -171,6 +173,10 @@ async def _address(url: httpx.URL) -> str:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
-    of = inner or address
-    return of.is_global and not of.is_multicast
+    if isinstance(address, IPv6Address):
+        translated = IPv4Address(int(address) & 0xFFFFFFFF) if address in _TRANSLATED else None
+        inner = address.ipv4_mapped or address.sixtofour or translated
+        if inner is None:
+            return address.is_global and address in _UNICAST
+        address = inner
+    return address.is_global and not address.is_multicast
