@@ -41,7 +41,7 @@ _BATCHES: Final = 100  # of events that are read at once
 _RUNS: Final = 20  # whose events are removed at once
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """Some events of a run.
 
     Attributes:
@@ -111,7 +111,7 @@ class RunTable:
         status: RunState | Literal["rolled back"],
         error: Any = None,
         request: Any = None,
-        last: Batch | None = None,
+        last: EventBatch | None = None,
     ) -> list[int] | None:
         """End a run, and claim the next of its thread, which is returned by its `seq`.
 
@@ -192,7 +192,7 @@ class RunTable:
 
     # -- what runs tell
 
-    async def add_events(self, batches: Sequence[tuple[LiveRun, Batch]]) -> None:
+    async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store what runs tell, unless they are another process' now, or were erased."""
 
         def told() -> Flow[Any]:
@@ -222,10 +222,10 @@ class RunTable:
             return thread  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
-    async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[Batch]:
+    async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[EventBatch]:
         """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
         return [
-            Batch(since, until, open_events(self._seal, thread_id, run_id, since, body))
+            EventBatch(since, until, open_events(self._seal, thread_id, run_id, since, body))
             for thread_id, run_id, since, until, body in await self._rows(
                 "events_after", thread, *seqs, after, _BATCHES
             )
@@ -256,7 +256,7 @@ class RunTable:
                 drop = partial(_asked, gone)
                 await self._database.awrite(drop, exclusive=(), removes=True)
 
-    def _told(self, run: LiveRun, batch: Batch) -> list[Statement]:
+    def _told(self, run: LiveRun, batch: EventBatch) -> list[Statement]:
         since, until, events, dropped = batch
         body, of = seal_events(self._seal, run, since, events), (run.thread, run.seq)
         add = self._sql("add_events", since, until, body, *of, run.owner)

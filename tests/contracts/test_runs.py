@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, Batch, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, EventBatch, RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from tests.backends import BACKENDS
 from tests.contracts import puts
@@ -400,16 +400,16 @@ def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:
 # -- what they tell
 
 
-def batch(since: int, *texts: str, dropped: int = 0) -> Batch:
+def batch(since: int, *texts: str, dropped: int = 0) -> EventBatch:
     events = [("values", text.encode()) for text in texts]
-    return Batch(since, since + len(texts), events, dropped)
+    return EventBatch(since, since + len(texts), events, dropped)
 
 
-def tell(saver: Saver, run: LiveRun, *batches: Batch) -> None:
+def tell(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
     asyncio.run(RunTable(saver).add_events([(run, each) for each in batches]))
 
 
-def told(saver: Saver, run: LiveRun, after: int = 0) -> list[Batch]:
+def told(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
     return asyncio.run(RunTable(saver).events(run.thread, (run.seq, run.seq), after))
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.checkpointers.records import RunRow
-from perdure.checkpointers.runs import ALL_RUNS, Batch, RunState
+from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState
 from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_request import RunRequest
 
@@ -140,14 +140,14 @@ class Run:
         """The runs that its events are read with, from a `seq` to one."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
-    def batch(self, closing: Sequence[LoggedEvent] = ()) -> Batch | None:
+    def batch(self, closing: Sequence[LoggedEvent] = ()) -> EventBatch | None:
         """What it has told, and tells at its end, that is not stored; None: nothing is to be."""
         told = [*self.events.since(self.stored), *closing] if self.recorded else []
         if not told:
             return None
         since, lost = told[0].number - 1, self.events.lost
         entries = [(event.kind, event.frame) for event in told]
-        return Batch(since, told[-1].number, entries, lost if lost > self.first else 0)
+        return EventBatch(since, told[-1].number, entries, lost if lost > self.first else 0)
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""

@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import Final
 
 from perdure.checkpointers.records import LiveRun
-from perdure.checkpointers.runs import ALL_RUNS, Batch, RunState, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState, RunTable
 from perdure.errors import CorruptRecord, StorageError
 from perdure.server.run import Run
 from perdure.server.run_log import THREADS, Log, LoggedEvent
@@ -67,7 +67,7 @@ class StoredEvents:
                     for run, batch in batches.items():
                         run.stored = batch.until
 
-    async def last(self, run: Run, closing: Sequence[LoggedEvent] = ()) -> Batch | None:
+    async def last(self, run: Run, closing: Sequence[LoggedEvent] = ()) -> EventBatch | None:
         """What a run that ends has told that is not stored; it is stored by who asks."""
         self._recorded.pop(run, None)
         async with self._writing:
@@ -91,7 +91,7 @@ class StoredEvents:
         except LookupError:  # its readers are told so
             await self.leave(log, thread, seqs)
 
-    async def _read(self, thread: int, seqs: tuple[int, int], number: int) -> list[Batch]:
+    async def _read(self, thread: int, seqs: tuple[int, int], number: int) -> list[EventBatch]:
         try:
             return await self._table.events(thread, seqs, _at(number, seqs))
         except CorruptRecord as exc:
@@ -149,7 +149,7 @@ def _at(number: int, seqs: tuple[int, int]) -> int:
     return max(number, THREADS - 1) if seqs == ALL_RUNS else number
 
 
-def _logged(batch: Batch, after: int) -> list[LoggedEvent]:
+def _logged(batch: EventBatch, after: int) -> list[LoggedEvent]:
     first = batch.until - len(batch.events) + 1
     events = (LoggedEvent(number, *event) for number, event in enumerate(batch.events, first))
     return [event for event in events if event.number > after]

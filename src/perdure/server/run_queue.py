@@ -57,9 +57,9 @@ SWEEP_S: Final = 0.5
 SOON_S: Final = 0.1
 """The same, while somebody here waits for what another process runs."""
 AGED_S: Final = 60
+"""How often what runs told is removed that ended long ago, and threads whose time is over."""
 EXPIRED: Final = 20
-"""How many threads whose time is over are deleted at once, so that a sweep does not take long."""
-"""How often what runs told is removed that ended long ago."""
+"""How many of these threads are deleted at once, so that a sweep does not take long."""
 ENDS_S: Final = 5
 """How long a run that was cancelled is waited for."""
 PAUSE_S: Final = 0.05
