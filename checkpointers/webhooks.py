@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import LiveRun
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, rows_of
 
 
 class WebhookTable:
@@ -26,8 +26,8 @@ class WebhookTable:
         sealed = self._seal.seal(json.dumps(content).encode(), ("webhook", run.run_id))
         thread_id = run.thread_id if keeps_thread else None
         of = run.thread, run.seq, run.owner
-        add = self._sql("add_webhook", run.run_id, thread_id, time.time(), sealed, *of)
-        await self._write(add, run.thread_id)
+        row = run.run_id, thread_id, time.time(), sealed
+        await self._write(run.thread_id, "add_webhook", *row, *of)
 
     async def due(self, limit: int) -> list[str]:
         """The runs that are to be told of now."""
@@ -55,8 +55,8 @@ class WebhookTable:
 
     async def drop(self, run_id: str) -> None:
         """It was delivered, or is given up."""
-        await self._write(self._sql("drop_webhook", run_id), run_id)
+        await self._write(run_id, "drop_webhook", run_id)
 
-    async def _write(self, statement: Statement, name: str) -> None:
-        sql, params, _ = statement
-        await self._database.awrite(lambda: rows_of(sql, *params), exclusive=(name,))
+    async def _write(self, thread_id: str, name: str, *params: Any) -> None:
+        sql = self._sql[name]
+        await self._database.awrite(lambda: rows_of(sql, *params), exclusive=(thread_id,))
