@@ -26,12 +26,12 @@ from langgraph_sdk.errors import (
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.crons import CronTable
-from perdure.server import create_app
+from perdure.server import create_app, schedule
 from perdure.server.access import Local
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
-from perdure.server.schedule import PATIENCE_S, CronRequest
+from perdure.server.schedule import CronRequest
 from perdure.settings import Settings
 from tests.rounds import rounds
 from tests.server.running import running
@@ -425,13 +425,14 @@ def test_of_several_servers_one_begins_the_run(
 def test_a_cron_that_takes_its_time_holds_up_no_other_run(
     settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(schedule, "PATIENCE_S", 600)
     asks = threading.Event()
     permit = Local.permit
 
     async def permitting(self: Local, identity: Any, action: Any, value: Any) -> Any:
         if "cron" in value.get("metadata", {}):
             asks.set()
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(600)
         return await permit(self, identity, action, value)
 
     with served(settings, graphs) as client:
