@@ -246,7 +246,7 @@ AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3 AND waiting
 ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- end_run: see sqlite.sql
-UPDATE runs SET status = ?, error = ?, request = CASE WHEN cancel IS NULL THEN ?::bytea END, updated_at = ?, owner = ''
+UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL THEN ?::bytea END, request = CASE WHEN cancel IS NULL THEN ?::bytea END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- analyzed: the planner is told what a copy has added

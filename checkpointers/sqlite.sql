@@ -528,8 +528,8 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: how it ended, unless it is another process' now; what it was asked is kept only to be asked again, and not of one that was stopped or erased from
-UPDATE runs SET status = ?, error = ?, request = CASE WHEN cancel IS NULL THEN ? END, updated_at = ?, owner = ''
+-- end_run: how it ended, unless it is another process' now; of one that was stopped or erased from neither why it failed nor what it was asked
+UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL THEN ? END, request = CASE WHEN cancel IS NULL THEN ? END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- drop_run: one that was rolled back, unless it is another process' now

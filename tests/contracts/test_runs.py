@@ -301,14 +301,19 @@ def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Save
     run = accepted(talked, request=asked(SECRET))
     talked.erase("t", ["a"])
     asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
-    before = of(talked)[0].live.cancel
-    again = talked.erase("t", ["a"])
-    put(talked, "t", [human("a", SECRET)])
-    last = talked.erase("t", ["a"])
 
-    assert before == "interrupt"
-    assert again.runs == 0  # it is not known any more what the message said
-    assert last.runs == 1
+    assert (of(talked)[0].live.cancel, of(talked)[0].error) == ("interrupt", None)
+    assert SECRET.encode() not in raw(talked)
+
+
+def test_the_error_of_a_run_is_erased(talked: Saver) -> None:
+    run = accepted(talked)
+    asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
+    before = of(talked)[0].error
+    report = talked.erase("t", ["a"])
+
+    assert before == {"message": f"cannot read {SECRET}"}
+    assert report.runs == 1
     assert SECRET not in str(of(talked))
     assert SECRET.encode() not in raw(talked)
 
