@@ -69,6 +69,7 @@ def deliver(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
+_ENDS_S = 0.05  # for a thread that was told to end
 _Task = tuple[Promise[Any] | None, Callable[[], Any]]  # None: nobody waits, and nothing is raised
 
 
@@ -130,21 +131,24 @@ class ThreadPool:
             del task, promise, work  # else the last result lives until the next
 
     def _next(self) -> _Task | None:
-        while not self._lasting or self._wake.get():
+        while True:
+            is_open = self._lasting and self._wake.get()
             with self._lock:
                 if self._waiting:
                     return self._waiting.popleft()
                 if not self._lasting:
                     self._threads.remove(threading.current_thread())
+                if not is_open:
                     return None
-        return None
 
     def close(self) -> None:
         """Finish what was handed in, then end lasting threads."""
         for _ in self._threads:
             self._wake.put(False)
-        for thread in self._threads:
-            thread.join()
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            alive[0].join(_ENDS_S)
+            if alive[0].is_alive():  # one that began meanwhile was told in its place
+                self._wake.put(False)
 
 
 class Ticket:
