@@ -49,10 +49,7 @@ class Paced(BaseChatModel):
         return "paced"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        raise NotImplementedError
-
-    async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
-        await asyncio.sleep(self.seconds)
+        time.sleep(self.seconds)
         return ChatResult(generations=[ChatGeneration(message=AIMessage("word " * self.words))])
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:

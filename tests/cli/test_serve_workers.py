@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from tests.cli.commands import error
 from tests.cli.test_serve import answers, served
+from tests.server.running import until
 from tests.server.test_keys import ANN, entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it finds processes in /proc")
@@ -38,13 +37,6 @@ def graphs(tmp_path: Path) -> str:
     file = tmp_path / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"slow": "./slow.py:graph"}}))
     return str(file)
-
-
-def until(truth: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:

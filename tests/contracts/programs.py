@@ -274,8 +274,10 @@ class World:
         if isinstance(action, Resume):
             self.answered_at_exit |= action.durability == "exit"
             asked = sorted(self.graph.get_state(config).interrupts, key=lambda i: _blank(i.value))
-            # to several, the answer is one question's: which task of them takes it is chance
-            many = {asked[0].id: action.answer} if len(asked) > 1 else None
+            # to several, the answer is one question's: which task of them takes it is chance;
+            # from an older checkpoint on, tasks that had not asked may ask as well
+            is_shared = len(asked) > 1 or action.at is not None
+            many = {asked[0].id: action.answer} if asked and is_shared else None
             given = Command(resume=many or action.answer)
         elif isinstance(action, Turn):
             self.turns += 1

@@ -1,4 +1,4 @@
-"""A file of its own for each test, and a server over it."""
+"""A file of its own for each test, a server over it, and what its graphs wait at."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server import create_app
+from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests.server.browser import browser, tab  # noqa: F401 - fixtures
 from tests.server.running import running
+from tests.server.talking import Gate
 
 
 @pytest.fixture
@@ -21,10 +25,30 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def url(settings: Settings) -> Iterator[str]:
+def gate() -> Gate:
+    """Where nodes of graphs wait."""
+    return Gate()
+
+
+@pytest.fixture
+def graphs() -> Graphs | None:
+    """What the server runs; None: perdure's own."""
+    return None
+
+
+@pytest.fixture
+def url(settings: Settings, graphs: Graphs | None) -> Iterator[str]:
     """The address of a server, open to all on this machine."""
-    with running(create_app(settings)) as address:
+    with running(create_app(settings, graphs=graphs)) as address:
         yield address
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[SyncLangGraphClient]:
+    """langgraph's client of it, and a thread."""
+    with get_sync_client(url=url) as made:
+        made.threads.create(thread_id="t")
+        yield made
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -39,3 +41,11 @@ def running(app: FastAPI) -> Iterator[str]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server did not stop"
+
+
+def until(truth: Callable[[], Any], patience_s: float = 60) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + patience_s
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

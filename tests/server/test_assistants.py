@@ -80,11 +80,6 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setting
         yield Settings(db=db, user="ann")
 
 
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
 def served(gate: Gate) -> Graphs:
     nested = StateGraph(_State).add_node("part", tells()).add_edge(START, "part")
     return Graphs({"tells": tells(), "talk": talk(gate), "ask": ask(), "nested": nested})

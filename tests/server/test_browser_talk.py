@@ -49,11 +49,6 @@ FILE = ("drop", {"path": "old.txt"})
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
     graphs = Graphs(
         {
@@ -70,13 +65,6 @@ def url(settings: Settings, gate: Gate) -> Iterator[str]:
     )
     with running(create_app(settings, graphs=graphs)) as address:
         yield address
-
-
-@pytest.fixture
-def sdk(url: str) -> Iterator[SyncLangGraphClient]:
-    with get_sync_client(url=url) as client:
-        client.threads.create(thread_id="t")
-        yield client
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,11 @@ from perdure.server.keys import Keys
 from perdure.server.schedule import CronRequest
 from perdure.settings import Settings
 from tests.rounds import rounds
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, fail, says, talk, who
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, entry
-from tests.server.test_runs import GRAPH, texts, until
+from tests.server.test_runs import GRAPH, texts
 from tests.server.test_runs import served as in_a_process
 
 YEARLY = "0 0 1 1 *"
@@ -475,7 +476,7 @@ def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round
             return [run["status"] for run in client.runs.list(thread)] == ["success"] * 2
 
         for thread in threads:
-            until(lambda thread=thread: ended(thread))
+            until(partial(ended, thread))
             values: Any = client.threads.get_state(thread)["values"]
             said = [each["content"] for each in values["messages"] if each["type"] == "human"]
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import operator
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -32,7 +31,7 @@ from perdure.server.limits import Limits
 from perdure.server.run_log import Log
 from perdure.server.runs import FEEDS, Runs
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, ask, fail, says, talk
 from tests.server.test_keys import ANN, BOB, entry
 
@@ -110,11 +109,6 @@ def odd() -> StateGraph[State]:
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
 def keys(tmp_path: Path) -> Path:
     file = tmp_path / "keys.toml"
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
@@ -160,13 +154,6 @@ def body(text: str = SECRET) -> dict[str, Any]:
 
 def start(text: str = SECRET) -> dict[str, Any]:
     return {"id": 1, "method": "run.start", "params": body(text)}
-
-
-def until(truth: Any, patience_s: float = 60) -> None:
-    deadline = time.monotonic() + patience_s
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # -- what is told

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,14 +36,9 @@ from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who
 from tests.talks import talk as conversation
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
 
 
 @pytest.fixture
@@ -53,29 +47,9 @@ def graphs(gate: Gate) -> Graphs:
     return Graphs({"talk": talk(gate), "chat": chat_graph(), **made})
 
 
-@pytest.fixture
-def url(settings: Settings, graphs: Graphs) -> Iterator[str]:
-    with running(create_app(settings, graphs=graphs)) as address:
-        yield address
-
-
-@pytest.fixture
-def sdk(url: str) -> Iterator[SyncLangGraphClient]:
-    with get_sync_client(url=url) as client:
-        client.threads.create(thread_id="t")
-        yield client
-
-
 def texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
     values: Any = sdk.threads.get_state(thread_id)["values"]
     return [message["content"] for message in values["messages"]]
-
-
-def until(truth: Any, patience_s: float = 60) -> None:
-    deadline = time.monotonic() + patience_s
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def body(text: str = "hello", **options: Any) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import Statement, rows_of
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, State, says, talk
-from tests.server.test_runs import texts, until
+from tests.server.test_runs import texts
 
 
 def asks(gate: Gate) -> StateGraph[State]:
@@ -37,11 +37,6 @@ def asks(gate: Gate) -> StateGraph[State]:
         return {"heard": [first, interrupt("two?")]}
 
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
 
 
 @contextmanager

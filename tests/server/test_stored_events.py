@@ -24,9 +24,8 @@ from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
 from tests import postgres_server
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, State, ask, fail, says, talk
-from tests.server.test_runs import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SECRET = "SECRET of ann"
@@ -44,11 +43,6 @@ def counts(gate: Gate) -> StateGraph[State]:
         return {"heard": ["counted"]}
 
     return StateGraph(State).add_node(tell).add_edge(START, "tell")
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
 
 
 @pytest.fixture(params=["file", "postgres"])

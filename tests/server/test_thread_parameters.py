@@ -23,11 +23,6 @@ Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it re
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
 def url(settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(run_queue, "AGED_S", 0.2)
     two = StateGraph(State).add_node("one", lambda _: {}).add_node("two", lambda _: {})

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from langgraph_sdk import get_sync_client
 
 from perdure.server import create_app, run_queue, thread_stream
 from perdure.server.graphs import Graphs
@@ -21,22 +20,10 @@ MODES = ["values", "updates"]
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
     graphs = Graphs({"talk": talk(gate), "fail": fail()})
     with running(create_app(settings, graphs=graphs)) as address:
         yield address
-
-
-@pytest.fixture
-def sdk(url: str) -> Iterator[Sdk]:
-    with get_sync_client(url=url) as client:
-        client.threads.create(thread_id="t")
-        yield client
 
 
 def ends(part: Any) -> bool:

@@ -25,9 +25,8 @@ from perdure.server.graphs import Graphs
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, fail, says, talk
-from tests.server.test_runs import until
 
 SECRET = "a long random text"
 

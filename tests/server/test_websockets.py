@@ -23,19 +23,13 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, ask, says, talk
 from tests.server.test_keys import ANN, BOB, entry
-from tests.server.test_run_events import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 ALL = ["values", "updates", "messages", "lifecycle", "input", "checkpoints", "custom"]
 BODY = 100_000
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
 
 
 @pytest.fixture
