@@ -16,6 +16,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, EventBatch, RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.server.run_events import StoredEvents
+from perdure.server.run_log import Log
 from tests.backends import BACKENDS
 from tests.contracts import puts
 from tests.contracts.erased import SECRET, doomed, human, raw
@@ -416,6 +418,33 @@ def tell(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
 
 def told(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
     return asyncio.run(RunTable(saver).events(run.thread, (run.seq, run.seq), after))
+
+
+def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver) -> None:
+    """As of a run that another process takes over while somebody asks for it again."""
+    run = accepted(talked, events=True)
+    tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
+    log, events = Log(), StoredEvents(RunTable(talked))
+
+    async def look() -> None:
+        pass
+
+    async def read() -> list[bytes]:
+        heard: list[bytes] = []
+
+        async def reading() -> None:
+            async for found in events.after(log, 1, look, run.thread, (run.seq, run.seq)):
+                heard.extend(each.frame for each in found)
+
+        task = asyncio.create_task(reading())
+        while not log.is_read:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        await events.leave(log, run.thread, (run.seq, run.seq))
+        log.close()
+        await task
+        return heard
+
+    assert asyncio.run(read()) == [b"two", b"three"]
 
 
 def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:

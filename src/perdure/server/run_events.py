@@ -130,18 +130,25 @@ class StoredEvents:
         """
         begins = number is None
         at = log.first if number is None else number
-        while at < log.dropped:
-            batches = await self._read(thread, seqs, at)
-            if not batches:
-                break
-            for batch in batches:
-                if batch.since > at and batch.since % THREADS and not begins:
-                    raise LookupError(f"the events up to {batch.since} are no longer kept")
-                if events := _logged(batch, at):
+        while True:
+            while at < log.dropped:
+                batches = await self._read(thread, seqs, at)
+                if not batches:
+                    break
+                for batch in batches:
+                    if batch.since > at and batch.since % THREADS and not begins:
+                        raise LookupError(f"the events up to {batch.since} are no longer kept")
+                    if events := _logged(batch, at):
+                        yield events
+                    begins, at = False, batch.until
+            try:
+                async for events in log.after(max(at, log.dropped) if begins else at, look):
                     yield events
-                begins, at = False, batch.until
-        async for events in log.after(max(at, log.dropped) if begins else at, look):
-            yield events
+                    begins, at = False, events[-1].number
+                return
+            except LookupError:  # the log may have been left to the database meanwhile
+                if not await self._read(thread, seqs, at):
+                    raise
 
 
 def _at(number: int, seqs: tuple[int, int]) -> int:
