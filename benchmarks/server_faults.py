@@ -11,7 +11,8 @@ On each thread a run is under way and another is enqueued when the fault comes:
 - `sessions`: 40 % of the sessions of the database are terminated, with two servers;
 - `postmaster`: Postgres is killed and started again; its server has a folder of its own.
 
-`takeover_ms` is the time until no live run is of a process that is gone.
+`takeover_ms` is the time until no live run is of a process that is gone, from when the server, or
+Postgres, is there again, or the fault if another server is there.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -
                 gone = set()
             case "postmaster":
                 kill()
-                other, gone = url, set()
+                begun = time.monotonic()
+                other = url  # it was gone itself, and has another name now
         took = taken_over_ms(db, gone, begun)
         return {"takeover_ms": round(took), **checked(other, made)}
 
