@@ -9,16 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import AssistantRow, open_assistant, seal_assistant
-from perdure.storage.flow import Flow, Last, Statement, rows_of
+from perdure.checkpointers.server_table import ServerTable
+from perdure.storage.flow import Flow, Last, Statement
 
 
-class AssistantTable:
+class AssistantTable(ServerTable):
     """The assistants in a checkpointer's database."""
-
-    def __init__(self, saver: Checkpointer) -> None:
-        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
     async def get(self, assistant_id: str) -> AssistantRow | None:
         """The latest version of an assistant; None: there is none."""
@@ -42,7 +39,7 @@ class AssistantTable:
             yield Last(self._added(assistant_id, 1, content, time.time()))
             return True
 
-        return await self._write(flow, assistant_id)  # type: ignore[no-any-return]
+        return await self._database.awrite(flow, exclusive=(assistant_id,))
 
     async def change(
         self, assistant_id: str, change: Callable[[AssistantRow], dict[str, Any]]
@@ -63,16 +60,16 @@ class AssistantTable:
             yield Last(self._added(assistant_id, version, content, now))
             return before._replace(version=version, since=now, content=content)
 
-        return await self._write(flow, assistant_id)  # type: ignore[no-any-return]
+        return await self._database.awrite(flow, exclusive=(assistant_id,))
 
     async def set_latest(self, assistant_id: str, version: int) -> None:
         """Have another version be the latest."""
-        sql, now = self._sql["set_latest"], time.time()
-        await self._write(lambda: rows_of(sql, version, now, assistant_id), assistant_id)
+        latest = self._sql("set_latest", version, time.time(), assistant_id)
+        await self._write([latest], (assistant_id,))
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions."""
-        await self._write(lambda: rows_of(self._sql["drop_assistant"], assistant_id), assistant_id)
+        await self._write([self._sql("drop_assistant", assistant_id)], (assistant_id,))
 
     def _added(
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
@@ -84,11 +81,4 @@ class AssistantTable:
         ]
 
     async def _read(self, name: str, *params: Any) -> list[AssistantRow]:
-        def flow() -> Flow[list[AssistantRow]]:
-            rows = yield self._sql(name, *params)
-            return [open_assistant(self._seal, row) for row in rows]
-
-        return await self._database.aread(flow, snapshot=False)
-
-    async def _write(self, flow: Callable[[], Flow[Any]], assistant_id: str) -> Any:
-        return await self._database.awrite(flow, exclusive=(assistant_id,))
+        return [open_assistant(self._seal, row) for row in await self._rows(name, *params)]

@@ -8,16 +8,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import CronRow, open_cron, seal_cron
-from perdure.storage.flow import Row, rows_of
+from perdure.checkpointers.server_table import ServerTable
+from perdure.storage.flow import Row
 
 
-class CronTable:
+class CronTable(ServerTable):
     """The crons in a checkpointer's database."""
-
-    def __init__(self, saver: Checkpointer) -> None:
-        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
     async def get(self, cron_id: str) -> CronRow | None:
         """A cron; None: there is none."""
@@ -36,7 +33,7 @@ class CronTable:
         """Store a cron, unless there is no such thread any more."""
         sealed = seal_cron(self._seal, cron)
         of = cron.cron_id, cron.thread_id, cron.next_at, cron.created_at
-        return bool(await self._write(cron, "add_cron", *of, sealed))
+        return bool(await self._changed(cron, "add_cron", *of, sealed))
 
     async def change(self, cron: CronRow, *, timed: bool) -> CronRow | None:
         """Store what a cron is now, and, if it is `timed` anew, when it is due.
@@ -44,26 +41,23 @@ class CronTable:
         None: there is none any more.
         """
         now, sealed = time.time(), seal_cron(self._seal, cron)
-        changed = await self._write(
+        changed = await self._changed(
             cron, "set_cron", sealed, now, int(timed), cron.next_at, cron.cron_id
         )
         return cron._replace(updated_at=now, next_at=changed[0][0]) if changed else None
 
     async def advance(self, cron: CronRow, next_at: float | None) -> None:
         """Have a cron be due at another time, unless another process has begun its run."""
-        await self._write(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
+        await self._changed(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def delete(self, cron: CronRow) -> None:
         """Delete a cron."""
-        await self._write(cron, "drop_cron", cron.cron_id)
+        await self._changed(cron, "drop_cron", cron.cron_id)
 
     async def _read(self, name: str, *params: Any) -> list[CronRow]:
         return [open_cron(self._seal, row) for row in await self._rows(name, *params)]
 
-    async def _rows(self, name: str, *params: Any) -> list[Row]:
-        sql = self._sql[name]
-        return await self._database.aread(lambda: rows_of(sql, *params), snapshot=False)
-
-    async def _write(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
-        sql, exclusive = self._sql[name], (cron.thread_id or cron.cron_id,)
-        return await self._database.awrite(lambda: rows_of(sql, *params), exclusive=exclusive)
+    async def _changed(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
+        about = cron.thread_id or cron.cron_id
+        [rows] = await self._write([self._sql(name, *params)], (about,))
+        return rows

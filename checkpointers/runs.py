@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
@@ -23,9 +22,10 @@ from perdure.checkpointers.records import (
     seal_events,
     seal_run,
 )
+from perdure.checkpointers.server_table import ServerTable
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
 from perdure.errors import UnknownThread
-from perdure.storage.flow import ALL, Flow, Last, Row, Statement, rows_of
+from perdure.storage.flow import ALL, Flow, Last, Statement, rows_of
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
 LIVE: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
@@ -56,11 +56,11 @@ class EventBatch(NamedTuple):
     dropped: int = 0
 
 
-class RunTable:
+class RunTable(ServerTable):
     """The runs of a checkpointer's threads."""
 
     def __init__(self, saver: Checkpointer) -> None:
-        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
+        super().__init__(saver)
         self._threads = ThreadList(saver)
 
     async def accept(
@@ -138,7 +138,7 @@ class RunTable:
             self._sql("drop_old_runs", run.thread, run.seq - KEPT),
             self._sql("drop_events", run.thread, 0, run.seq - KEPT, ALL),
         ]
-        results = await self._write([*end, *after], run.thread_id)
+        results = await self._write([*end, *after], (run.thread_id,))
         place = 0 if status == "rolled back" else len(end) - 1
         ended, claimed = results[place], results[len(end)]
         return [seq for (seq,) in claimed] if ended else None
@@ -161,7 +161,7 @@ class RunTable:
     async def drop(self, run: LiveRun) -> None:
         """Remove a run of a thread, if it has ended."""
         drop = self._sql("drop_ended", run.thread_id, run.run_id)
-        await self._write([drop, *self._left(run)], run.thread_id)
+        await self._write([drop, *self._left(run)], (run.thread_id,))
 
     def _left(self, run: LiveRun) -> list[Statement]:
         """What is left to do once the row of a run is gone."""
@@ -181,7 +181,8 @@ class RunTable:
 
         One that waits, or is delayed, has ended then; with `rollback` there is none any more.
         """
-        await self._write(self._cancelling(thread_id, run_id, action, delayed=True), thread_id)
+        stop = self._cancelling(thread_id, run_id, action, delayed=True)
+        await self._write(stop, (thread_id,))
 
     def _cancelling(
         self, thread_id: str, run_id: str, action: str, *, delayed: bool = False
@@ -194,12 +195,8 @@ class RunTable:
 
     async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store what runs tell, unless they are another process' now, or were erased."""
-
-        def told() -> Flow[Any]:
-            relaxed = self._sql("relaxed")
-            yield Last([relaxed, *chain.from_iterable(self._told(*each) for each in batches)])
-
-        await self._database.awrite(told, exclusive=())
+        told = chain.from_iterable(self._told(*each) for each in batches)
+        await self._write([self._sql("relaxed"), *told], ())
 
     async def begin_events(self, run: LiveRun, first: int) -> tuple[int, int] | None:
         """Have a run tell more, after the process that it was of is gone.
@@ -209,7 +206,7 @@ class RunTable:
             which the next begin; None: it is another's.
         """
         begin = self._sql("begin_events", run.thread, run.seq, first, BEGUN_BITS, run.owner)
-        [begun] = await self._write([begin], run.thread_id)
+        [begun] = await self._write([begin], (run.thread_id,))
         return begun[0] if begun else None
 
     async def key_of(self, thread_id: str) -> int:
@@ -253,8 +250,7 @@ class RunTable:
                 )
             ]
             if gone:
-                drop = partial(_asked, gone)
-                await self._database.awrite(drop, exclusive=(), removes=True)
+                await self._write(gone, (), removes=True)
 
     def _told(self, run: LiveRun, batch: EventBatch) -> list[Statement]:
         since, until, events, dropped = batch
@@ -278,7 +274,8 @@ class RunTable:
 
     async def of(self, thread_id: str, run_id: str = "") -> list[RunRow]:
         """Those of a thread that are known, or one, newest first."""
-        return await self._opened("runs_of", thread_id, run_id)
+        rows = await self._rows("runs_of", thread_id, run_id)
+        return [open_run(self._seal, row) for row in rows]
 
     async def newest(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
@@ -294,17 +291,3 @@ class RunTable:
         page = sql, *params, limit, offset
         rows = await self._database.aread(lambda: rows_of(*page))
         return [(open_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]
-
-    async def _opened(self, name: str, *params: Any) -> list[RunRow]:
-        return [open_run(self._seal, row) for row in await self._rows(name, *params)]
-
-    async def _rows(self, name: str, *params: Any) -> list[Row]:
-        return await self._database.aread(lambda: rows_of(self._sql[name], *params), snapshot=False)
-
-    async def _write(self, statements: list[Statement], thread_id: str | None) -> Any:
-        exclusive = None if thread_id is None else (thread_id,)
-        return await self._database.awrite(lambda: _asked(statements), exclusive=exclusive)
-
-
-def _asked(statements: list[Statement]) -> Flow[Any]:
-    return (yield Last(statements))

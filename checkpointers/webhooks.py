@@ -10,16 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import LiveRun
-from perdure.storage.flow import Flow, rows_of
+from perdure.checkpointers.server_table import ServerTable
+from perdure.storage.flow import Flow
 
 
-class WebhookTable:
+class WebhookTable(ServerTable):
     """The webhooks in a checkpointer's database."""
-
-    def __init__(self, saver: Checkpointer) -> None:
-        self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
     async def add(self, run: LiveRun, content: Any, *, keeps_thread: bool) -> None:
         """Have a run be told of, if this process has it still; once."""
@@ -27,13 +24,11 @@ class WebhookTable:
         thread_id = run.thread_id if keeps_thread else None
         of = run.thread, run.seq, run.owner
         row = run.run_id, thread_id, time.time(), sealed
-        await self._write(run.thread_id, "add_webhook", *row, *of)
+        await self._write([self._sql("add_webhook", *row, *of)], (run.thread_id,))
 
     async def due(self, limit: int) -> list[str]:
         """The runs that are to be told of now."""
-        rows = await self._database.aread(
-            lambda: rows_of(self._sql["due_webhooks"], time.time(), limit), snapshot=False
-        )
+        rows = await self._rows("due_webhooks", time.time(), limit)
         return [run_id for (run_id,) in rows]
 
     async def take(self, run_id: str, pause_s: Sequence[float]) -> tuple[Any, int] | None:
@@ -55,8 +50,4 @@ class WebhookTable:
 
     async def drop(self, run_id: str) -> None:
         """It was delivered, or is given up."""
-        await self._write(run_id, "drop_webhook", run_id)
-
-    async def _write(self, thread_id: str, name: str, *params: Any) -> None:
-        sql = self._sql[name]
-        await self._database.awrite(lambda: rows_of(sql, *params), exclusive=(thread_id,))
+        await self._write([self._sql("drop_webhook", run_id)], (run_id,))
