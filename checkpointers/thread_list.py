@@ -35,8 +35,8 @@ from perdure.storage.encryption import Clear, LangGraphCipher
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
 
 T = TypeVar("T")
-SortBy = Literal["thread_id", "created_at", "updated_at"]
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
+SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
 _PAGE: Final = 2_000  # rows read at once, of those that are compared
 _LAST: Final = 1 << 62  # more rows than there are
 _TAGS: Final = 20  # texts and numbers that SQL is asked for; the rest is compared
@@ -120,27 +120,34 @@ class ListedThread:
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
-    """Which threads a list has, and in which order.
+    """Which threads a list has, and in which order; None: whatever it is.
+
+    SQL leaves out what cannot match; what is left is to be compared.
 
     Attributes:
-        metadata: What the metadata of the head or of the client has, as far as SQL can tell.
-        text: What the title or the id has, whatever the case.
-        ids: Only these. None: all.
-        status: How they stand: one of `RunStatus`.
-        active_since, active_until: When they were active.
-        sort_by, descending: The order; in each, the latest activity first.
+        metadata: What that of the head or of the client contains; dicts may have more.
+        ids: Only these.
+        status: Only of this status.
+        text: Only with this in the title or the id, whatever the case.
+        owner: Only theirs, and nobody's, which SQL does not tell.
+        active_since: Only those active at this moment or later.
+        active_until: Only those not active after it.
+        sort_by: Another order than by activity; in each, the latest activity first. SQL knows none
+            by status.
+        sort_order: `"asc"` or `"desc"`, the default.
         is_exact: Whether no row is to be compared: what comes before a page is not opened.
         is_unread: Only those that the search of what was said has not read to their end.
     """
 
-    metadata: tuple[tuple[str, Any], ...] = ()
-    text: str = ""
+    metadata: Mapping[str, Any] | None = None
     ids: Sequence[str] | None = None
     status: RunStatus | None = None
+    text: str = ""
+    owner: str | None = None
     active_since: datetime | None = None
     active_until: datetime | None = None
-    sort_by: SortBy = "updated_at"
-    descending: bool = True
+    sort_by: SortBy | None = None
+    sort_order: Literal["asc", "desc"] | None = None
     is_exact: bool = False
     is_unread: bool = False
 
@@ -174,8 +181,7 @@ class ThreadList:
 
     def count(self, query: ThreadQuery) -> int:
         """How many threads an exact query finds."""
-        where = self.where(query)
-        sql, params = joined(self._sql["count_listed"], where)
+        sql, params = joined(self._sql["count_listed"], self.where(query))
         ((many,),) = self._database.read(lambda: rows_of(sql, *params))
         return int(many)
 
@@ -206,34 +212,32 @@ class ThreadList:
         rows = yield Statement(f"{self._sql['listed']} AND t.thread_id = ?", (thread_id,))
         return next(iter((yield from self._opened(rows))), None)
 
-    def where(self, query: ThreadQuery) -> list[tuple[str, list[Any]]]:
+    def where(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
         """Conditions that the threads of a query meet, each with its parameters."""
-        where: list[tuple[str, list[Any]]] = []
         if query.ids is not None:
-            ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
-            where.append(_among("t.thread_id", ids))  # Postgres knows no NUL
+            ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]  # Postgres: none
+            yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
-            where.append((_BY_STATUS[query.status], []))
+            yield _BY_STATUS[query.status], []
         if query.active_since is not None:
-            where.append(("t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]))
+            yield "t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]
         if query.active_until is not None:
-            where.append(("t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]))
+            yield "t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]
         if query.is_unread:
-            where.append((self._sql["is_unread"], []))
+            yield self._sql["is_unread"], []
         if query.text and isinstance(self._seal, Clear):
-            where.append(self._found([words(query.text)]))
+            yield self._found([words(query.text)])
         if not isinstance(self._seal, LangGraphCipher):  # whose tags another process does not know
-            where += map(self._found, islice(self._tags(query.metadata), _TAGS))
-        return where
+            yield from map(self._found, islice(self._tags(query.metadata or {}), _TAGS))
 
     def _found(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """The condition that a row may be found by one of some bytes, or does not tell by what."""
         sql = " OR ".join([self._sql["is_found"]] * len(alternatives))
         return f"({sql})", [part for each in alternatives for part in (each, each)]
 
-    def _tags(self, metadata: Iterable[tuple[str, Any]]) -> Iterator[list[bytes]]:
+    def _tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
         """For each text or number in metadata, the tags of which a thread that has it has one."""
-        for name, value in metadata:
+        for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
             numbers = [tags_within(self._seal, value, each) for each in names]
             for same in zip(*numbers, strict=True):
@@ -392,12 +396,6 @@ class ThreadList:
     acopy = awaited(copy)
 
 
-def _among(column: str, values: Sequence[str]) -> tuple[str, list[Any]]:
-    if not values:
-        return "1 = 0", []
-    return f"{column} IN ({', '.join('?' for _ in values)})", [*values]
-
-
 def joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
     """A statement with conditions, and all their parameters."""
     params: list[Any] = []
@@ -408,8 +406,7 @@ def joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[
 
 
 def _order(query: ThreadQuery) -> str:
-    column = f"t.{query.sort_by}"
-    way = "DESC" if query.descending else "ASC"
-    if query.sort_by == "updated_at":
-        return f"{column} {way}, t.thread {way}"
-    return f"{column} {way}, t.updated_at DESC, t.thread DESC"
+    way = "ASC" if query.sort_order == "asc" else "DESC"
+    if query.sort_by in ("thread_id", "created_at"):
+        return f"t.{query.sort_by} {way}, t.updated_at DESC, t.thread DESC"
+    return f"t.updated_at {way}, t.thread {way}"

@@ -435,7 +435,7 @@ def search_threads(
         has = thread.metadata
         return all(name in has and has[name] == value for name, value in wanted)
 
-    visible = VisibleThreads(ThreadQuery(tuple(wanted)), match, user)
+    visible = VisibleThreads(ThreadQuery(dict(wanted)), match, user)
     limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
     search = SaidSearch.of(saver, store)
     return search.search(text, visible, limit, wait_s=wait_s, progress=progress)

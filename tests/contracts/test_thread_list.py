@@ -117,15 +117,15 @@ def test_sql_leaves_what_may_match(saver: SQLiteCheckpointer) -> None:
     ThreadList(saver).create("new", ClientMetadata({"topic": "topic 1", "title": "QUESTION 1?"}))
 
     if isinstance(saver._seal, LangGraphCipher):
-        assert found(saver, metadata=(("topic", "topic 2"),)) == ["new", "t2", "t1", "t0"]
+        assert found(saver, metadata={"topic": "topic 2"}) == ["new", "t2", "t1", "t0"]
         return
     wanted: Any = [("topic", "topic 2"), ("number", 2.0), ("in", {"n": 2, "row": 7})]
     for condition in wanted:
-        assert found(saver, metadata=(condition,)) == ["t2"]
-    assert found(saver, metadata=(("number", True),)) == ["t1"]
-    assert found(saver, metadata=(("topic", "topic 1"),)) == ["new", "t1"]
-    assert found(saver, metadata=(("in", {"tags": [{"deep": "b"}, "a"]}),)) == ["t2", "t1", "t0"]
-    assert found(saver, metadata=(("in", {"tags": ["b"]}),)) == []
+        assert found(saver, metadata=dict([condition])) == ["t2"]
+    assert found(saver, metadata={"number": True}) == ["t1"]
+    assert found(saver, metadata={"topic": "topic 1"}) == ["new", "t1"]
+    assert found(saver, metadata={"in": {"tags": [{"deep": "b"}, "a"]}}) == ["t2", "t1", "t0"]
+    assert found(saver, metadata={"in": {"tags": ["b"]}}) == []
     titled = found(saver, text="question 1")
     assert titled in (["new", "t1"], ["new", "t2", "t1", "t0"])
 
@@ -133,7 +133,7 @@ def test_sql_leaves_what_may_match(saver: SQLiteCheckpointer) -> None:
 def test_a_zero_is_found_whatever_its_sign(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="1", metadata={"balance": -0.0})
 
-    assert [found(saver, metadata=(("balance", each),)) for each in (0, -0.0)] == [["t"], ["t"]]
+    assert [found(saver, metadata={"balance": each}) for each in (0, -0.0)] == [["t"], ["t"]]
     assert len([*saver.list(None, filter={"balance": 0})]) == 1
 
 
@@ -145,7 +145,7 @@ def test_what_has_too_many_numbers_to_be_found_by_is_compared(saver: SQLiteCheck
         put(saver, {"n": 1}, thread=thread, uid="1", metadata={"topic": "rivers"})
     ThreadList(saver).change("both", lambda _: (ClientMetadata(large), "idle"))
 
-    have = found(saver, metadata=(("topic", "ponds"),))
+    have = found(saver, metadata={"topic": "ponds"})
     assert set(have) - {"beside"} == {"both", "of-head", "of-client"}
     assert "beside" not in have or isinstance(saver._seal, LangGraphCipher)
 
@@ -155,7 +155,7 @@ def test_the_owner_may_be_the_user(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, thread="b", uid="1", metadata={"owner": "ann", "user_id": "bob"})
     put(saver, {"n": 1}, thread="c", uid="1", metadata={"user_id": "bob"})
 
-    owned = found(saver, metadata=(("owner", "ann"),))
+    owned = found(saver, metadata={"owner": "ann"})
     assert owned == ["b", "a"] or isinstance(saver._seal, LangGraphCipher)
 
 
@@ -193,7 +193,7 @@ def test_what_a_client_gave_and_what_is_told_is_erased(saver: SQLiteCheckpointer
     put(saver, {"messages": []}, at(uid="1"), uid="2", metadata=about)
     threads = ThreadList(saver)
     threads.change("t", lambda _: (ClientMetadata({**about, "title": SECRET}), "idle"))
-    assert found(saver, metadata=(("quote", SECRET),)) == ["t"]
+    assert found(saver, metadata={"quote": SECRET}) == ["t"]
     saver.erase("t", ["q"])
     thread = threads.get("t")
 
@@ -216,7 +216,7 @@ def test_nothing_is_readable_with_a_key(place: Place) -> None:
         rows = saver.database.read(
             lambda: rows_of("SELECT title, found, client, client_found FROM threads")
         )
-        assert found(saver, metadata=(("quote", SECRET),)) == ["new", "t"]
+        assert found(saver, metadata={"quote": SECRET}) == ["new", "t"]
 
     assert SECRET.encode() not in b"".join(bytes(column or b"") for row in rows for column in row)
 
@@ -312,6 +312,6 @@ def test_pages_and_orders(saver: SQLiteCheckpointer) -> None:
     ]
 
     assert pages[:3] == pages[3:] == [["t3", "t1"], ["t4", "t2"], ["t0"]]
-    assert found(saver, sort_by="thread_id", descending=False) == ["t0", "t1", "t2", "t3", "t4"]
+    assert found(saver, sort_by="thread_id", sort_order="asc") == ["t0", "t1", "t2", "t3", "t4"]
     assert found(saver, ids=["t4", "no", "t0", "t\0"]) == ["t4", "t0"]
     assert found(saver, ids=[]) == []

@@ -19,9 +19,10 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
 from perdure.server.access import Filter, Forbidden, containing
-from perdure.server.threads import ThreadConditions, Threads
+from perdure.server.threads import Threads
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
 from tests.server.graphs import ask, say
@@ -53,11 +54,11 @@ async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveR
 
 
 async def search(threads: Threads, limit: int = 10, **wanted: Any) -> list[dict[str, Any]]:
-    return await threads.search(ThreadConditions(**wanted), limit)
+    return await threads.search(ThreadQuery(**wanted), limit)
 
 
 async def count(threads: Threads, **wanted: Any) -> int:
-    return await threads.count(ThreadConditions(**wanted))
+    return await threads.count(ThreadQuery(**wanted))
 
 
 def ids(found: list[dict[str, Any]]) -> list[str]:
@@ -386,14 +387,14 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
         await threads.set_status("b", "error")
         await accepted(threads._saver, "runs")
         for order in ("asc", "desc"):
-            wanted = ThreadConditions(sort_by="status", sort_order=order)
+            wanted = ThreadQuery(sort_by="status", sort_order=order)
             found = await threads.search(wanted)
             expected = ["runs", "b", "pruned", "a", "asks"]
             if order == "desc":
                 expected = ["asks", "pruned", "a", "b", "runs"]
             assert ids(found) == expected
             assert await threads.search(wanted, 2, 1) == found[1:3]
-            wanted = ThreadConditions(sort_by="status", status="idle")
+            wanted = ThreadQuery(sort_by="status", status="idle")
             assert ids(await threads.search(wanted)) == ["pruned", "a"]
 
     run(settings, use)
@@ -425,7 +426,7 @@ def test_after_all_threads_there_are_none(settings: Settings) -> None:
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         for offset in (1, 1 << 63, 1 << 70):
-            for wanted in (None, ThreadConditions(text="t"), ThreadConditions(sort_by="status")):
+            for wanted in (ThreadQuery(), ThreadQuery(text="t"), ThreadQuery(sort_by="status")):
                 assert await threads.search(wanted, 10, offset) == []
 
     run(settings, use)

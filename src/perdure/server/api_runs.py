@@ -33,6 +33,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import Due
 from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.server.access import Refused, Unauthenticated, action
 from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
@@ -44,7 +45,6 @@ from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, frame, streamed
 from perdure.server.run_request import Given, Mode, RunRequest
 from perdure.server.runs import Runs
-from perdure.server.threads import ThreadConditions
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
@@ -166,7 +166,7 @@ async def cancel_many(
     await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
-            for row, *_ in await call.threads.runs(ThreadConditions(), status, ALL, 0):
+            for row, *_ in await call.threads.runs(ThreadQuery(), status, ALL, 0):
                 await runs.cancel(call.identity.tenant, row.live, action)
         return
     thread_id = body.thread_id or ""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
-from perdure.checkpointers.thread_list import RunStatus, SortBy, TimeToLive
+from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
 from perdure.errors import (
     ConfigurationError,
     UnknownThread,
@@ -25,7 +25,7 @@ from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import JSON, encoded, reply
-from perdure.server.threads import Thread, ThreadConditions, checked_metadata
+from perdure.server.threads import Thread, checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
@@ -95,7 +95,7 @@ class ThreadSearch(ThreadFilters):
 
     limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
     offset: int = Field(0, ge=0)
-    sort_by: SortBy | Literal["state_updated_at", "status"] | None = None
+    sort_by: SortBy | None = None
     sort_order: Literal["asc", "desc"] | None = None
     select: list[ThreadField] | None = None
     extract: dict[str, Path] = Field({}, max_length=10)
@@ -140,9 +140,9 @@ async def search(call: Caller, body: ThreadSearch) -> Response:
     page = wanted.pop("limit"), wanted.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
-        found = await _with_values(call, ThreadConditions(**wanted), body.values, *page)
+        found = await _with_values(call, ThreadQuery(**wanted), body.values, *page)
     else:
-        found = await call.threads.search(ThreadConditions(**wanted), *page)
+        found = await call.threads.search(ThreadQuery(**wanted), *page)
         if not fields or "values" in fields or body.extract:
             found = [await _whole(call, thread) for thread in found]
 
@@ -160,7 +160,7 @@ async def search(call: Caller, body: ThreadSearch) -> Response:
 @action("threads:search")
 async def count(call: Caller, body: ThreadFilters) -> int:
     """How many threads match."""
-    wanted = ThreadConditions(**await _permitted(call, body))
+    wanted = ThreadQuery(**await _permitted(call, body))
     if body.values:
         return len(await _with_values(call, wanted, body.values, READ, 0))
     return await call.threads.count(wanted)
@@ -235,7 +235,7 @@ async def _permitted(call: Call, body: ThreadFilters) -> Json:
 
 
 async def _with_values(
-    call: Call, wanted: ThreadConditions, values: Json, limit: int, offset: int
+    call: Call, wanted: ThreadQuery, values: Json, limit: int, offset: int
 ) -> list[Thread]:
     """A page of the threads whose values contain some, with their values.
 

@@ -20,6 +20,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.records import AssistantRow
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.server import api_threads
 from perdure.server.access import Forbidden, Refused, action, containing, meets
@@ -27,7 +28,7 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
-from perdure.server.threads import ThreadConditions, checked_metadata
+from perdure.server.threads import checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
 Assistant = dict[str, Any]
@@ -464,7 +465,7 @@ async def delete(
     if delete_threads:
         searching = call.another("threads:search")
         asked = {"metadata": {"assistant_id": found["assistant_id"]}}
-        wanted = ThreadConditions(metadata=(await searching.permit(asked))["metadata"])
+        wanted = ThreadQuery(metadata=(await searching.permit(asked))["metadata"])
         for thread in await searching.threads.search(wanted, _ALL):
             with suppress(UnknownThread):
                 deleting = call.another("threads:delete")

@@ -13,13 +13,14 @@ from pydantic import AfterValidator
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
 from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
 from perdure.server.databases import Databases, OpenDatabase
-from perdure.server.threads import ThreadConditions, Threads
+from perdure.server.threads import Threads
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
@@ -127,9 +128,7 @@ class Call:
         about = partial(runs.busy, tenant), partial(runs.forget, tenant)
         return Threads(database.saver, self._filter, *about)
 
-    async def said(
-        self, text: str, wanted: ThreadConditions, limit: int, wait_s: float
-    ) -> ThreadHits:
+    async def said(self, text: str, wanted: ThreadQuery, limit: int, wait_s: float) -> ThreadHits:
         """What was said in the threads of a search; nothing, if that is turned off."""
         if not (self._databases.search_threads and text.strip()):
             return ThreadHits()

@@ -22,13 +22,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from perdure import __version__, memory
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Identity, Local, action, public
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.reply import as_text, cut, status_of
-from perdure.server.threads import ThreadConditions
 from perdure.settings import SEARCH_LIMIT, Settings
 from perdure.stores import Provenance
 
@@ -127,7 +127,7 @@ async def search_threads(
     Of what was said it shows the message that answers best, with the words marked **so**.
     """
     await call.permit({"metadata": {}, "limit": limit})
-    wanted = ThreadConditions(text=text, owner=call.identity.user)
+    wanted = ThreadQuery(text=text, owner=call.identity.user)
     found = await call.threads.search(wanted, limit)
     threads = [
         {

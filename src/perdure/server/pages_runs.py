@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import Forbidden, Refused, action
 from perdure.server.api_runs import All, begin, reached
@@ -27,7 +28,7 @@ from perdure.server.reply import JSON, as_text, escaped, wants_json
 from perdure.server.run import Run, request_of, shown
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import Runs
-from perdure.server.threads import Thread, ThreadConditions
+from perdure.server.threads import Thread
 
 routes = Pages()
 _PAGE: Final = 50  # runs
@@ -273,7 +274,7 @@ async def all_runs(
     asked = await call.permit({"metadata": {}})
     if id:
         await call.threads.get(id)
-    conditions = ThreadConditions(metadata=asked["metadata"], ids=[id] if id else None)
+    conditions = ThreadQuery(metadata=asked["metadata"], ids=[id] if id else None)
     found = await call.threads.runs(conditions, status or None, _PAGE + 1, start)
     rows = []
     for row, is_last, thread in found[:_PAGE]:

@@ -23,7 +23,6 @@ from perdure.server.call import Call, Caller
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import begins, talk_of
 from perdure.server.reply import as_text, cut
-from perdure.server.threads import ThreadConditions
 from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
@@ -52,7 +51,7 @@ async def threads(
     """Threads, the latest activity first, of days from `since` to `until`."""
     wanted = [each for each in meta if each.strip()]
     asked = await call.permit({"metadata": dict(map(_pair, wanted))})
-    conditions = ThreadConditions(
+    conditions = ThreadQuery(
         metadata=asked["metadata"],
         text=q,
         active_since=moment(since),

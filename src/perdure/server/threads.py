@@ -9,10 +9,9 @@ id: if another program writes the first checkpoint, what the client gave counts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from itertools import chain, count
 from typing import Any, Final, Literal, get_args
 from uuid import uuid4
@@ -25,7 +24,6 @@ from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import (
     ListedThread,
     RunStatus,
-    SortBy,
     ThreadList,
     ThreadQuery,
     TimeToLive,
@@ -54,7 +52,6 @@ METADATA_LEVELS: Final = 8
 _ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
 _PAGE: Final = 500  # runs read at once, of those whose threads are compared
-_ORDERS: Final[Mapping[str, SortBy]] = {"thread_id": "thread_id", "created_at": "created_at"}
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
@@ -83,33 +80,6 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
             f"the metadata {metadata!r:.80} has {size} bytes; expected at most {METADATA_BYTES}"
         )
     return metadata
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadConditions:
-    """What threads of a search meet, and their order; None: whatever it is.
-
-    Attributes:
-        metadata: What it must contain; dicts may have more than is given.
-        ids: Only these.
-        status: Only of this status.
-        text: Only with this in the title or the id, whatever the case.
-        owner: Only theirs, and nobody's.
-        active_since: Only those active at this moment or later.
-        active_until: Only those not active after it.
-        sort_by: Another order than by activity; in each, the latest activity first.
-        sort_order: `"asc"` or `"desc"`, the default.
-    """
-
-    metadata: Mapping[str, Any] | None = None
-    ids: Sequence[str] | None = None
-    status: RunStatus | None = None
-    text: str = ""
-    owner: str | None = None
-    active_since: datetime | None = None
-    active_until: datetime | None = None
-    sort_by: SortBy | Literal["state_updated_at", "status"] | None = None
-    sort_order: Literal["asc", "desc"] | None = None
 
 
 class Threads:
@@ -333,35 +303,34 @@ class Threads:
     # -- many threads
 
     async def search(
-        self, wanted: ThreadConditions | None = None, limit: int = SEARCH_LIMIT, offset: int = 0
+        self, query: ThreadQuery, limit: int = SEARCH_LIMIT, offset: int = 0
     ) -> list[Thread]:
-        """A page of the threads that meet conditions.
+        """A page of the threads of a query.
 
         It is one SELECT over the rows of threads. Of an order, a time, a status, texts and numbers
         in the metadata and, unless the database is encrypted, a text SQL tells which threads have
         them; for other conditions the rows of all threads are opened, off the event loop. In order
         of their status it is one SELECT for each, as that of some threads is told by their heads.
         """
-        wanted = wanted or ThreadConditions()
-        if wanted.sort_by == "status":
-            return await self._by_status(wanted, limit, offset)
-        return await self._list.asearch(self._query(wanted), self._match(wanted), limit, offset)
+        if query.sort_by == "status":
+            return await self._by_status(query, limit, offset)
+        return await self._list.asearch(self._narrowed(query), self._match(query), limit, offset)
 
     async def runs(
-        self, wanted: ThreadConditions, status: str | None, limit: int, offset: int
+        self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
-        """A page of the runs of threads that meet conditions, newest first, whatever their order.
+        """A page of the runs of the threads of a query, newest first, whatever their order.
 
         Each with whether it is the last of its thread, and the thread.
         """
-        table, query = RunTable(self._saver), self._query(wanted)
+        table, narrowed = RunTable(self._saver), self._narrowed(query)
         found: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _PAGE):
-            page = await table.newest(query, status, _PAGE, start)
+            page = await table.newest(narrowed, status, _PAGE, start)
             ids = [*{row.live.thread_id for row, _ in page}]
             of = {
                 each["thread_id"]: each
-                for each in await self.search(replace(wanted, ids=ids), len(ids))
+                for each in await self.search(replace(query, ids=ids), len(ids))
             }
             found += [
                 (row, is_last, of[row.live.thread_id])
@@ -373,17 +342,16 @@ class Threads:
         return found[offset:][:limit]
 
     async def said(
-        self, store: Store, text: str, wanted: ThreadConditions, limit: int, wait_s: float
+        self, store: Store, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """The threads, of those that meet conditions, in which a text was said.
+        """The threads, of those of a query, in which a text was said.
 
         It waits so long while threads are read that have changed; see `memory.search_threads`.
         """
-        match = self._match(wanted)
-        query = self._query(wanted)
-        owner = dict(query.metadata).get("owner")
+        match, narrowed = self._match(query), self._narrowed(query)
+        owner = (narrowed.metadata or {}).get("owner")
         visible = VisibleThreads(
-            query,
+            narrowed,
             lambda thread: match(thread) is not None,
             owner if isinstance(owner, str) else None,
         )
@@ -393,58 +361,49 @@ class Threads:
 
         return await asyncio.to_thread(search)
 
-    def _match(self, wanted: ThreadConditions) -> Callable[[ListedThread], Thread | None]:
-        """What makes a thread of one that meets conditions, and None of any other."""
-        has_wanted = containing(dict(wanted.metadata or {}))
+    def _match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
+        """What makes a thread of one of a query, and None of any other."""
+        has_metadata = containing(dict(query.metadata or {}))
 
         def match(listed: ListedThread) -> Thread | None:
             thread = _shown(listed)
             metadata, at = thread["metadata"], thread["updated_at"]
             matches = (
-                has_wanted(metadata)
+                has_metadata(metadata)
                 and meets(metadata, self._filter)
-                and wanted.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
-                and wanted.status in (None, thread["status"])
-                and (wanted.owner is None or metadata.get("owner", wanted.owner) == wanted.owner)
-                and (wanted.active_since is None or at >= wanted.active_since)
-                and (wanted.active_until is None or at <= wanted.active_until)
+                and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
+                and query.status in (None, thread["status"])
+                and (query.owner is None or metadata.get("owner", query.owner) == query.owner)
+                and (query.active_since is None or at >= query.active_since)
+                and (query.active_until is None or at <= query.active_until)
             )
             return thread if matches else None
 
         return match
 
-    async def _by_status(self, wanted: ThreadConditions, limit: int, offset: int) -> list[Thread]:
-        """A page of the threads that meet conditions, in order of their status."""
-        statuses = sorted(get_args(RunStatus), reverse=wanted.sort_order != "asc")
+    async def _by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
+        """A page of the threads of a query, in order of their status."""
+        statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
         found: dict[str, Thread] = {}  # once, though one may change while others are read
-        for status in statuses if wanted.status is None else (wanted.status,):
+        for status in statuses if query.status is None else (query.status,):
             if len(found) < limit + offset:
-                alike = replace(wanted, status=status, sort_by=None, sort_order=None)
+                alike = replace(query, status=status, sort_by=None, sort_order=None)
                 for thread in await self.search(alike, limit + offset - len(found)):
                     found.setdefault(thread["thread_id"], thread)
         return [*found.values()][offset:][:limit]
 
-    async def count(self, wanted: ThreadConditions | None = None) -> int:
-        """How many threads a search with these conditions finds."""
-        query = self._query(wanted or ThreadConditions())
-        if query.is_exact:
-            return await self._list.acount(query)
-        return len(await self.search(wanted, _ALL))
+    async def count(self, query: ThreadQuery) -> int:
+        """How many threads a query finds."""
+        narrowed = self._narrowed(query)
+        if narrowed.is_exact:
+            return await self._list.acount(narrowed)
+        return len(await self.search(query, _ALL))
 
-    def _query(self, wanted: ThreadConditions) -> ThreadQuery:
-        """What SQL is asked for: at least the threads that meet the conditions."""
-        asked = [*(wanted.metadata or {}).items(), *map(_equal, self._filter.items())]
-        return ThreadQuery(
-            tuple(asked),
-            wanted.text,
-            wanted.ids,
-            wanted.status,
-            wanted.active_since,
-            wanted.active_until,
-            _ORDERS.get(wanted.sort_by or "", "updated_at"),
-            wanted.sort_order != "asc",
-            not (asked or wanted.text or wanted.status or wanted.owner),
-        )
+    def _narrowed(self, query: ThreadQuery) -> ThreadQuery:
+        """What SQL is asked for: at least the threads of a query that may be reached."""
+        metadata = {**(query.metadata or {}), **dict(map(_equal, self._filter.items()))}
+        is_exact = not (metadata or query.text or query.status or query.owner)
+        return replace(query, metadata=metadata, is_exact=is_exact)
 
 
 def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
