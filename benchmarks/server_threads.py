@@ -20,7 +20,8 @@ from langgraph.types import Interrupt
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.server.threads import ThreadConditions, Threads
+from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.server.threads import Threads
 
 USERS = 100  # of the threads
 UNSTARTED, WAITING = 20, 10  # one in so many threads has no turn, or waits for an answer
@@ -67,7 +68,7 @@ async def measure(saver: Checkpointer, many: int) -> None:
     threads = Threads(saver, {})
 
     def find(limit: int = 50, offset: int = 0, **wanted: Any) -> Callable[[], Awaitable[list[Any]]]:
-        return lambda: threads.search(ThreadConditions(**wanted), limit, offset)
+        return lambda: threads.search(ThreadQuery(**wanted), limit, offset)
 
     async def of_user(user: str) -> list[Any]:
         return await Threads(saver, {"owner": user}).search(limit=50)

@@ -212,6 +212,16 @@ def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
     return all(_meets(metadata.get(name), wanted) for name, wanted in filter.items())
 
 
+def check_reach(what: str, metadata: Mapping[str, Any], filter: Filter) -> None:
+    """Refuse to make or to change what whoever asks could not reach then.
+
+    Raises:
+        Forbidden: Its metadata does not meet the filter.
+    """
+    if not meets(metadata, filter):
+        raise Forbidden(f"{what} with the metadata {dict(metadata)!r:.200} is not yours")
+
+
 def _meets(value: Any, wanted: Any) -> bool:
     match wanted:
         case {"$eq": equal, **others} if not others:

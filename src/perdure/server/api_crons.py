@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import uuid4
 
 from fastapi import APIRouter, Response
@@ -16,16 +16,15 @@ from pydantic import Field, ValidationError
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.server.access import Forbidden, Refused, action, containing, meets
+from perdure.server.access import Refused, action, check_reach, containing, meets
 from perdure.server.api_runs import All, check
 from perdure.server.assistants import assistant_of_run, own
-from perdure.server.call import Call, Caller, Id
+from perdure.server.call import Call, Caller, Id, SortedPage
 from perdure.server.reply import JSON
 from perdure.server.run_request import Given
 from perdure.server.runs import Runs, plain
 from perdure.server.schedule import CronRequest
 from perdure.server.threads import checked_metadata
-from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["crons"])
 _TIMES: Final = {"schedule", "timezone", "end_time", "enabled"}
@@ -39,14 +38,11 @@ class CronFilters(Given):
     metadata: dict[str, Any] = Field({})
 
 
-class CronSearch(CronFilters):
+class CronSearch(CronFilters, SortedPage):
     """The body of `POST /runs/crons/search`."""
 
     enabled: bool | None = None
-    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
-    offset: int = Field(0, ge=0)
     sort_by: CronSortBy = "created_at"
-    sort_order: Literal["asc", "desc"] = "desc"
     select: list[CronSelectField] = Field([])
 
 
@@ -111,14 +107,7 @@ async def delete(call: Caller, cron_id: Id) -> None:
 async def search(call: Caller, runs: All, body: CronSearch) -> Response:
     """Crons that match, the newest first unless another order is given."""
     rows = [row for row in await _found(call, runs, body) if body.enabled in (None, row["enabled"])]
-    rows.sort(
-        key=lambda row: (row[body.sort_by] is not None, row[body.sort_by]),
-        reverse=body.sort_order == "desc",
-    )
-    page = rows[body.offset :][: body.limit]
-    now = {"now": datetime.now(UTC)}
-    shown = [{name: (row | now)[name] for name in body.select or row} for row in page]
-    return JSON(shown)
+    return JSON(body.shown(rows, now=datetime.now(UTC)))
 
 
 @routes.post("/runs/crons/count")
@@ -145,8 +134,7 @@ async def _checked(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
     """A cron as it is asked for, whose run its caller may begin now."""
-    if not meets(checked_metadata(metadata), call.filter):
-        raise Forbidden(f"a cron with the metadata {metadata!r:.200} is not yours")
+    check_reach("a cron", checked_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
     running, identity = call.another("threads:create_run"), call.identity
     await check(running, runs, body.model_copy(), cron.thread_id)
@@ -192,22 +180,17 @@ def _shown(cron: CronRow) -> dict[str, Any]:
     """A cron as langgraph's clients know it."""
     content = cron.content
     request = CronRequest.model_validate(content["payload"])
-    is_new = cron.thread_id is None
     return {
         "cron_id": cron.cron_id,
-        "assistant_id": request.assistant_id,
         "thread_id": cron.thread_id,
-        "on_run_completed": request.on_run_completed if is_new else None,
-        "end_time": request.end_time,
-        "schedule": request.schedule,
-        "timezone": request.timezone,
+        **request.model_dump(include={"assistant_id", *_TIMES}),
+        "on_run_completed": request.on_run_completed if cron.thread_id is None else None,
         "created_at": _time(cron.created_at),
         "updated_at": _time(cron.updated_at),
         "payload": content["payload"],
         "user_id": content["user"],
         "next_run_date": _time(cron.next_at),
         "metadata": content["metadata"],
-        "enabled": request.enabled,
     }
 
 

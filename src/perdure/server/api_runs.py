@@ -191,8 +191,7 @@ async def listed(
     select: Annotated[list[RunField] | None, Query()] = None,
 ) -> Response:
     """The runs of a thread, newest first."""
-    await call.permit({"thread_id": thread_id})
-    await call.threads.get(thread_id)
+    await call.permit_thread(thread_id)
     known = map(shown, await runs.listed(call.identity.tenant, thread_id))
     found = [run for run in known if status in (None, run["status"])][offset : offset + limit]
     return JSON([{name: run[name] for name in select} for run in found] if select else found)
@@ -335,8 +334,7 @@ async def check(
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
     """A run, once whoever asks may reach its thread."""
-    await call.permit({"thread_id": thread_id, "run_id": run_id, **about})
-    await call.threads.get(thread_id)
+    await call.permit_thread(thread_id, run_id=run_id, **about)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
 

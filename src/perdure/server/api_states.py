@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -94,15 +94,14 @@ async def state(
 @action("threads:read")
 async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
     """The state at a checkpoint, also of a subgraph."""
-    await call.permit({"thread_id": thread_id})
-    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
-    found = await checkpoint_at(call, config)
+    thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
+    checkpoint = await checkpoint_at(call, config)
     async with _graph_of(request, call, thread) as graph:
         if graph is not None:
-            shown = snapshot(await graph.aget_state(config, subgraphs=body.subgraphs))
+            found = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
-            shown = snapshot(await _stored(call, found, config))
-    return await reply(_selected(shown, body.select))
+            found = await _stored(call, checkpoint, config)
+    return await reply(_selected(snapshot(found), body.select))
 
 
 @routes.post("/threads/{thread_id}/state")
@@ -112,13 +111,10 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
     """
-    await call.permit({"thread_id": thread_id})
-    thread = await call.threads.get(thread_id)
+    thread = await call.permit_thread(thread_id)
     config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
-    update = Update(values=body.values, as_node=body.as_node)
-    made = checkpoint_of(
-        await updated(call, request, thread, config, [Superstep(updates=[update])])
-    )
+    step = Superstep(updates=[Update(values=body.values, as_node=body.as_node)])
+    made = checkpoint_of(await updated(call, request, thread, config, [step]))
     return {
         "checkpoint": made,
         "configurable": made,
@@ -143,8 +139,7 @@ async def history(
 @action("threads:read")
 async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
     """The states of a thread, the newest first."""
-    await call.permit({"thread_id": thread_id})
-    thread, config = await call.threads.get(thread_id), config_of(thread_id, body.checkpoint)
+    thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
     page: Json = {"limit": body.limit, "filter": body.metadata}
     page["before"] = config_of(thread_id, before) if before else None
@@ -180,8 +175,13 @@ async def updated(
             )
         for step in steps:  # one at a time: langgraph gives the metadata to the first only
             config = await _carrying(call, thread, config)
-            with _refusing():
+            try:
                 config = await graph.abulk_update_state(config, [step])
+            except PerdureError:
+                raise
+            except Exception as exc:  # a channel of the graph takes other values
+                why = f"{type(exc).__name__}: {exc!s:.300}"
+                raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
         is_open = (await call.saver.ahead(thread_id)).status.next
         await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
     return config
@@ -194,7 +194,7 @@ async def updated(
 async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
     name, graphs = thread["metadata"].get("graph_id"), request.app.state.runs.graphs
-    if name not in [*graphs]:
+    if name not in graphs:
         yield None
         return
     config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
@@ -233,18 +233,6 @@ async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> Runna
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Make an error of the graph that of the update: its channels take other values."""
-    try:
-        yield
-    except PerdureError:
-        raise
-    except Exception as exc:
-        why = f"{type(exc).__name__}: {exc!s:.300}"
-        raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
-
-
 # -- states as clients know them
 
 
@@ -268,10 +256,7 @@ def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if config is None:
         return None
     known = config["configurable"]
-    return {
-        "checkpoint_ns": "",
-        **{n: known[n] for n in CheckpointAt.model_fields if n in known},
-    }
+    return {"checkpoint_ns": "", **{n: known[n] for n in CheckpointAt.model_fields if n in known}}
 
 
 def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:

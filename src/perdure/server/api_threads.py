@@ -16,11 +16,7 @@ from starlette.responses import Response
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
-from perdure.errors import (
-    ConfigurationError,
-    UnknownThread,
-    VersionConflict,
-)
+from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
@@ -186,8 +182,7 @@ async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
 @action("threads:read")
 async def get(call: Caller, thread_id: Id, include: Literal["ttl"] | None = None) -> Response:
     """A thread; what it may include is told of each that has it."""
-    await call.permit({"thread_id": thread_id})
-    return await _shown(call, await call.threads.get(thread_id))
+    return await _shown(call, await call.permit_thread(thread_id))
 
 
 @routes.patch("/threads/{thread_id}")
@@ -207,8 +202,7 @@ async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChan
 @action("threads:delete")
 async def delete(call: Caller, request: Request, thread_id: Id) -> None:
     """Delete a thread with its checkpoints; memories that rest on it stay."""
-    await call.permit({"thread_id": thread_id})
-    await call.threads.get(thread_id)
+    await call.permit_thread(thread_id)
     await request.app.state.runs.stop(call.identity.tenant, thread_id)
     await call.threads.delete(thread_id)
 
@@ -217,9 +211,7 @@ async def delete(call: Caller, request: Request, thread_id: Id) -> None:
 @action("threads:create")
 async def copy(call: Caller, thread_id: Id) -> Response:
     """Copy a thread under a new id."""
-    reading = call.another("threads:read")
-    await reading.permit({"thread_id": thread_id})
-    await reading.threads.get(thread_id)
+    await call.another("threads:read").permit_thread(thread_id)
     given = await call.permit({"metadata": {}})
     made = await call.threads.copy(thread_id, given["metadata"])
     call.record(thread_id=made["thread_id"])

@@ -23,13 +23,12 @@ from perdure.checkpointers.records import AssistantRow
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.server import api_threads
-from perdure.server.access import Forbidden, Refused, action, containing, meets
-from perdure.server.call import Call, Caller, Id
+from perdure.server.access import Forbidden, Refused, action, check_reach, containing, meets
+from perdure.server.call import Call, Caller, Id, Page, SortedPage
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
 from perdure.server.threads import checked_metadata
-from perdure.settings import SEARCH_LIMIT
 
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
@@ -180,20 +179,19 @@ class Assistants:
         raise unknown(self._graphs, assistant_id)
 
     def _checked(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        if content["graph_id"] not in [*self._graphs]:
+        if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
                 f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
                 f"{', '.join(self._graphs)}",
                 422,
             )
-        metadata = checked_metadata(content["metadata"])
+        checked_metadata(content["metadata"])
         if (size := len(encoded(content))) > LONGEST:
             raise ConfigurationError(
                 f"the assistant has {size} bytes; expected at most {LONGEST}: keep what is "
                 "larger in the store, or with the graph"
             )
-        if not meets(metadata, self._filter):
-            raise Forbidden(f"an assistant with the metadata {metadata!r:.200} is not yours")
+        check_reach("an assistant", content["metadata"], self._filter)
         return dict(content)
 
 
@@ -228,7 +226,7 @@ async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Ass
         found = await Assistants(reading, graphs).get(assistant_id)
     except Refused as exc:
         raise unknown(graphs, assistant_id, 422) from exc
-    if found["graph_id"] not in [*graphs]:
+    if found["graph_id"] not in graphs:
         raise UnknownAssistant(
             f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
             f"served; the graphs are {', '.join(graphs)}",
@@ -346,22 +344,17 @@ class AssistantFilters(Given):
     metadata: dict[str, Any] = Field({})
 
 
-class AssistantSearch(AssistantFilters):
+class AssistantSearch(AssistantFilters, SortedPage):
     """The body of `POST /assistants/search`."""
 
-    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
-    offset: int = Field(0, ge=0)
     sort_by: AssistantSortBy = "created_at"
-    sort_order: Literal["asc", "desc"] = "desc"
     select: list[AssistantSelectField] = Field([])
 
 
-class VersionSearch(Given):
+class VersionSearch(Given, Page):
     """The body of `POST /assistants/{assistant_id}/versions`."""
 
     metadata: dict[str, Any] = Field({})
-    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
-    offset: int = Field(0, ge=0)
 
 
 class Version(BaseModel):
@@ -381,15 +374,15 @@ Reached = Annotated[Assistants, Depends(permitted)]
 
 async def opened(
     call: Caller, graphs: Served, reached: Reached, assistant_id: Id
-) -> AsyncIterator[Graph]:
-    """The graph of an assistant."""
+) -> AsyncIterator[tuple[str, Graph]]:
+    """The graph of an assistant, with its name."""
     found = await reached.get(assistant_id)
     parts = found["graph_id"], call.saver, call.store, found["config"]
     async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
-        yield graph
+        yield found["graph_id"], graph
 
 
-Opened = Annotated[Graph, Depends(opened)]
+Opened = Annotated[tuple[str, Graph], Depends(opened)]
 
 
 @routes.post("")
@@ -409,14 +402,8 @@ async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
 async def search(call: Caller, graphs: Served, body: AssistantSearch) -> Response:
     """The assistants that a search finds; `X-Pagination-Next` is the offset of the next ones."""
     found = await _found(call, graphs, body)
-    found.sort(key=lambda each: each[body.sort_by], reverse=body.sort_order == "desc")
-    end, names = body.offset + body.limit, {*body.select}
-    rows = [
-        {name: value for name, value in each.items() if not names or name in names}
-        for each in found[body.offset : end]
-    ]
-    answer = await reply(rows)
-    if len(found) > end:
+    answer = await reply(body.shown(found))
+    if len(found) > (end := body.offset + body.limit):
         answer.headers["X-Pagination-Next"] = str(end)
     return answer
 
@@ -479,7 +466,7 @@ async def versions(reached: Reached, assistant_id: Id, body: VersionSearch) -> R
     """The versions of an assistant, newest first."""
     has_wanted = containing(body.metadata)
     found = [each for each in await reached.versions(assistant_id) if has_wanted(each["metadata"])]
-    return await reply(found[body.offset : body.offset + body.limit])
+    return await reply(body.of(found))
 
 
 @routes.post("/{assistant_id}/latest")
@@ -491,31 +478,27 @@ async def set_latest(reached: Reached, assistant_id: Id, body: Version) -> Respo
 
 @routes.get("/{assistant_id}/graph")
 @action("assistants:read")
-async def graph(made: Opened, xray: bool | int = False) -> dict[str, Any]:
+async def graph(named: Opened, xray: bool | int = False) -> dict[str, Any]:
     """Its nodes and edges."""
-    return (await made.aget_graph(xray=xray)).to_json()
+    return (await named[1].aget_graph(xray=xray)).to_json()
 
 
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
-async def schemas(reached: Reached, made: Opened, assistant_id: Id) -> dict[str, Any]:
+async def schemas(named: Opened) -> dict[str, Any]:
     """The schemas of its input, output and context; null where its types have none in JSON."""
-    return _schemas((await reached.get(assistant_id))["graph_id"], made)
+    return _schemas(*named)
 
 
 @routes.get("/{assistant_id}/subgraphs")
 @routes.get("/{assistant_id}/subgraphs/{namespace}")
 @action("assistants:read")
 async def subgraphs(
-    reached: Reached,
-    made: Opened,
-    assistant_id: Id,
-    namespace: Id | None = None,
-    recurse: bool = False,
+    named: Opened, namespace: Id | None = None, recurse: bool = False
 ) -> dict[str, Any]:
     """The schemas of its subgraphs by their namespaces, of one if it is named."""
-    graph_id = (await reached.get(assistant_id))["graph_id"]
-    found = made.aget_subgraphs(namespace=namespace, recurse=recurse)
+    graph_id, whole = named
+    found = whole.aget_subgraphs(namespace=namespace, recurse=recurse)
     return {name: _schemas(graph_id, each) async for name, each in found}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 from fastapi import Depends
 from langchain_core.runnables import RunnableConfig
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.checkpointer import Checkpointer
@@ -20,12 +20,14 @@ from perdure.memory.records import RESERVED
 from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
 from perdure.server.databases import Databases, OpenDatabase
-from perdure.server.threads import Threads
+from perdure.server.threads import Thread, Threads
+from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 IDS: Final = ("thread_id", "checkpoint_id", "run_id", "cron_id", "assistant_id", "namespace", "key")
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
+Row = TypeVar("Row")
 _PAGE: Final = 1_000  # read at once, where such are left out
 
 
@@ -85,6 +87,16 @@ class Call:
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
         self._database = await self._databases.of(self.identity.tenant)
         return asked
+
+    async def permit_thread(self, thread_id: str, **about: Any) -> Thread:
+        """A thread that the action is about, if that is allowed, and the thread may be reached.
+
+        Raises:
+            Forbidden: See `permit`.
+            UnknownThread: There is none, or it may not be reached.
+        """
+        await self.permit({"thread_id": thread_id, **about})
+        return await self.threads.get(thread_id)
 
     def used(self) -> AbstractContextManager[None]:
         """While it lasts, the database stays open; for what goes on after the reply."""
@@ -189,6 +201,31 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     await state.audit.check(endpoint.action, connection.scope["method"])
     with state.clients.one((identity.tenant, identity.user)), call.used():
         yield call
+
+
+class Page(BaseModel):
+    """Which of the rows that a search finds are shown, as its body says."""
+
+    limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
+    offset: int = Field(0, ge=0)
+
+    def of(self, rows: list[Row]) -> list[Row]:
+        """These rows."""
+        return rows[self.offset :][: self.limit]
+
+
+class SortedPage(Page):
+    """The same, with their order and the fields that are shown."""
+
+    sort_by: str
+    sort_order: Literal["asc", "desc"] = "desc"
+    select: Sequence[str] = ()
+
+    def shown(self, rows: list[dict[str, Any]], **also: Any) -> list[dict[str, Any]]:
+        """What is shown of rows, in their order; `also` is shown if it is selected."""
+        by = self.sort_by
+        rows.sort(key=lambda row: (row[by] is not None, row[by]), reverse=self.sort_order == "desc")
+        return [{name: (row | also)[name] for name in self.select or row} for row in self.of(rows)]
 
 
 Caller = Annotated[Call, Depends(called)]

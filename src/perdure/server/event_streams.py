@@ -111,8 +111,7 @@ async def stream(
 @action("threads:read")
 async def socket(call: Caller, runs: All, websocket: WebSocket, thread_id: Id) -> None:
     """Commands and events of a thread; events are those of `subscription.subscribe`."""
-    await call.permit({"thread_id": thread_id})
-    await call.threads.get(thread_id)
+    await call.permit_thread(thread_id)
     await websocket.accept()
     await ThreadSocket(websocket, call, runs, thread_id).serve()
 
@@ -133,9 +132,7 @@ async def _answer(
     given = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
     order = {name: params[name] for name in ("update", "goto") if params.get(name)}
     order["resume"] = {each.interrupt_id: each.response for each in given}
-    reading = call.another("threads:read")
-    await reading.permit({"thread_id": thread_id})
-    thread = await reading.threads.get(thread_id)
+    thread = await call.another("threads:read").permit_thread(thread_id)
     answers = await assistant_of_thread(call, runs.graphs, thread)
     return {"assistant_id": answers, "command": order}
 

@@ -129,14 +129,8 @@ async def search_threads(
     await call.permit({"metadata": {}, "limit": limit})
     wanted = ThreadQuery(text=text, owner=call.identity.user)
     found = await call.threads.search(wanted, limit)
-    threads = [
-        {
-            "thread_id": each["thread_id"],
-            "title": each["title"] or None,
-            "status": each["status"],
-        }
-        for each in found
-    ]
+    names = ("thread_id", "title", "status")
+    threads = [{name: thread[name] or None for name in names} for thread in found]
     hits = await call.said(text, replace(wanted, text=""), limit, _WAIT_S)
     said = [
         {
@@ -166,8 +160,7 @@ async def read_thread(
 
     It also says what the conversation waits for, or what is still to be done.
     """
-    await call.permit({"thread_id": thread_id})
-    owner = (await call.threads.get(thread_id))["metadata"].get("owner", call.identity.user)
+    owner = (await call.permit_thread(thread_id))["metadata"].get("owner", call.identity.user)
     if owner != call.identity.user:  # also if an admin may see it
         raise UnknownThread(f"there is no thread {thread_id!r}")
     left = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)

@@ -186,8 +186,7 @@ async def rewind(of: OfThread, checkpoint: str) -> Response:
 async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
     """Copy what led to a checkpoint to a new thread, which is the user's."""
     reading = call.another("threads:read")
-    await reading.permit({"thread_id": id})
-    await reading.threads.get(id)
+    await reading.permit_thread(id)
     await _read(reading.saver, id, "", checkpoint)
     asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.user}})
     await call.threads.copy(id, asked["metadata"], new, checkpoint)

@@ -295,8 +295,7 @@ async def all_runs(
 async def _read(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """A thread that a form is about, and the call that may read it."""
     reading = call.another("threads:read")
-    await reading.permit({"thread_id": thread_id})
-    return reading, await reading.threads.get(thread_id)
+    return reading, await reading.permit_thread(thread_id)
 
 
 async def _begun(

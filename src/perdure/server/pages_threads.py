@@ -165,8 +165,7 @@ class Asked(NamedTuple):
 
 
 async def _asked(call: Caller, id: str, ns: str = "") -> Asked:
-    await call.permit({"thread_id": id})
-    return Asked(call, id, ns, await call.threads.get(id))
+    return Asked(call, id, ns, await call.permit_thread(id))
 
 
 OfThread = Annotated[Asked, Depends(_asked)]

@@ -112,7 +112,7 @@ class Schedule:
 
     async def _begin(self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float) -> None:
         content = cron.content
-        if content["graph"] not in [*self._runs.graphs]:
+        if content["graph"] not in self._runs.graphs:
             return  # a server that has it begins it
         asked = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(asked)

@@ -38,8 +38,7 @@ async def join_thread(
     stream_mode: Annotated[list[ThreadMode] | None, Query()] = None,
 ) -> Response:
     """The events of all runs of a thread as they come, or those after the header Last-Event-ID."""
-    await call.permit({"thread_id": thread_id})
-    await call.threads.get(thread_id)
+    await call.permit_thread(thread_id)
     frames = ThreadFrames(call, runs, request, thread_id)
     last = request.headers.get("last-event-id", "")
     return streamed(frames.read({*(stream_mode or ["run_modes"])}, last))
