@@ -256,20 +256,21 @@ class ThreadList:
     def _thread(
         self, row: Row, title: Any, sealed: bytes | None, head: ThreadHead | None
     ) -> ListedThread:
+        _, thread_id, begun, active, _, _, waits, _, ended, client, busy = row[:11]
+        minutes, since, keeps = row[11:]
         metadata = None if sealed is None else self._reader.codec.decode(sealed)
         if head is not None:
             metadata = None if head.checkpoint_id is None else told_of(head.metadata)
         text = head.title if head is not None else title.text if title is not None else ""
-        created_at, updated_at = (datetime.fromtimestamp(at, UTC) for at in row[2:4])
-        status = head.status if head is not None and row[6] else IDLE
-        client = open_client(self._seal, row[1], row[9])
-        times = created_at, updated_at
-        busy, ttl, expires_at = bool(row[10]), None, None
-        if row[11] is not None:
-            ttl = TimeToLive(row[11], row[13] > 0)
-            expires_at = datetime.fromtimestamp(max(row[3], row[12]) + 60 * row[11], UTC)
+        times = datetime.fromtimestamp(begun, UTC), datetime.fromtimestamp(active, UTC)
+        status = head.status if head is not None and waits else IDLE
+        given = open_client(self._seal, thread_id, client)
+        ttl, expires_at = None, None
+        if minutes is not None:
+            ttl = TimeToLive(minutes, keeps > 0)
+            expires_at = datetime.fromtimestamp(max(active, since) + 60 * minutes, UTC)
         return ListedThread(
-            row[1], *times, metadata, text, status, row[8], client, busy, ttl, expires_at
+            thread_id, *times, metadata, text, status, ended, given, bool(busy), ttl, expires_at
         )
 
     # -- writing

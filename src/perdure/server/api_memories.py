@@ -74,18 +74,11 @@ async def search(call: Caller, body: Question) -> Response:
     """
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     memories, config = await _permitted(call, asked)
-    names = ("kinds", "limit", "max_tokens", "min_score", "as_of", "explain")
-    options: Json = {name: getattr(body, name) for name in names}
-    found = await arecall(
-        body.query,
-        store=call.store,
-        namespace=memories.namespace.labels,
-        config=config,
-        **options,
-    )
-    shown = {"tokens": found.tokens, "left_out": found.left_out, "text": str(found)}
-    shown |= {"floor": found.floor, "below": found.below}
-    return await reply({"memories": found.memories, **shown})
+    place: Json = {"namespace": memories.namespace.labels, "config": config}
+    found = await arecall(store=call.store, **body.model_dump(), **place)
+    names = ("memories", "tokens", "left_out", "floor", "below")
+    shown = {name: getattr(found, name) for name in names}
+    return await reply({**shown, "text": str(found)})
 
 
 @routes.post("/memories")

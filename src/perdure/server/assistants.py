@@ -21,14 +21,14 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from perdure.checkpointers.assistants import AssistantTable
 from perdure.checkpointers.records import AssistantRow
 from perdure.checkpointers.thread_list import ThreadQuery
-from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
+from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server import api_threads
 from perdure.server.access import Forbidden, Refused, action, check_reach, containing, meets
 from perdure.server.call import Call, Caller, Id, Page, SortedPage
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
-from perdure.server.threads import checked_metadata
+from perdure.server.threads import checked_metadata, exists
 
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
@@ -96,10 +96,7 @@ class Assistants:
             with suppress(UnknownAssistant):
                 if if_exists == "do_nothing":
                     return await self.get(assistant_id)
-            raise VersionConflict(
-                f"there is an assistant {assistant_id!r} already; choose another id, or "
-                "if_exists='do_nothing'"
-            )
+            raise exists(f"an assistant {assistant_id!r}")
         return await self.get(assistant_id)
 
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
@@ -115,7 +112,7 @@ class Assistants:
         def changed(row: AssistantRow) -> dict[str, Any]:
             if not meets(row.content["metadata"], self._filter):
                 raise unknown(self._graphs, assistant_id)
-            metadata = {**row.content["metadata"], **changes.get("metadata", {})}
+            metadata = {**row.content["metadata"], **changes["metadata"]}
             return self._checked({**row.content, **changes, "metadata": metadata})
 
         row = await self._table.change(key, changed)
@@ -197,10 +194,7 @@ class Assistants:
 
 def own(graphs: Graphs, assistant_id: str) -> Assistant | None:
     """The assistant of a graph, by the graph's name or by its id; None: it is none."""
-    return next(
-        (_of_graph(name) for name in graphs if assistant_id in (name, id_of(name))),
-        None,
-    )
+    return next((_of_graph(name) for name in graphs if assistant_id in (name, id_of(name))), None)
 
 
 def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssistant:
@@ -392,9 +386,8 @@ async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
     content, assistant_id = {**deepcopy(_PLAIN), **body.given()}, str(body.assistant_id)
     about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
     content["metadata"] = (await call.permit({**content, **about}))["metadata"]
-    assistants = Assistants(call, graphs)
-    made = await assistants.create(assistant_id, content, if_exists=body.if_exists)
-    return await reply(made)
+    created = Assistants(call, graphs).create(assistant_id, content, if_exists=body.if_exists)
+    return await reply(await created)
 
 
 @routes.post("/search")
@@ -416,8 +409,7 @@ async def count(call: Caller, graphs: Served, body: AssistantFilters) -> int:
 
 
 async def _found(call: Call, graphs: Graphs, wanted: AssistantFilters) -> list[Assistant]:
-    asked = await call.permit(wanted.model_dump())
-    wanted.metadata = asked["metadata"]
+    wanted.metadata = (await call.permit(wanted.model_dump()))["metadata"]
     return await Assistants(call, graphs).search(wanted)
 
 
@@ -432,8 +424,8 @@ async def get(reached: Reached, assistant_id: Id) -> Response:
 @action("assistants:update")
 async def update(call: Caller, graphs: Served, assistant_id: Id, body: AssistantChange) -> Response:
     """Make a new version of an assistant, which is the latest then."""
-    changes = body.given()
-    asked = await call.permit({"metadata": {}, **changes, "assistant_id": assistant_id})
+    changes = {"metadata": {}, **body.given()}
+    asked = await call.permit({**changes, "assistant_id": assistant_id})
     changes["metadata"] = asked["metadata"]
     return await reply(await Assistants(call, graphs).update(assistant_id, changes))
 

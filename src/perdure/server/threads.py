@@ -37,7 +37,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.thread_search import SaidSearch, ThreadHits, VisibleThreads
-from perdure.server.access import Filter, Forbidden, containing, meets
+from perdure.server.access import Filter, check_reach, containing, meets
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.store import Store
@@ -110,9 +110,9 @@ class Threads:
         Raises:
             UnknownThread: There is none, or it may not be reached.
         """
-        thread = await self._find(thread_id)
-        if thread is None or not meets(thread["metadata"], self._filter):
-            raise UnknownThread(f"there is no thread {thread_id!r}")
+        thread = _shown(await self.listed(thread_id))
+        if not meets(thread["metadata"], self._filter):
+            raise _unknown(thread_id)
         return thread
 
     async def create(
@@ -142,7 +142,7 @@ class Threads:
             known = await self._find(thread_id)
         if if_exists == "do_nothing" and known and meets(known["metadata"], self._filter):
             return known
-        raise _exists(thread_id)
+        raise exists(f"a thread {thread_id!r}")
 
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
@@ -155,7 +155,7 @@ class Threads:
             ConfigurationError: See `checked_metadata`.
         """
         thread = await self.get(thread_id)
-        self._check({**thread["metadata"], **metadata})
+        check_reach("a thread", {**thread["metadata"], **metadata}, self._filter)
 
         def changed(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
             client, ended = _kept(thread)
@@ -173,10 +173,9 @@ class Threads:
         Raises:
             UnknownThread: There is none.
         """
-        thread = await self._list.aget(thread_id)
-        if thread is None:
-            raise UnknownThread(f"there is no thread {thread_id!r}")
-        return thread
+        if thread := await self._list.aget(thread_id):
+            return thread
+        raise _unknown(thread_id)
 
     async def set_status(
         self, thread_id: str, status: RunStatus, before: ListedThread | None = None
@@ -233,14 +232,12 @@ class Threads:
             VersionConflict: There is a thread with the id of the copy.
             Forbidden: See `create`.
         """
-        source = await self._find(thread_id)
-        if source is None:
-            raise UnknownThread(f"there is no thread {thread_id!r}")
+        source = _shown(await self.listed(thread_id))
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
         client = ClientMetadata(_storable({**source["metadata"], **metadata}), user)
         if await self._check_new(target, client.metadata) is not None:
-            raise _exists(target)
+            raise exists(f"a thread {target!r}")
         goes_on = source["status"] == "busy" or checkpoint_id is not None
         stands: RunStatus = "idle" if goes_on else source["status"]
         try:
@@ -248,7 +245,7 @@ class Threads:
         except UnknownThread:  # it has no turn
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
-            raise _exists(target) from exc
+            raise exists(f"a thread {target!r}") from exc
         return await self.get(target)
 
     @asynccontextmanager
@@ -274,11 +271,6 @@ class Threads:
             return (await self._saver.ahead(thread_id)).metadata.get("user_id")
         return None
 
-    def _check(self, metadata: Mapping[str, Any]) -> None:
-        """Check that a thread with this metadata may be reached by whoever makes it."""
-        if not meets(metadata, self._filter):
-            raise Forbidden(f"a thread with the metadata {dict(metadata)!r:.200} is not yours")
-
     async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:
         """The thread that there is, else check that whoever makes it may reach it."""
         if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _ID_BYTES:
@@ -286,15 +278,15 @@ class Threads:
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
                 f"most {_ID_BYTES}, and no NUL"
             )
-        if (known := await self._find(thread_id)) is not None:
-            return known
-        if self._busy(thread_id):  # by a request that was first, or of a thread that was deleted
-            if (known := await self._find(thread_id)) is None:
-                raise _exists(thread_id)
-            return known
-        self._check(metadata)
-        self._forget(thread_id)  # another program may have deleted one
-        return None
+        thread = await self._find(thread_id)
+        if thread is None and self._busy(thread_id):  # by one of now, or that was deleted
+            thread = await self._find(thread_id)
+            if thread is None:
+                raise exists(f"a thread {thread_id!r}")
+        if thread is None:
+            check_reach("a thread", metadata, self._filter)
+            self._forget(thread_id)  # another program may have deleted one
+        return thread
 
     async def _find(self, thread_id: str) -> Thread | None:
         thread = await self._list.aget(thread_id)
@@ -416,10 +408,14 @@ def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _exists(thread_id: str) -> VersionConflict:
-    return VersionConflict(
-        f"there is a thread {thread_id!r} already; choose another id, or if_exists='do_nothing'"
-    )
+def _unknown(thread_id: str) -> UnknownThread:
+    return UnknownThread(f"there is no thread {thread_id!r}")
+
+
+def exists(what: str) -> VersionConflict:
+    """The error of what is to be created with an id that another has."""
+    why = f"there is {what} already; choose another id, or if_exists='do_nothing'"
+    return VersionConflict(why)
 
 
 def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
