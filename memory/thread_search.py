@@ -142,12 +142,16 @@ class VisibleThreads:
 
     Attributes:
         query, match: Which threads those are, as lists are asked for them.
-        owner: Whose they all are; None: several people's.
     """
 
     query: ThreadQuery = field(default_factory=ThreadQuery)
-    match: Callable[[ListedThread], bool] = lambda thread: True
-    owner: str | None = None
+    match: Callable[[ListedThread], object] = lambda thread: True
+
+    @property
+    def owner(self) -> str | None:
+        """Whose they all are; None: several people's."""
+        owner = (self.query.metadata or {}).get("owner")
+        return owner if isinstance(owner, str) else None
 
 
 class _Unread(NamedTuple):
@@ -435,7 +439,7 @@ def search_threads(
         has = thread.metadata
         return all(name in has and has[name] == value for name, value in wanted)
 
-    visible = VisibleThreads(ThreadQuery(dict(wanted)), match, user)
+    visible = VisibleThreads(ThreadQuery(dict(wanted)), match)
     limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
     search = SaidSearch.of(saver, store)
     return search.search(text, visible, limit, wait_s=wait_s, progress=progress)

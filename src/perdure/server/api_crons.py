@@ -17,12 +17,12 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server.access import Refused, action, check_reach, containing, meets
-from perdure.server.api_runs import All, check
+from perdure.server.api_runs import check
 from perdure.server.assistants import assistant_of_run, own
 from perdure.server.call import Call, Caller, Id, SortedPage
 from perdure.server.reply import JSON
 from perdure.server.run_request import Given
-from perdure.server.runs import Runs, plain
+from perdure.server.runs import All, Runs, plain
 from perdure.server.schedule import CronRequest
 from perdure.server.threads import checked_metadata
 
@@ -54,7 +54,10 @@ async def create(
 ) -> Response:
     """Run a graph on a schedule, on a thread, or on a new one each time."""
     now, cron_id = time.time(), str(uuid4())
-    asked = await call.permit(_asked(body, cron_id, thread_id, call.identity.user))
+    about = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.user}
+    times = {"schedule": body.schedule, "end_time": body.end_time}
+    metadata = dict(body.metadata)
+    asked = await call.permit({**about, **times, "payload": body.kept(), "metadata": metadata})
     empty = CronRow(cron_id, thread_id, None, now, now, {})
     cron = await _checked(call, runs, body, empty, asked["metadata"] or {})
     if not await CronTable(call.saver).create(cron):
@@ -115,19 +118,6 @@ async def search(call: Caller, runs: All, body: CronSearch) -> Response:
 async def count(call: Caller, runs: All, body: CronFilters) -> int:
     """How many crons match."""
     return len(await _found(call, runs, body))
-
-
-def _asked(body: CronRequest, cron_id: str, thread_id: str | None, user: str) -> dict[str, Any]:
-    """What a handler of langgraph's is told of a new cron."""
-    return {
-        "cron_id": cron_id,
-        "thread_id": thread_id,
-        "user_id": user,
-        "schedule": body.schedule,
-        "end_time": body.end_time,
-        "payload": body.kept(),
-        "metadata": dict(body.metadata),
-    }
 
 
 async def _checked(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
-from perdure.server.call import Call, Caller, Id, verbatim
+from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import reply
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 
@@ -73,8 +73,7 @@ async def search(call: Caller, body: Question) -> Response:
     With `explain`, `below` has those that were found below the floor, `min_score`.
     """
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    memories, config = await _permitted(call, asked)
-    place: Json = {"namespace": memories.namespace.labels, "config": config}
+    place = await call.permit_memories(asked)
     found = await arecall(store=call.store, **body.model_dump(), **place)
     names = ("memories", "tokens", "left_out", "floor", "below")
     shown = {name: getattr(found, name) for name in names}
@@ -119,6 +118,5 @@ async def _permitted(
     call: Call, asked: Json, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """The user's memories, where the access says they are, and the config to call them with."""
-    given = await call.permit({"namespace": call.memories, **asked})
-    template, config = verbatim(tuple(given["namespace"]))
-    return Collection(call.store, template, kind=kind), config
+    place = await call.permit_memories(asked)
+    return Collection(call.store, place["namespace"], kind=kind), place["config"]

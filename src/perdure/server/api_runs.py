@@ -44,7 +44,7 @@ from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, frame, streamed
 from perdure.server.run_request import Given, Mode, RunRequest
-from perdure.server.runs import Runs
+from perdure.server.runs import All, Runs
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
@@ -80,15 +80,6 @@ class Cancelled(Given):
         ):
             raise ValueError("expected a thread_id with run_ids, or a status")
         return self
-
-
-async def runs_of(connection: HTTPConnection) -> Runs:
-    """The runs of the process."""
-    runs: Runs = connection.app.state.runs
-    return runs
-
-
-All = Annotated[Runs, Depends(runs_of)]
 
 
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:

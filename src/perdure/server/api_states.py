@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.types import PregelTask, StateSnapshot, StateUpdate
+from langgraph_sdk.runtime import AccessContext
 from pydantic import BaseModel, Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
@@ -20,6 +20,7 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
 from perdure.server.reply import reply
 from perdure.server.run_request import CheckpointAt, Order
+from perdure.server.runs import All, Runs
 from perdure.server.threads import Thread, interrupt_of
 from perdure.settings import SEARCH_LIMIT
 
@@ -78,7 +79,7 @@ class History(BaseModel):
 @action("threads:read")
 async def state(
     call: Caller,
-    request: Request,
+    runs: All,
     thread_id: Id,
     checkpoint_id: Id = "",
     subgraphs: bool = False,
@@ -87,16 +88,16 @@ async def state(
     """The newest state of a thread, or that at a checkpoint."""
     at = {"checkpoint_id": checkpoint_id}
     body = AtCheckpoint(checkpoint=at, subgraphs=subgraphs, select=select)
-    return await state_at(call, request, thread_id, body)
+    return await state_at(call, runs, thread_id, body)
 
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
 @action("threads:read")
-async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckpoint) -> Response:
+async def state_at(call: Caller, runs: All, thread_id: Id, body: AtCheckpoint) -> Response:
     """The state at a checkpoint, also of a subgraph."""
     thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
     checkpoint = await checkpoint_at(call, config)
-    async with _graph_of(request, call, thread) as graph:
+    async with _graph_of(runs, call, thread) as graph:
         if graph is not None:
             found = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
@@ -106,7 +107,7 @@ async def state_at(call: Caller, request: Request, thread_id: Id, body: AtCheckp
 
 @routes.post("/threads/{thread_id}/state")
 @action("threads:update")
-async def update_state(call: Caller, request: Request, thread_id: Id, body: StateChange) -> Json:
+async def update_state(call: Caller, runs: All, thread_id: Id, body: StateChange) -> Json:
     """Update the state as if a node had returned the values.
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
@@ -114,7 +115,7 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
     thread = await call.permit_thread(thread_id)
     config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
     step = Superstep(updates=[Update(values=body.values, as_node=body.as_node)])
-    made = checkpoint_of(await updated(call, request, thread, config, [step]))
+    made = checkpoint_of(await updated(call, runs, thread, config, [step]))
     return {
         "checkpoint": made,
         "configurable": made,
@@ -126,24 +127,24 @@ async def update_state(call: Caller, request: Request, thread_id: Id, body: Stat
 @action("threads:read")
 async def history(
     call: Caller,
-    request: Request,
+    runs: All,
     thread_id: Id,
     limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
     before: str | None = None,
 ) -> Response:
     """The states of a thread, the newest first."""
-    return await search_history(call, request, thread_id, History(limit=limit, before=before))
+    return await search_history(call, runs, thread_id, History(limit=limit, before=before))
 
 
 @routes.post("/threads/{thread_id}/history")
 @action("threads:read")
-async def search_history(call: Caller, request: Request, thread_id: Id, body: History) -> Response:
+async def search_history(call: Caller, runs: All, thread_id: Id, body: History) -> Response:
     """The states of a thread, the newest first."""
     thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
     page: Json = {"limit": body.limit, "filter": body.metadata}
     page["before"] = config_of(thread_id, before) if before else None
-    async with _graph_of(request, call, thread) as graph:
+    async with _graph_of(runs, call, thread) as graph:
         if graph is not None:
             found = [each async for each in graph.aget_state_history(config, **page)]
         else:
@@ -156,7 +157,7 @@ async def search_history(call: Caller, request: Request, thread_id: Id, body: Hi
 
 async def updated(
     call: Call,
-    request: Request,
+    runs: Runs,
     thread: Thread,
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
@@ -164,7 +165,7 @@ async def updated(
     """Update a state; returns the config of the new one."""
     thread_id = thread["thread_id"]
     steps = [[each.state_update() for each in step.updates] for step in supersteps]
-    async with _graph_of(request, call, thread) as graph, call.threads.turn(thread_id):
+    async with _graph_of(runs, call, thread) as graph, call.threads.turn(thread_id):
         thread = await call.threads.get(thread_id)  # it may be deleted by now
         await checkpoint_at(call, config)
         if graph is None:
@@ -191,16 +192,16 @@ async def updated(
 
 
 @asynccontextmanager
-async def _graph_of(request: Request, call: Call, thread: Thread) -> AsyncIterator[Any]:
+async def _graph_of(runs: Runs, call: Call, thread: Thread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
-    name, graphs = thread["metadata"].get("graph_id"), request.app.state.runs.graphs
+    name, graphs = thread["metadata"].get("graph_id"), runs.graphs
     if name not in graphs:
         yield None
         return
-    config = {"configurable": {"thread_id": thread["thread_id"], "user_id": call.identity.user}}
-    what = "threads.update" if call.action == "threads:update" else "threads.read"
-    parts = (name, call.saver, call.store, config)
-    async with graphs.opened(*parts, access=what, user=call.identity.raw) as graph:
+    about = {"thread_id": thread["thread_id"], "user_id": call.identity.user}
+    parts = name, call.saver, call.store, RunnableConfig(configurable=about)
+    access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
+    async with graphs.opened(*parts, access=access, user=call.identity.raw) as graph:
         yield graph
 
 

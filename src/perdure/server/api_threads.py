@@ -21,6 +21,7 @@ from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import JSON, encoded, reply
+from perdure.server.runs import All
 from perdure.server.threads import Thread, checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
@@ -106,7 +107,7 @@ class Prune(BaseModel):
 
 @routes.post("/threads")
 @action("threads:create")
-async def create(call: Caller, request: Request, body: NewThread) -> Response:
+async def create(call: Caller, runs: All, body: NewThread) -> Response:
     """Create a thread."""
     asked = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
     given = await call.permit(asked | {"metadata": body.metadata or {}})
@@ -120,7 +121,7 @@ async def create(call: Caller, request: Request, body: NewThread) -> Response:
     call.record(thread_id=made["thread_id"])
     if body.supersteps:
         try:
-            await updated(call, request, made, config_of(made["thread_id"]), body.supersteps)
+            await updated(call, runs, made, config_of(made["thread_id"]), body.supersteps)
             made = await call.threads.get(made["thread_id"])
         except BaseException:
             await call.threads.delete(made["thread_id"])
@@ -164,13 +165,13 @@ async def count(call: Caller, body: ThreadFilters) -> int:
 
 @routes.post("/threads/prune")
 @action("threads:delete")
-async def prune(call: Caller, request: Request, body: Prune) -> dict[str, int]:
+async def prune(call: Caller, runs: All, body: Prune) -> dict[str, int]:
     """Delete threads, or all their checkpoints but the newest; unknown ids are passed over."""
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):
             if body.strategy == "delete":
-                await delete(call, request, thread_id)
+                await delete(call, runs, thread_id)
             else:
                 await call.permit({"thread_id": thread_id})
                 await call.threads.prune(thread_id, Retention(last=0))
@@ -200,10 +201,10 @@ async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChan
 
 @routes.delete("/threads/{thread_id}", status_code=204)
 @action("threads:delete")
-async def delete(call: Caller, request: Request, thread_id: Id) -> None:
+async def delete(call: Caller, runs: All, thread_id: Id) -> None:
     """Delete a thread with its checkpoints; memories that rest on it stay."""
     await call.permit_thread(thread_id)
-    await request.app.state.runs.stop(call.identity.tenant, thread_id)
+    await runs.stop(call.identity.tenant, thread_id)
     await call.threads.delete(thread_id)
 
 

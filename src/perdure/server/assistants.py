@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from langgraph_sdk.schema import AssistantSelectField, AssistantSortBy
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
@@ -28,6 +28,7 @@ from perdure.server.call import Call, Caller, Id, Page, SortedPage
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
+from perdure.server.runs import All, Runs
 from perdure.server.threads import checked_metadata, exists
 
 Assistant = dict[str, Any]
@@ -278,15 +279,6 @@ def _of_graph(name: str) -> Assistant:
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 
 
-async def graphs_of(request: Request) -> Graphs:
-    """The graphs that are served."""
-    graphs: Graphs = request.app.state.runs.graphs
-    return graphs
-
-
-Served = Annotated[Graphs, Depends(graphs_of)]
-
-
 def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if is_ours(name) or name in CheckpointAt.model_fields:
@@ -357,22 +349,22 @@ class Version(BaseModel):
     version: int
 
 
-async def permitted(call: Caller, graphs: Served, assistant_id: Id) -> Assistants:
+async def permitted(call: Caller, runs: All, assistant_id: Id) -> Assistants:
     """The assistants that may be reached, for what is asked of one of them."""
     await call.permit({"assistant_id": assistant_id})
-    return Assistants(call, graphs)
+    return Assistants(call, runs.graphs)
 
 
 Reached = Annotated[Assistants, Depends(permitted)]
 
 
 async def opened(
-    call: Caller, graphs: Served, reached: Reached, assistant_id: Id
+    call: Caller, runs: All, reached: Reached, assistant_id: Id
 ) -> AsyncIterator[tuple[str, Graph]]:
     """The graph of an assistant, with its name."""
     found = await reached.get(assistant_id)
-    parts = found["graph_id"], call.saver, call.store, found["config"]
-    async with graphs.opened(*parts, access="assistants.read", user=call.identity.raw) as graph:
+    parts, user = (found["graph_id"], call.saver, call.store, found["config"]), call.identity.raw
+    async with runs.graphs.opened(*parts, access="assistants.read", user=user) as graph:
         yield found["graph_id"], graph
 
 
@@ -381,20 +373,20 @@ Opened = Annotated[tuple[str, Graph], Depends(opened)]
 
 @routes.post("")
 @action("assistants:create")
-async def create(call: Caller, graphs: Served, body: NewAssistant) -> Response:
+async def create(call: Caller, runs: All, body: NewAssistant) -> Response:
     """Create an assistant of a graph; this is its version 1."""
     content, assistant_id = {**deepcopy(_PLAIN), **body.given()}, str(body.assistant_id)
     about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
     content["metadata"] = (await call.permit({**content, **about}))["metadata"]
-    created = Assistants(call, graphs).create(assistant_id, content, if_exists=body.if_exists)
+    created = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
     return await reply(await created)
 
 
 @routes.post("/search")
 @action("assistants:search")
-async def search(call: Caller, graphs: Served, body: AssistantSearch) -> Response:
+async def search(call: Caller, runs: All, body: AssistantSearch) -> Response:
     """The assistants that a search finds; `X-Pagination-Next` is the offset of the next ones."""
-    found = await _found(call, graphs, body)
+    found = await _found(call, runs, body)
     answer = await reply(body.shown(found))
     if len(found) > (end := body.offset + body.limit):
         answer.headers["X-Pagination-Next"] = str(end)
@@ -403,14 +395,14 @@ async def search(call: Caller, graphs: Served, body: AssistantSearch) -> Respons
 
 @routes.post("/count")
 @action("assistants:search")
-async def count(call: Caller, graphs: Served, body: AssistantFilters) -> int:
+async def count(call: Caller, runs: All, body: AssistantFilters) -> int:
     """How many assistants a search finds."""
-    return len(await _found(call, graphs, body))
+    return len(await _found(call, runs, body))
 
 
-async def _found(call: Call, graphs: Graphs, wanted: AssistantFilters) -> list[Assistant]:
+async def _found(call: Call, runs: Runs, wanted: AssistantFilters) -> list[Assistant]:
     wanted.metadata = (await call.permit(wanted.model_dump()))["metadata"]
-    return await Assistants(call, graphs).search(wanted)
+    return await Assistants(call, runs.graphs).search(wanted)
 
 
 @routes.get("/{assistant_id}")
@@ -422,22 +414,18 @@ async def get(reached: Reached, assistant_id: Id) -> Response:
 
 @routes.patch("/{assistant_id}")
 @action("assistants:update")
-async def update(call: Caller, graphs: Served, assistant_id: Id, body: AssistantChange) -> Response:
+async def update(call: Caller, runs: All, assistant_id: Id, body: AssistantChange) -> Response:
     """Make a new version of an assistant, which is the latest then."""
     changes = {"metadata": {}, **body.given()}
     asked = await call.permit({**changes, "assistant_id": assistant_id})
     changes["metadata"] = asked["metadata"]
-    return await reply(await Assistants(call, graphs).update(assistant_id, changes))
+    return await reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
 
 
 @routes.delete("/{assistant_id}", status_code=204)
 @action("assistants:delete")
 async def delete(
-    call: Caller,
-    request: Request,
-    reached: Reached,
-    assistant_id: Id,
-    delete_threads: bool = False,
+    call: Caller, runs: All, reached: Reached, assistant_id: Id, delete_threads: bool = False
 ) -> None:
     """Delete an assistant with all its versions; its threads stay, or are deleted before."""
     found = await reached.get(assistant_id)
@@ -448,7 +436,7 @@ async def delete(
         for thread in await searching.threads.search(wanted, _ALL):
             with suppress(UnknownThread):
                 deleting = call.another("threads:delete")
-                await api_threads.delete(deleting, request, thread["thread_id"])
+                await api_threads.delete(deleting, runs, thread["thread_id"])
     await reached.delete(assistant_id)
 
 

@@ -98,6 +98,12 @@ class Call:
         await self.permit({"thread_id": thread_id, **about})
         return await self.threads.get(thread_id)
 
+    async def permit_memories(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that say where the user's memories are, if the action is allowed."""
+        allowed = await self.permit({"namespace": self.memories, **value})
+        template, config = verbatim(tuple(allowed["namespace"]))
+        return {"namespace": template, "config": config}
+
     def used(self) -> AbstractContextManager[None]:
         """While it lasts, the database stays open; for what goes on after the reply."""
         return self._databases.used(self.identity.tenant)

@@ -26,7 +26,7 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.runs import LIVE
 from perdure.errors import PerdureError
 from perdure.server.access import Refused, action
-from perdure.server.api_runs import All, begin, look
+from perdure.server.api_runs import begin, look
 from perdure.server.assistants import UnknownAssistant, assistant_of_thread
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
@@ -34,7 +34,7 @@ from perdure.server.reply import JSON, encoded, status_of
 from perdure.server.run import Run
 from perdure.server.run_log import SEND_S, THREADS, Log, LoggedEvent, streamed, told
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import Runs
+from perdure.server.runs import All, Runs
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2

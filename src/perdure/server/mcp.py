@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, wraps
@@ -25,7 +25,7 @@ from perdure import __version__, memory
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import InvalidValue, PerdureError, UnknownThread
 from perdure.server.access import Identity, Local, action, public
-from perdure.server.call import Call, Caller, verbatim
+from perdure.server.call import Call, Caller
 from perdure.server.databases import Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.reply import as_text, cut, status_of
@@ -63,7 +63,7 @@ async def recall(
     ] = None,
 ) -> str:
     """Look up what is known of the user from earlier conversations, the best answers first."""
-    place = await _place(call, {"query": query, "limit": limit})
+    place = await call.permit_memories({"query": query, "limit": limit})
     place |= {"min_score": min_score, "explain": True}
     found = await memory.arecall(query, store=call.store, limit=limit, **place)
     if not found.memories:
@@ -85,7 +85,7 @@ async def remember(
     ],
 ) -> str:
     """Keep something about the user for later conversations."""
-    place = await _place(call, {"value": {"text": text, "kind": "fact"}})
+    place = await call.permit_memories({"value": {"text": text, "kind": "fact"}})
     source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC))
     done = await memory.aremember(text, provenance=source, store=call.store, **place)
     call.record(key=done.key)
@@ -101,7 +101,7 @@ async def forget(
     call: Call, key: Annotated[str, Field(description="The id, as recall gave it.")]
 ) -> str:
     """Erase a memory for good, with all its versions. Only if the user wants that."""
-    place = await _place(call, {"key": key})
+    place = await call.permit_memories({"key": key})
     receipt = await memory.aforget(key, store=call.store, **place)
     call.record(hashes=receipt.hashes)
     clean = "No byte of it is left" if receipt.clean else "Its bytes go with the next clean-up"
@@ -182,13 +182,6 @@ async def read_thread(
 
 Tool = Callable[..., Awaitable[str]]
 TOOLS: Final[tuple[Tool, ...]] = (recall, remember, forget, search_threads, read_thread)
-
-
-async def _place(call: Call, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Permit a call on the user's memories; returns the arguments that say where those are."""
-    allowed = await call.permit({"namespace": call.memories, **value})
-    template, config = verbatim(tuple(allowed["namespace"]))
-    return {"namespace": template, "config": config}
 
 
 def _message(message: BaseMessage) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from perdure.server.call import Caller
 from perdure.server.pages import SHORT, Number, Pages, Text, changes, go_to, page, short
 from perdure.server.pages_threads import OfThread
 from perdure.server.reply import as_text, cut
+from perdure.server.runs import All
 
 routes = Pages()
 PAGE: Final = 100
@@ -240,7 +241,7 @@ async def delete_preview(request: Request, of: OfThread) -> Response:
 
 @routes.post("/ui/delete")
 @action("threads:delete")
-async def delete(call: Caller, request: Request, id: str) -> Response:
+async def delete(call: Caller, runs: All, id: str) -> Response:
     """Delete a thread."""
-    await api_threads.delete(call, request, id)
+    await api_threads.delete(call, runs, id)
     return go_to("/ui/threads")

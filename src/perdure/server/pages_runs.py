@@ -20,14 +20,14 @@ from perdure.checkpointers.runs import LIVE
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.server.access import Forbidden, Refused, action
-from perdure.server.api_runs import All, begin, reached
+from perdure.server.api_runs import begin, reached
 from perdure.server.assistants import assistant_of_thread
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.reply import JSON, as_text, escaped, wants_json
 from perdure.server.run import Run, request_of, shown
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import Runs
+from perdure.server.runs import All, Runs
 from perdure.server.threads import Thread
 
 routes = Pages()

@@ -18,11 +18,11 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
-from perdure.server.api_runs import All
 from perdure.server.call import Call, Caller
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import begins, talk_of
 from perdure.server.reply import as_text, cut
+from perdure.server.runs import All
 from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()

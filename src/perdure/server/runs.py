@@ -7,9 +7,12 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import Due, LiveRun, RunRow
 from perdure.checkpointers.runs import ALL_RUNS, KEPT, LIVE
@@ -383,3 +386,13 @@ def plain(login: Any) -> Any:
     if login is None or isinstance(login, Mapping | str):
         return login
     return vars(login) if hasattr(login, "__dict__") else None
+
+
+async def runs_of(connection: HTTPConnection) -> Runs:
+    """The runs of the process."""
+    runs: Runs = connection.app.state.runs
+    return runs
+
+
+All = Annotated[Runs, Depends(runs_of)]
+"""An endpoint's argument."""

@@ -15,13 +15,13 @@ from fastapi import APIRouter, Query, Request, Response
 from perdure.checkpointers.runs import LIVE, RunState
 from perdure.errors import UnknownThread
 from perdure.server.access import Refused, action
-from perdure.server.api_runs import ENDS, All, look
+from perdure.server.api_runs import ENDS, look
 from perdure.server.api_states import checkpoint_of, config_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LOOK_S, frame, streamed
 from perdure.server.run_queue import SWEEP_S
-from perdure.server.runs import Runs
+from perdure.server.runs import All, Runs
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]

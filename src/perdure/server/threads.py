@@ -340,13 +340,7 @@ class Threads:
 
         It waits so long while threads are read that have changed; see `memory.search_threads`.
         """
-        match, narrowed = self._match(query), self._narrowed(query)
-        owner = (narrowed.metadata or {}).get("owner")
-        visible = VisibleThreads(
-            narrowed,
-            lambda thread: match(thread) is not None,
-            owner if isinstance(owner, str) else None,
-        )
+        visible = VisibleThreads(self._narrowed(query), self._match(query))
 
         def search() -> ThreadHits:
             return SaidSearch.of(self._saver, store).search(text, visible, limit, wait_s=wait_s)
