@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
@@ -12,11 +12,10 @@ from starlette.responses import Response
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
-from perdure.server.reply import reply
+from perdure.server.reply import Json, reply
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 
 routes = APIRouter(tags=["memories"])
-Json = dict[str, Any]
 
 
 class Question(BaseModel):

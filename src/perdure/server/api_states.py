@@ -18,14 +18,13 @@ from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, Unkn
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
-from perdure.server.reply import reply
+from perdure.server.reply import Json, reply
 from perdure.server.run_request import CheckpointAt, Order
 from perdure.server.runs import All, Runs
 from perdure.server.threads import Thread, interrupt_of
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
-Json = dict[str, Any]
 
 
 class AtCheckpoint(BaseModel):

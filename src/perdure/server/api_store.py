@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from langgraph.store.base import NOT_PROVIDED
@@ -12,11 +12,10 @@ from starlette.responses import Response
 from perdure.errors import InvalidValue
 from perdure.server.access import action
 from perdure.server.call import Call, Caller
-from perdure.server.reply import reply
+from perdure.server.reply import Json, reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["store"])
-Json = dict[str, Any]
 Limit = Annotated[int, Field(ge=1, le=1000)]
 Offset = Annotated[int, Field(ge=0)]
 

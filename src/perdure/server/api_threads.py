@@ -20,14 +20,13 @@ from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
-from perdure.server.reply import JSON, encoded, reply
+from perdure.server.reply import JSON, Json, encoded, reply
 from perdure.server.runs import All
 from perdure.server.threads import Thread, checked_metadata
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
-Json = dict[str, Any]
 Metadata = Annotated[Json, AfterValidator(checked_metadata)]
 Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 READ: Final = 1_000

@@ -10,8 +10,8 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from functools import cache, partial
+from contextlib import asynccontextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
@@ -119,22 +119,19 @@ class Graphs:
             raise UnknownGraph(
                 f"the graph {name!r} is not served; the graphs are {', '.join(self._sources)}"
             )
-        source = self._sources[name]
-        if isinstance(source, _Own):
-            source = self._sources[name] = await asyncio.to_thread(source.make)
-        if isinstance(source, Pregel):
-            yield _bound(source, saver, store)
-            return
-        shared = {"access_context": access, "user": user, "store": store}
-        runtime = partial(_RUNNING, context=context) if access == "threads.create_run" else _READING
-        made = await asyncio.to_thread(_made, source, config or {}, runtime(**shared))
-        if inspect.isawaitable(made):
-            made = await made
-        if hasattr(made, "__aenter__"):
-            async with made as graph:
-                yield _bound(graph, saver, store)
-        else:
-            yield _bound(made, saver, store)
+        made = self._sources[name]
+        if isinstance(made, _Own):
+            made = self._sources[name] = await asyncio.to_thread(made.make)
+        if not isinstance(made, Pregel):
+            shared = {"access_context": access, "user": user, "store": store}
+            runs = access == "threads.create_run"
+            runtime = _RUNNING(**shared, context=context) if runs else _READING(**shared)
+            made = await asyncio.to_thread(_made, made, config or {}, runtime)
+            if inspect.isawaitable(made):
+                made = await made
+        entered: Any = made if hasattr(made, "__aenter__") else nullcontext(made)
+        async with entered as graph:
+            yield _bound(graph, saver, store)
 
 
 class _Own(NamedTuple):

@@ -45,6 +45,8 @@ _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]
     (ConfigurationError, InvalidFilter, InvalidMessages, InvalidNamespace): 422,
     (InvalidPatch, InvalidUpdate, SerializationError): 422,
 }
+Json = dict[str, Any]
+"""An object of JSON."""
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
