@@ -23,7 +23,7 @@ from perdure.server.call import Call, Caller, Id, SortedPage
 from perdure.server.reply import JSON
 from perdure.server.run_request import Given
 from perdure.server.runs import All, Runs, plain
-from perdure.server.schedule import CronRequest
+from perdure.server.schedule import CronOptions, CronRequest
 from perdure.server.threads import checked_metadata
 
 routes = APIRouter(tags=["crons"])
@@ -109,7 +109,8 @@ async def delete(call: Caller, cron_id: Id) -> None:
 @action("crons:search")
 async def search(call: Caller, runs: All, body: CronSearch) -> Response:
     """Crons that match, the newest first unless another order is given."""
-    rows = [row for row in await _found(call, runs, body) if body.enabled in (None, row["enabled"])]
+    crons = map(_shown, await _found(call, runs, body))
+    rows = [row for row in crons if body.enabled in (None, row["enabled"])]
     return JSON(body.shown(rows, now=datetime.now(UTC)))
 
 
@@ -147,13 +148,13 @@ async def _reached(call: Call, cron_id: str) -> CronRow:
     return cron
 
 
-async def _found(call: Call, runs: Runs, wanted: CronFilters) -> list[dict[str, Any]]:
+async def _found(call: Call, runs: Runs, wanted: CronFilters) -> list[CronRow]:
     asked = await call.permit(wanted.model_dump())
     has_wanted = containing(asked["metadata"] or {})
     named = own(runs.graphs, wanted.assistant_id or "")
     assistant_id = named["assistant_id"] if named else wanted.assistant_id
     return [
-        _shown(cron)
+        cron
         for cron in await CronTable(call.saver).all()
         if meets(cron.content["metadata"], call.filter)
         and has_wanted(cron.content["metadata"])
@@ -168,16 +169,17 @@ def _unknown(cron_id: str) -> Refused:
 
 def _shown(cron: CronRow) -> dict[str, Any]:
     """A cron as langgraph's clients know it."""
-    content = cron.content
-    request = CronRequest.model_validate(content["payload"])
+    content, payload = cron.content, cron.content["payload"]
+    options = CronOptions.model_validate(payload)
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
-        **request.model_dump(include={"assistant_id", *_TIMES}),
-        "on_run_completed": request.on_run_completed if cron.thread_id is None else None,
+        "assistant_id": payload["assistant_id"],
+        **options.model_dump(include=_TIMES),
+        "on_run_completed": options.on_run_completed if cron.thread_id is None else None,
         "created_at": _time(cron.created_at),
         "updated_at": _time(cron.updated_at),
-        "payload": content["payload"],
+        "payload": payload,
         "user_id": content["user"],
         "next_run_date": _time(cron.next_at),
         "metadata": content["metadata"],

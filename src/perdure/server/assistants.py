@@ -152,8 +152,8 @@ class Assistants:
         return [
             row
             for row in rows
-            if self._reaches(row)
-            and has_wanted(self._seen(row))
+            if meets(seen := self._seen(row), self._filter)
+            and has_wanted(seen)
             and wanted.graph_id in (None, row["graph_id"])
             and name in row["name"].casefold()
         ]

@@ -25,7 +25,7 @@ from perdure.server.auth_file import User
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.run_queue import DatabaseRuns
-from perdure.server.run_request import RunRequest
+from perdure.server.run_request import Given, RunRequest
 from perdure.server.runs import Runs
 
 PATIENCE_S: Final = 10
@@ -36,8 +36,8 @@ _LATER: Final = (429, 503)  # it is to be asked again
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class CronRequest(RunRequest):
-    """The body of a request for a cron: that of its runs, and when they are."""
+class CronOptions(Given):
+    """When a cron runs, and what becomes of the threads of its runs."""
 
     schedule: str = Field(max_length=_LONGEST)
     timezone: str | None = None
@@ -77,6 +77,10 @@ class CronRequest(RunRequest):
         end = self.end_time and self.end_time.replace(tzinfo=self.end_time.tzinfo or UTC)
         is_over = end is not None and at > end
         return None if is_over or not self.enabled else at.timestamp()
+
+
+class CronRequest(RunRequest, CronOptions):
+    """The body of a request for a cron: that of its runs, and when they are."""
 
 
 def _next(times: croniter, zone: ZoneInfo) -> datetime:
