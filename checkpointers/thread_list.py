@@ -287,15 +287,12 @@ class ThreadList:
             left[:] = yield from self._reader.new_keys(1)
             thread.key = left.pop()
             made = self._sql("new_thread", thread.key, thread_id, 0, thread.stamp, now, now)
+            titled = self._sql("set_title", None, b"", thread.key)  # its head tells nothing
             sealed = seal_client(self._seal, thread_id, client)
             try:
-                yield Guarded([made])
+                yield Guarded([made, titled, self._sql("set_client", *sealed, thread.key)])
             except Stale:
                 return False
-            yield [
-                self._sql("set_title", None, b"", thread.key),  # its head tells nothing
-                self._sql("set_client", *sealed, thread.key),
-            ]
             return True
 
         def committed(made: bool) -> None:
@@ -328,9 +325,8 @@ class ThreadList:
                 if listed is not None:
                     client, ended = make(listed)
                     if client is not None and client != listed.client:
-                        yield self._sql(
-                            "set_client", *seal_client(self._seal, thread_id, client), key
-                        )
+                        sealed = seal_client(self._seal, thread_id, client)
+                        yield self._sql("set_client", *sealed, key)
                         yield self._sql("unread", key)
                     if ended != listed.ended:
                         yield self._sql("set_status", ended, key)
@@ -378,10 +374,8 @@ class ThreadList:
     aexpire = awaited(expire)
 
     def _write(self, thread_id: str, name: str, *params: Any) -> None:
-        def flow() -> Flow[None]:
-            yield self._sql(name, *params, thread_id)
-
-        self._database.write(flow, exclusive=(thread_id,))
+        sql = self._sql[name]
+        self._database.write(lambda: rows_of(sql, *params, thread_id), exclusive=(thread_id,))
 
     def copy(
         self,
