@@ -383,9 +383,7 @@ class Runs:
 
 def plain(login: Any) -> Any:
     """What is kept of a user whom a handler returned, so that a run can go on elsewhere."""
-    if login is None or isinstance(login, Mapping | str):
-        return login
-    return vars(login) if hasattr(login, "__dict__") else None
+    return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 
 
 async def runs_of(connection: HTTPConnection) -> Runs:

@@ -135,13 +135,9 @@ class Schedule:
             await table.advance(cron, next_at)
 
     async def _run(self, tenant: str | None, request: CronRequest, due: Due) -> None:
-        content, login = due.cron.content, due.cron.content["login"]
-        then = Identity(
-            content["user"],
-            tenant,
-            frozenset(content["permissions"]),
-            User(login) if isinstance(login, dict) else login,
-        )
+        content = due.cron.content
+        login = None if content["login"] is None else User(content["login"])
+        then = Identity(content["user"], tenant, frozenset(content["permissions"]), login)
         again = getattr(self._access, "again", None)  # keys may be revoked meanwhile
         identity = await again(then) if again else then
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
