@@ -72,6 +72,23 @@ def decode(text: str) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
+def typed_object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object that somebody typed; `what` names it in the error.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        value, why = json.loads(text), ""
+    except (ValueError, RecursionError) as exc:
+        value, why = None, f", which is no JSON ({exc})"
+    if not isinstance(value, dict):
+        raise ConfigurationError(
+            f'{what} is {text!r:.80}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
+        )
+    return value
+
+
 def fault(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
     """The first part of a value that is no JSON, as its path and what it is; empty: it is JSON.
 

@@ -10,7 +10,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server.pages import HEADERS, size, visible
+from perdure.server.pages import HEADERS, visible
 from perdure.settings import Settings
 from tests.server.graphs import ask
 from tests.talks import talk
@@ -32,13 +32,14 @@ def test_stored_text_is_shown_as_text(text: str, shown: str) -> None:
     assert visible(text, isolated=False) == shown
 
 
-def test_sizes_have_units() -> None:
-    assert [size(0), size(999), size(1500), size(2.5e9)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.5 kB",
-        "2.5 GB",
-    ]
+def test_sizes_have_units(client: httpx.Client) -> None:
+    for n, length in enumerate((988, 1489, 2_499_989)):
+        item = {"namespace": [f"n{n}"], "key": "k", "value": {"text": "x" * length}}
+        client.put("/store/items", json=item).raise_for_status()
+    page = client.get("/ui/store", headers=HTML).text
+
+    for size in ("999 bytes", "1.5 kB", "2.5 MB"):
+        assert f"1 item · {size}" in page
 
 
 def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: Settings) -> None:

@@ -6,7 +6,6 @@ import json as jsonlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -115,21 +114,17 @@ def _is_message(value: Any) -> bool:
 
 def heading(item: HistoryItem) -> Line:
     """Who said something, when, and by which model, as far as that is known."""
+    from perdure.memory.thread_messages import time_of
+
     value, mark = item.value, "●" if item.seen else "◌" if item.branch else "○"
     if not _is_message(value):
         return Line(mark, "bold")
     of_model = value.response_metadata
     name = value.name if value.type == "tool" else None
     model = of_model.get("model_name") or of_model.get("model")
-    parts = [value.type, name, _said_at(of_model.get("create_time")), model]
+    parts = [value.type, name, moment(time_of(of_model.get("create_time"))), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
-
-
-def _said_at(seconds: Any) -> str:
-    with suppress(TypeError, ValueError, OverflowError, OSError):
-        return moment(datetime.fromtimestamp(seconds, UTC))
-    return ""
 
 
 def spoken(value: Any) -> Iterator[Line]:

@@ -79,20 +79,11 @@ def shown(labels: tuple[str, ...]) -> str:
     return "/".join(re.sub(r"([\\/])", r"\\\1", label) for label in labels) or _ROOT
 
 
-def _object(text: str | None, what: str) -> dict[str, Any] | None:
-    """A JSON object that was typed; None if none was."""
-    if text is None:
-        return None
-    try:
-        value, why = jsonlib.loads(text), ""
-    except (ValueError, RecursionError) as exc:
-        value, why = None, f", which is no JSON ({exc})"
-    if not isinstance(value, dict):
-        cut = repr(text if len(text) <= 80 else f"{text[:79]}…")
-        raise ConfigurationError(
-            f'{what} is {cut}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
-        )
-    return value
+def _conditions(filter: str | None) -> dict[str, Any] | None:
+    """What `--filter` says; None: it is not given."""
+    from perdure.stores.values import typed_object
+
+    return None if filter is None else typed_object(filter, "--filter")
 
 
 def _place(
@@ -121,9 +112,13 @@ def put(
         raise ConfigurationError("give the value as JSON, as - for stdin, or as --text")
     if ttl is not None and not ttl > 0:
         raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")
-    typed = _object(sys.stdin.read() if value == "-" else value, "the value")
+    from perdure.stores.values import typed_object
+
+    new = {"text": text}
+    if value is not None:
+        new = typed_object(sys.stdin.read() if value == "-" else value, "the value")
     with opened(db, create=True) as file:
-        file.store.put(where, key, {"text": text} if typed is None else typed, ttl=ttl)
+        file.store.put(where, key, new, ttl=ttl)
         item = file.store.get(where, key, refresh_ttl=False)
     assert item is not None  # it was put just now
     if json:
@@ -190,7 +185,7 @@ def search(
     json: AsJson = False,
 ) -> None:
     """List items under a prefix, or search them."""
-    where, conditions = namespace(prefix), _object(filter, "--filter")
+    where, conditions = namespace(prefix), _conditions(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
     with opened(db, reads=True) as file, at_work("reading the search index …"):
         items = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
@@ -270,7 +265,7 @@ def forget(
 
     All versions go, and the messages that their provenance names in the same database.
     """
-    where, conditions = None if prefix is None else namespace(prefix), _object(filter, "--filter")
+    where, conditions = None if prefix is None else namespace(prefix), _conditions(filter)
     if where is None and not conditions and not query:
         raise ConfigurationError(
             "nothing says what to forget; give a prefix (/ is all), --filter or --query"

@@ -182,9 +182,15 @@ class Tables:
         return sorted({*owners})
 
 
-_OF_THREAD: Final = "JOIN threads t ON t.thread = "
+_OF_THREAD: Final = "t.thread_id", "LEFT JOIN threads t ON t.thread = r.thread"
 _OF_NAMESPACE: Final = (
-    f"LEFT JOIN namespaces n ON n.namespace = r.namespace LEFT {_OF_THREAD}n.thread"
+    "t.thread_id, n.ns",
+    "LEFT JOIN namespaces n ON n.namespace = r.namespace "
+    "LEFT JOIN threads t ON t.thread = n.thread",
+)
+_OF_LOG: Final = (
+    "t.thread_id, l.name",
+    "LEFT JOIN logs l ON l.log = r.id >> 32 LEFT JOIN threads t ON t.thread = l.thread",
 )
 _TAGS: Final = Table("tags", "tag, checkpoint", "")
 
@@ -207,26 +213,13 @@ class ThreadTables(Tables):
             sealed=lambda row: [("client", row[0]), ("title", row[0])],
         ),
         Table(
-            "namespaces",
-            "namespace, thread, ns, pinned",
-            "t.thread_id",
-            f"LEFT {_OF_THREAD}r.thread",
-            key="namespace",
-            names="ns",
+            "namespaces", "namespace, thread, ns, pinned", *_OF_THREAD, key="namespace", names="ns"
         ),
-        Table(
-            "logs",
-            "log, thread, name",
-            "t.thread_id",
-            f"LEFT {_OF_THREAD}r.thread",
-            key="log",
-            names="name",
-        ),
+        Table("logs", "log, thread, name", *_OF_THREAD, key="log", names="name"),
         Table(
             "items",
             "id, h, body",
-            "t.thread_id, l.name",
-            f"LEFT JOIN logs l ON l.log = r.id >> 32 LEFT {_OF_THREAD}l.thread",
+            *_OF_LOG,
             large="body",
             flags=[3],  # the hash depends on the key; aliases have none
             sealed=lambda row: [item_place(row[0], row[1], row[2] & 0xFFFFFFFF)],
@@ -234,8 +227,7 @@ class ThreadTables(Tables):
         Table(
             "checkpoints",
             "id, namespace, uid, parent, began, put_at, body",
-            "t.thread_id, n.ns",
-            _OF_NAMESPACE,
+            *_OF_NAMESPACE,
             keyed="uid",
             large="body",
             ids=[4, 5],
@@ -244,8 +236,7 @@ class ThreadTables(Tables):
         Table(
             "writes",
             "namespace, uid, task, path, body",
-            "t.thread_id, n.ns",
-            _OF_NAMESPACE,
+            *_OF_NAMESPACE,
             key="namespace, uid, task",
             names="path",
             keyed="uid, task",
@@ -257,8 +248,7 @@ class ThreadTables(Tables):
             "runs",
             "thread, seq, run_id, status, owner, graph, attempt, cancel, created_at, updated_at, "
             "not_before, about, error, request",
-            "t.thread_id",
-            f"LEFT {_OF_THREAD}r.thread",
+            *_OF_THREAD,
             key="thread, seq",
             top=ALL,
             names="graph",
@@ -325,10 +315,11 @@ class ThreadTables(Tables):
         return tags_of(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
 
 
-_PATH: Final = "LEFT JOIN store_namespaces n ON n.ns = "
+_OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.ns = r.ns"
 _OF_VERSION: Final = (
+    "n.path",
     "LEFT JOIN store_items i ON i.id = r.id LEFT JOIN store_versions v ON v.id = r.id "
-    f"{_PATH}coalesce(i.ns, v.ns)"
+    "LEFT JOIN store_namespaces n ON n.ns = coalesce(i.ns, v.ns)",
 )
 _COMMON: Final = "id, ns, key, version, created_at, valid_from"
 
@@ -349,8 +340,7 @@ class StoreTables(Tables):
         Table(
             "store_items",
             f"{_COMMON}, expires_at, made, ttl, size, searched, value, provenance",
-            "n.path",
-            f"{_PATH}r.ns",
+            *_OF_PATH,
             names="key",
             large="value, provenance",
             flags=[-3],
@@ -359,8 +349,7 @@ class StoreTables(Tables):
         Table(
             "store_versions",
             f"seq, {_COMMON}, valid_to, made, searched, value, provenance",
-            "n.path",
-            f"{_PATH}r.ns",
+            *_OF_PATH,
             key="seq",
             names="key",
             large="value, provenance",
@@ -370,16 +359,14 @@ class StoreTables(Tables):
         Table(
             "store_index",
             "id, model, fields, vectors",
-            "n.path",
-            _OF_VERSION,
+            *_OF_VERSION,
             large="fields, vectors",
             sealed=lambda row: [("vectors", row[1])],
         ),
         Table(
             "store_pending",
             "id, attempts, error",
-            "n.path",
-            _OF_VERSION,
+            *_OF_VERSION,
             large="error",
             sealed=lambda row: [("pending", row[1])],
         ),

@@ -6,7 +6,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,12 +16,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from markupsafe import Markup, escape
 from pydantic import Field
+from rich.filesize import decimal
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perdure.checkpointers import StateDifference
 from perdure.errors import ConfigurationError
 from perdure.memory.quotation import block_name
+from perdure.memory.thread_messages import time_of
 from perdure.server.access import Action, action
 from perdure.server.reply import JSON, as_text, cut, encoded, wants_json
 
@@ -46,7 +47,7 @@ def shown(value: Any, long: int = LONG) -> dict[str, Any]:
         "type": message.type if message else type(value).__name__,
         "id": message and message.id,
         "name": message and message.name,
-        "at": _moment(known.get("create_time")),
+        "at": time_of(known.get("create_time")),
         "model": known.get("model_name") or known.get("model"),
         "failed": isinstance(value, ToolMessage) and value.status == "error",
         "blocks": [
@@ -91,12 +92,6 @@ def _blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
             yield "other", block_name(block) if kind else _DATA.sub(r"[\1]", as_text(block))
         else:
             yield "text" if kind == "text" else "reasoning", text
-
-
-def _moment(seconds: Any) -> datetime | None:
-    with suppress(TypeError, ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(seconds, UTC)
-    return None
 
 
 def changes(change: StateDifference) -> list[dict[str, Any]]:
@@ -192,15 +187,6 @@ def ago(at: datetime) -> str:
     return f"{int(left)} y"
 
 
-def size(count: float) -> str:
-    """A number of bytes in its unit: `"1.5 MB"`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.{int(unit != 'bytes')}f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def as_json_text(value: Any) -> str:
     """A value as indented JSON, to be shown."""
     return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
@@ -238,8 +224,8 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {"visible": visible, "plain": plain, "short": short}
+_TEMPLATES.filters |= {"ago": ago, "size": decimal, "as_json": as_json_text}
 _TEMPLATES.tests["ids"] = are_ids
-_TEMPLATES.filters |= {"ago": ago, "size": size, "as_json": as_json_text}
 _TEMPLATES.globals |= {"query": query}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {

@@ -25,6 +25,7 @@ from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
 from perdure.server.reply import encoded, escaped, status_of
 from perdure.stores import Provenance
+from perdure.stores.values import typed_object
 
 routes = Pages()
 Namespace = tuple[str, ...]
@@ -125,7 +126,7 @@ async def items(
     start: Number = 0,
 ) -> Response:
     """The items under a namespace."""
-    chosen = _object(filter, "the filter") if filter.strip() else None
+    chosen = typed_object(filter, "the filter") if filter.strip() else None
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
@@ -259,7 +260,7 @@ async def edit(
         if present is not None:  # it expires when it would have
             left = present.expires_at and present.expires_at - datetime.now(UTC)
             options["ttl"] = left and max(left.total_seconds() / 60, 0.01)
-        new = _object(value, "the value")
+        new = typed_object(value, "the value")
         await call.store.aput(*place, new, if_version=version, provenance=by_hand, **options)
         return go_to("/ui/memory", **place._asdict(), done="saved")
     except PerdureError as exc:
@@ -299,16 +300,6 @@ def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, Runnabl
 
 def _by_hand(call: Call) -> Provenance:
     return Provenance(actor=call.identity.user, trust="user", at=datetime.now(UTC))
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ConfigurationError(f"{what} is no JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise ConfigurationError(f'{what} is {text!r:.80}; expected an object, like {{"a": 1}}')
-    return found
 
 
 # -- what changed between two values, path by path and word by word
