@@ -73,9 +73,8 @@ class Assistants:
             UnknownAssistant: There is none, or it may not be reached.
         """
         found = own(self._graphs, assistant_id)
-        if found is None and (key := _canonical(assistant_id)):
-            row = await self._table.get(key)
-            found = None if row is None else _shown(row)
+        if found is None and (row := await self._table.get(_canonical(assistant_id))):
+            found = _shown(row)
         if found is None or not self._reaches(found):
             raise unknown(self._graphs, assistant_id)
         return found
@@ -135,14 +134,15 @@ class Assistants:
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
         """Have another version be the latest; see `update`."""
         key = self._changeable(assistant_id)
-        if version not in [row["version"] for row in await self.versions(key)]:
+        if version not in [row["version"] for row in await self.versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
         await self._table.set_latest(key, version)
         return await self.get(key)
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions; see `update`."""
-        await self.get(key := self._changeable(assistant_id))
+        key = self._changeable(assistant_id)
+        await self.get(assistant_id)
         await self._table.delete(key)
 
     async def search(self, wanted: AssistantFilters) -> list[Assistant]:
@@ -172,9 +172,7 @@ class Assistants:
                 f"assistant {assistant_id!r} is that of the graph {found['graph_id']!r} and cannot "
                 "be changed or deleted: create another one of the graph"
             )
-        if key := _canonical(assistant_id):
-            return key
-        raise unknown(self._graphs, assistant_id)
+        return _canonical(assistant_id)
 
     def _checked(self, content: Mapping[str, Any]) -> dict[str, Any]:
         if content["graph_id"] not in self._graphs:
@@ -244,10 +242,12 @@ async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, A
     return graph
 
 
-def _canonical(assistant_id: str) -> str | None:
-    with suppress(ValueError):
+def _canonical(assistant_id: str) -> str:
+    """An id as it is stored; `""`, which no assistant has, of what is none."""
+    try:
         return str(UUID(assistant_id))
-    return None
+    except ValueError:
+        return ""
 
 
 def _shown(row: AssistantRow) -> Assistant:
