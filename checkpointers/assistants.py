@@ -5,13 +5,35 @@ What clients gave a version is sealed. A version never changes.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from perdure.checkpointers.records import AssistantRow, open_assistant, seal_assistant
 from perdure.checkpointers.server_table import ServerTable
-from perdure.storage.flow import Flow, Last, Statement
+from perdure.storage.encryption import Place
+from perdure.storage.flow import Flow, Last, Row, Statement
+
+
+class AssistantRow(NamedTuple):
+    """A version of an assistant.
+
+    Attributes:
+        created_at: When it was made; of the latest version, when the assistant was.
+        since: When it became the latest version; None: it is not.
+        content: What clients gave it.
+    """
+
+    assistant_id: str
+    version: int
+    created_at: float
+    since: float | None
+    content: dict[str, Any]
+
+
+def assistant_place(assistant_id: str, version: int) -> Place:
+    """The data that binds a version to its row."""
+    return ("assistant", assistant_id, version)
 
 
 class AssistantTable(ServerTable):
@@ -55,7 +77,7 @@ class AssistantTable(ServerTable):
             rows = yield self._sql("latest_version", assistant_id)
             if not rows:
                 return None
-            before, version, now = open_assistant(self._seal, rows[0]), rows[0][-1] + 1, time.time()
+            before, version, now = self._opened(rows[0]), rows[0][-1] + 1, time.time()
             content = change(before)
             yield Last(self._added(assistant_id, version, content, now))
             return before._replace(version=version, since=now, content=content)
@@ -74,11 +96,17 @@ class AssistantTable(ServerTable):
     def _added(
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
-        sealed = seal_assistant(self._seal, assistant_id, version, content)
+        place = assistant_place(assistant_id, version)
+        sealed = self._seal.seal(json.dumps(content).encode(), place)
         return [
             self._sql("add_version", assistant_id, version, now, sealed),
             self._sql("set_latest", version, now, assistant_id),
         ]
 
     async def _read(self, name: str, *params: Any) -> list[AssistantRow]:
-        return [open_assistant(self._seal, row) for row in await self._rows(name, *params)]
+        return [self._opened(row) for row in await self._rows(name, *params)]
+
+    def _opened(self, row: Row) -> AssistantRow:
+        assistant_id, version, created_at, since, content, *_ = row
+        given = json.loads(self._seal.open(content, assistant_place(assistant_id, version)))
+        return AssistantRow(assistant_id, version, created_at, since, given)

@@ -440,48 +440,6 @@ def seal_cron(seal: Seal, cron: CronRow) -> bytes:
     return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
 
 
-# -- assistants of the server
-
-
-class AssistantRow(NamedTuple):
-    """A version of an assistant.
-
-    Attributes:
-        created_at: When it was made; of the latest version, when the assistant was.
-        since: When it became the latest version; None: it is not.
-        content: What clients gave it.
-    """
-
-    assistant_id: str
-    version: int
-    created_at: float
-    since: float | None
-    content: dict[str, Any]
-
-
-def open_assistant(seal: Seal, row: Row) -> AssistantRow:
-    """A version, from its row `(assistant_id, version, created_at, since, content)`.
-
-    Raises:
-        CorruptRecord: It was damaged or tampered with.
-    """
-    assistant_id, version, created_at, since, content, *_ = row
-    opened = json.loads(seal.open(content, assistant_place(assistant_id, version)))
-    return AssistantRow(assistant_id, version, created_at, since, opened)
-
-
-def seal_assistant(
-    seal: Seal, assistant_id: str, version: int, content: Mapping[str, Any]
-) -> bytes:
-    """The content of a version, as it is stored."""
-    return seal.seal(json.dumps(content).encode(), assistant_place(assistant_id, version))
-
-
-def assistant_place(assistant_id: str, version: int) -> Place:
-    """The data that binds a version to its row."""
-    return ("assistant", assistant_id, version)
-
-
 def _opened(seal: Seal, body: bytes, place: Place) -> Any:
     try:
         return unpack(seal.open(body, place))

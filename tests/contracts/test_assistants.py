@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.checkpointers.assistants import AssistantTable
-from perdure.checkpointers.records import AssistantRow
+from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.errors import CorruptRecord
 from perdure.storage.flow import rows_of
 from tests.backends import BACKENDS

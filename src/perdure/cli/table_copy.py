@@ -16,11 +16,11 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
+from perdure.checkpointers.assistants import assistant_place
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
-    assistant_place,
     checkpoint_place,
     content_hash,
     found_by,

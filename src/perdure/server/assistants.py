@@ -18,8 +18,7 @@ from langgraph_sdk.schema import AssistantSelectField, AssistantSortBy
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
-from perdure.checkpointers.assistants import AssistantTable
-from perdure.checkpointers.records import AssistantRow
+from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server import api_threads
