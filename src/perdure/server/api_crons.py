@@ -81,8 +81,6 @@ async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> 
     cron = await _reached(call, cron_id)
     if unknown := body.keys() - CronRequest.model_fields.keys():
         raise ConfigurationError(f"a cron has no {', '.join(sorted(unknown))}")
-    if cron.thread_id is not None and "on_run_completed" in body:
-        raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
     try:
         merged = {**cron.content["payload"], **body, "metadata": metadata}
         changed = CronRequest.model_validate(merged)
@@ -125,6 +123,8 @@ async def _checked(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
     """A cron as it is asked for, whose run its caller may begin now."""
+    if cron.thread_id is not None and "on_run_completed" in body.model_fields_set:
+        raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
     check_reach("a cron", checked_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
     running, identity = call.another("threads:create_run"), call.identity
