@@ -382,10 +382,10 @@ def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
 def thread_id(file: OpenedDatabase, typed: str) -> str:
     """The thread that an id, or the beginning of one, names."""
     try:
-        return file.saver.thread(typed).thread_id
+        return file.saver.head(typed).thread_id
     except PerdureError:  # unknown, or nothing that can be an id
-        threads = file.saver.threads(prefix=typed, limit=4)
-    return the_one(typed, (info.thread_id for info in threads), "thread", "perdure threads")
+        heads = file.saver.heads(prefix=typed, limit=4)
+    return the_one(typed, (head.thread_id for head in heads), "thread", "perdure threads")
 
 
 def checkpoint_id(file: OpenedDatabase, thread: str, typed: str) -> str:
@@ -399,7 +399,7 @@ def completed_thread(incomplete: str) -> list[str]:
     """The threads that a shell completes what is typed to."""
     try:
         with opened(None, reads=True) as file:
-            return [info.thread_id for info in file.saver.threads(prefix=incomplete)]
+            return [head.thread_id for head in file.saver.heads(prefix=incomplete)]
     except Exception:  # whatever it is, a shell that completes has no place to say it
         return []
 

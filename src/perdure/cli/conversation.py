@@ -122,9 +122,12 @@ class Conversation:
         self,
         parents: dict[str, str | None],
         messages: Mapping[str, list[BaseMessage]],
-        shown: str | None,
+        shown: str,
     ) -> None:
-        """Add what the parts of a tree say, in order; the main branch ends with the one shown."""
+        """Add what the parts of a tree say, in order.
+
+        The main branch ends with the one shown, or if that is none of them with the last.
+        """
         ends: dict[str | None, str | None] = {}  # the last message of each part or of its ancestors
 
         def path(key: str | None) -> list[str]:
@@ -142,14 +145,15 @@ class Conversation:
                 key = above
             return list(reversed(parts))
 
-        main = dict.fromkeys(path(shown))
-        for end in [*(key for key in parents if key not in main), shown]:
+        leaf = shown if shown in parents else next(reversed(parents), None)
+        main = dict.fromkeys(path(leaf))
+        for end in [*(key for key in parents if key not in main), leaf]:
             for key in path(end):
                 last = ends.get(parents[key])
                 for message in messages.get(key, ()):
                     last = self.add(message, last)
                 ends[key] = last
-        self.leaf = ends.get(shown)
+        self.leaf = ends.get(leaf)
 
 
 def described(

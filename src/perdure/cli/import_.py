@@ -118,7 +118,7 @@ def export(
     with opened(db, reads=True) as file:
         ids = [thread_id(file, name) for name in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
-        ids = ids or [info.thread_id for info in file.saver.threads(limit=sys.maxsize)]
+        ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as show:
             for number, name in enumerate(ids, 1):
                 as_json(exported(file.saver, name), indent=None)

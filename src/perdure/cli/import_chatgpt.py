@@ -63,9 +63,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
         except Odd as exc:
             talk.problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    shown = find(conversation, str, "current_node")
-    messages = _messages(parents, parts)
-    talk.fill(parents, messages, shown if shown in parents else next(reversed(parents), None))
+    talk.fill(parents, _messages(parents, parts), find(conversation, str, "current_node"))
     return talk
 
 

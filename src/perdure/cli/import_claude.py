@@ -48,8 +48,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
         except Odd as exc:
             talk.problem(str(exc), key)
         last = key
-    shown = find(conversation, str, "current_leaf_message_uuid")
-    talk.fill(parents, by_key, shown if shown in parents else last)
+    talk.fill(parents, by_key, find(conversation, str, "current_leaf_message_uuid"))
     return talk
 
 

@@ -238,7 +238,7 @@ def _place(file: OpenedDatabase, typed: str, own: list[Namespace]) -> tuple[Name
 
 def _thread(file: OpenedDatabase, typed: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
-    return thread_id(file, typed) if file.saver.threads(prefix=typed, limit=1) else typed
+    return thread_id(file, typed) if file.saver.heads(prefix=typed, limit=1) else typed
 
 
 def extract_due(file: OpenedDatabase) -> None:

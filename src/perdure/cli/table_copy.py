@@ -378,15 +378,14 @@ class StoreTables(Tables):
         records = store._parts.records
 
         def opened(stored: Any, place: Any) -> Any:
-            kind, row, *_ = place
-            return (
-                records.vectors(stored, row) if kind == "vectors" else records.text(stored, place)
-            )
+            if place[0] == "vectors":
+                return records.vectors(stored, place[1])
+            return records.text(stored, place)
 
         def shut(value: Any, place: Any) -> Any:
-            kind, row, *_ = place
-            is_bytes = kind == "vectors"
-            return records.shut_vectors(value, row) if is_bytes else records.shut(value, place)
+            if place[0] == "vectors":
+                return records.shut_vectors(value, place[1])
+            return records.shut(value, place)
 
         return cls(store.database, store._parts.sql, opened, shut)
 

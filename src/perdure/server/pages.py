@@ -104,15 +104,15 @@ def changes(change: StateDifference) -> list[dict[str, Any]]:
         for value in each.added.values():
             # what it replaces: an element of the same id, or the value of a channel stored whole
             replaced = [at for at, old in removed.items() if each.whole or _same(old, value)][:1]
-            lines += [_line("-", removed.pop(at)) for at in replaced] + [_line("+", value)]
-        lines += [_line("-", value) for value in removed.values()]
+            lines += [("-", removed.pop(at)) for at in replaced] + [("+", value)]
+        lines += [("-", value) for value in removed.values()]
         out.append(
             {
                 "channel": channel,
                 "added": each.added_count,
                 "removed": each.removed_count,
                 "whole": each.whole,
-                "lines": lines,
+                "lines": [{"sign": sign, **line_of(value)} for sign, value in lines],
                 "left": each.added_count + each.removed_count - len(lines),
             }
         )
@@ -129,10 +129,11 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def _line(sign: str, value: Any) -> dict[str, Any]:
-    named = _is_pair(value) and isinstance(value[0], str)
-    text = f"{value[0]}: {short(value[1])}" if named else short(value)
-    return {"sign": sign, "type": getattr(value, "type", None), "text": text}
+def line_of(element: Any) -> dict[str, Any]:
+    """An element of a channel in one line; one of a dict is its name and value."""
+    named = _is_pair(element) and isinstance(element[0], str)
+    text = f"{element[0]}: {short(element[1])}" if named else short(element)
+    return {"type": getattr(element, "type", None), "text": text}
 
 
 # -- pages

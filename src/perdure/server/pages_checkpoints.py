@@ -20,7 +20,7 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.call import Caller
-from perdure.server.pages import SHORT, Number, Pages, Text, changes, go_to, page, short
+from perdure.server.pages import SHORT, Number, Pages, Text, changes, go_to, line_of, page
 from perdure.server.pages_threads import OfThread
 from perdure.server.reply import as_text, cut
 from perdure.server.runs import All
@@ -141,12 +141,8 @@ def _channel(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, list | tuple | dict):
         text, more = cut(as_text(value), _VALUE)
         return {**row, "text": text, "cut": more > 0}
-    if isinstance(value, dict):
-        pairs = [*value.items()][-_ELEMENTS:]
-        lines = [{"type": None, "text": f"{key}: {short(each)}"} for key, each in pairs]
-    else:
-        last = value[-_ELEMENTS:]
-        lines = [{"type": getattr(each, "type", None), "text": short(each)} for each in last]
+    elements = [(str(key), of) for key, of in value.items()] if isinstance(value, dict) else value
+    lines = [line_of(element) for element in elements[-_ELEMENTS:]]
     is_cut = len(value) > _ELEMENTS or any(len(str(each["text"])) >= SHORT for each in lines)
     return {**row, "count": len(value), "lines": lines, "cut": is_cut}
 
