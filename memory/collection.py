@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -433,6 +433,10 @@ class QuarantineEntry:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.shown} ({self.reason})"
+
+    def redacted(self) -> dict[str, Any]:
+        """The fields but `text` and `fields`, which may hold secrets."""
+        return {name: of for name, of in asdict(self).items() if name not in ("text", "fields")}
 
 
 Entries = list[QuarantineEntry]  # within the class `list` is a method

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 import typer.core
 
-from perdure.cli.output import as_json, console, note, safe, say, say_clean
+from perdure.cli.output import console, note, safe, say_clean, say_done
 from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 
 if TYPE_CHECKING:
@@ -212,12 +212,10 @@ def erase(
             preview(receipt)
         confirm(f"Forget {named(receipt)} for good?", yes)
         receipt = what(dry_run=False)
-    if json:
-        as_json({**asdict(receipt), "dry_run": dry_run})
-    else:
-        say(f"{'would forget' if dry_run else 'forgot'} {named(receipt)}")
-        if receipt.keys and not dry_run:
-            say_clean(receipt.clean)
+    did = "would forget" if dry_run else "forgot"
+    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{did} {named(receipt)}")
+    if receipt.keys and not (dry_run or json):
+        say_clean(receipt.clean)
     return receipt
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from perdure.cli.app import AsJson, app, opened
-from perdure.cli.output import as_json, counted, progress_bar, resumable, say
+from perdure.cli.output import counted, progress_bar, resumable, say_done
 from perdure.errors import ConfigurationError
 
 _KEY: Final = "A file with its key, in hexadecimal."
@@ -55,12 +55,9 @@ def copy(
         items = StoreTables.of(old.store), StoreTables.of(new.store)
         made = Copy([threads, items], advance, indexes)
         made.run()
-    if json:
-        as_json(made.rows)
-    else:
-        nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
-        counts = (counted(made.rows[table], noun) for table, noun in nouns.items())
-        say(f"copied and compared: {', '.join(counts)}")
+    nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
+    counts = (counted(made.rows[table], noun) for table, noun in nouns.items())
+    say_done(made.rows, json, f"copied and compared: {', '.join(counts)}")
 
 
 def _key(path: Path | None) -> str | None:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import DB, AsJson, Threads, User, app, opened, thread_id
-from perdure.cli.output import as_json, at_work, progress_bar, resumable, say, size
+from perdure.cli.output import as_json, at_work, progress_bar, resumable, say_done, size
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import is_dsn
 
@@ -94,10 +94,9 @@ def import_(
             if report.memories:
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
-    if json:
-        as_json({**vars(report), "skipped": [problem._asdict() for problem in report.skipped]})
-    else:
-        say(str(report))
+    skipped = [problem._asdict() for problem in report.skipped]
+    say_done({**vars(report), "skipped": skipped}, json, str(report))
+    if not json:
         report.print_notes()
 
 

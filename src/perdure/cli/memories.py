@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial, reduce
 from operator import add as sum_of
@@ -43,6 +42,7 @@ from perdure.cli.output import (
     note,
     note_line,
     say,
+    say_done,
     show,
 )
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
@@ -163,10 +163,7 @@ def add(
 
     with opened(db, user, create=True) as file:
         outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
-    if json:
-        as_json(outcomes)
-    else:
-        say("\n".join(map(str, outcomes)))
+    say_done(outcomes, json, "\n".join(map(str, outcomes)))
     if any(outcome.change in _HELD for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -363,10 +360,10 @@ def quarantine(
             confirm("Discard it for good?", yes)
         if changes:
             outcome = (held.release if release else held.discard)(entry.key, config)
-    if json:
-        as_json(outcome if changes else entry)
-    elif changes:
-        say(str(outcome) if release else f"discarded {entry.key}")
+    if changes:
+        say_done(outcome, json, str(outcome) if release else f"discarded {entry.key}")
+    elif json:
+        as_json(entry)
     else:
         thread = entry.provenance and entry.provenance.thread_id
         source = f"the thread {thread!r}" if thread else "no thread"
@@ -375,13 +372,9 @@ def quarantine(
 
 
 def _list_entries(entries: list[QuarantineEntry], json: bool) -> None:
-    secret = ("text", "fields")  # as they were said
-    plain = [
-        {name: part for name, part in asdict(entry).items() if name not in secret}
-        for entry in entries
-    ]
     rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
+    plain = [entry.redacted() for entry in entries]
     show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
 
 

@@ -234,6 +234,14 @@ def show(
         note(nothing)
 
 
+def say_done(value: Any, json: bool, sentence: str) -> None:
+    """Print what a command did: as JSON, or as a sentence."""
+    if json:
+        as_json(value)
+    else:
+        say(sentence)
+
+
 class Line(NamedTuple):
     """A line of something long to read.
 

@@ -34,6 +34,7 @@ from perdure.cli.output import (
     note,
     progress_bar,
     say,
+    say_done,
     show,
 )
 from perdure.errors import ConfigurationError, InvalidNamespace
@@ -121,10 +122,7 @@ def put(
         file.store.put(where, key, new, ttl=ttl)
         item = file.store.get(where, key, refresh_ttl=False)
     assert item is not None  # it was put just now
-    if json:
-        as_json(_whole(item))
-    else:
-        say(f"{key!r} of {shown(where)} is at version {item.version}")
+    say_done(_whole(item), json, f"{key!r} of {shown(where)} is at version {item.version}")
 
 
 @store.command()
@@ -291,7 +289,4 @@ def reembed(db: DB = None, json: AsJson = False) -> None:
     """
     with opened(db) as file, progress_bar("embedding", "item") as bar:
         done = file.store.reembed(lambda done, of: bar(done / of if of else None, done))
-    if json:
-        as_json({"items": done})
-    else:
-        say(f"{counted(done, 'item')} got new vectors")
+    say_done({"items": done}, json, f"{counted(done, 'item')} got new vectors")

@@ -38,6 +38,7 @@ from perdure.cli.output import (
     progress_bar,
     say,
     say_clean,
+    say_done,
     show,
 )
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
@@ -246,10 +247,9 @@ def delete(
             *others, last = ids  # the last one scrubs the file of all of them
             file.saver.prune(others, strategy="delete")
             clean = file.saver.erase(last).scrubbed and clean
-    if json:
-        as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
-    else:
-        say(f"deleted {what}, of {names}")
+    done = {"threads": ids, "messages": messages, "memories": memories, "clean": clean}
+    say_done(done, json, f"deleted {what}, of {names}")
+    if not json:
         say_clean(clean)
         note("what other threads quote of it stays there")
 

@@ -127,10 +127,8 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
 async def quarantine(request: Request, of: Own, call: Caller) -> Response:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
     held, config = _quarantine(call, of)
-    shown = [
-        {n: v for n, v in asdict(e).items() if e.key == of.key or n not in ("text", "fields")}
-        for e in reversed(await held.alist(config))
-    ]
+    entries = reversed(await held.alist(config))
+    shown = [asdict(entry) if entry.key == of.key else entry.redacted() for entry in entries]
     return page(request, "quarantine.html", ns=of.ns, key=of.key, entries=shown)
 
 

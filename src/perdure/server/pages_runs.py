@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final, Literal, get_args
 from urllib.parse import quote
 
@@ -137,6 +138,11 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def _questions(thread: Thread) -> list[dict[str, Any]]:
+    """What the tasks of a thread ask, in order."""
+    return [*chain.from_iterable(thread["interrupts"].values())]
+
+
 def _is_unheard(row: RunRow) -> bool:
     """Whether a run failed before its input was stored, which can be sent again."""
     return row.live.status == "error" and row.request is not None
@@ -167,8 +173,7 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     known = await runs.listed(call.identity.tenant, thread["thread_id"])
     rows = [*map(run_row, known)]
     live = [row for row in rows if row["is_live"] and not row["begins_at"]]
-    interrupts = () if live else thread["interrupts"].values()  # else they may be answered
-    asked = [each for of_task in interrupts for each in of_task]
+    questions = [] if live else _questions(thread)  # else they may be answered
     return {
         "last": last,
         "assistants": ([last] if last in served else served) if may else [],
@@ -177,7 +182,7 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
         "unheard": bool(known) and _is_unheard(known[0]),
         "questions": [
             {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
-            for wait, each in zip(waits, asked, strict=False)
+            for wait, each in zip(waits, questions, strict=False)
         ],
     }
 
@@ -212,11 +217,10 @@ async def answer(call: Caller, runs: All, request: Request, id: str, assistant: 
     """Answer a question of a graph; others that wait go on waiting."""
     _, thread = await _read(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
-    asked = thread["interrupts"].values()
-    chosen = [each for of_task in asked for each in of_task if each.get("id") == form.get("of")]
-    if not chosen:
+    question = next((each for each in _questions(thread) if each.get("id") == form.get("of")), None)
+    if question is None:
         raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
-    given = {"resume": {chosen[0]["id"]: answer_of(chosen[0], form)}}
+    given = {"resume": {question["id"]: answer_of(question, form)}}
     asked_of = {"assistant_id": assistant, "command": given, "multitask_strategy": "reject"}
     return await _begun(call, runs, request, thread, asked_of)
 
