@@ -22,6 +22,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
+    from perdure.checkpointers import ThreadHead
     from perdure.checkpointers.checkpointer import Checkpointer
     from perdure.memory.extraction import Extraction
     from perdure.memory.extractors import Extractor
@@ -377,13 +378,18 @@ def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
     return thread if whole else file.saver.beginning(thread)
 
 
+def thread_head(file: OpenedDatabase, typed: str) -> ThreadHead:
+    """The head of the thread that an id, or the beginning of one, names."""
+    try:
+        return file.saver.head(typed)
+    except PerdureError:  # unknown, or nothing that can be an id
+        heads = {head.thread_id: head for head in file.saver.heads(prefix=typed, limit=4)}
+    return heads[the_one(typed, heads, "thread", "perdure threads")]
+
+
 def thread_id(file: OpenedDatabase, typed: str) -> str:
     """The thread that an id, or the beginning of one, names."""
-    try:
-        return file.saver.head(typed).thread_id
-    except PerdureError:  # unknown, or nothing that can be an id
-        heads = file.saver.heads(prefix=typed, limit=4)
-    return the_one(typed, (head.thread_id for head in heads), "thread", "perdure threads")
+    return thread_head(file, typed).thread_id
 
 
 def checkpoint_id(file: OpenedDatabase, thread: str, typed: str) -> str:

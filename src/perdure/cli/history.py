@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_id
+from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_head
 from perdure.cli.output import (
     Line,
     as_json,
@@ -62,10 +62,10 @@ def history(
     from perdure.checkpointers.titles import about
 
     with opened(db, reads=True) as file:
-        chosen = thread_id(file, thread)
+        head = thread_head(file, thread)
+        chosen = head.thread_id
         at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
         items = file.saver.history(chosen, channel=channel, checkpoint_id=at)
-        head = file.saver.head(chosen)
         title = about(file.saver, chosen, head.metadata).get("title")
     if json:
         as_json([_plain(item) for item in items])
@@ -213,9 +213,9 @@ def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson 
     from perdure.memory import VIEWS
 
     with opened(db, reads=True) as file:
-        chosen = thread_id(file, thread)
+        head = thread_head(file, thread)
+        chosen = head.thread_id
         checkpoints = [i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS]
-        head = file.saver.head(chosen)
         title = about(file.saver, chosen, head.metadata).get("title", "")
     if json:
         as_json(checkpoints)
