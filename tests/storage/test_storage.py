@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -31,6 +31,7 @@ from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
 from perdure.storage.threads import ThreadPool
+from tests.rounds import rounds
 
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT")
 
@@ -392,6 +393,77 @@ def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
     assert seen == ([1], [1])
     assert lists == [[1, 2]] * 25
     assert after == [1, 2]
+
+
+def test_a_read_that_was_cancelled_outlives_its_event_loop(tmp_path: Path) -> None:
+    """Cancelled again and again, as anyio does; closing waits for it, and leaves no thread."""
+    begun, let_go = threading.Event(), threading.Event()
+
+    def held() -> bool:
+        begun.set()
+        return let_go.wait(30)
+
+    class Holding(sqlite3.Connection):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.create_function("held", 0, held)
+
+    async def course() -> list[bool]:
+        read = partial(rows_of, "SELECT held()")
+        reads = [asyncio.create_task(notes.aread(read)) for _ in range(8)]
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(3):
+            for task in reads:
+                task.cancel()
+            await asyncio.sleep(0)
+        return [task.cancelled() for task in reads]
+
+    before = {*threading.enumerate()}
+    notes = opened(tmp_path / "x.db", factory=Holding)
+    cancelled = asyncio.run(course())
+    closing_it = threading.Thread(target=notes.close)
+    closing_it.start()
+    let_go.set()
+    closing_it.join()
+
+    assert cancelled == [True] * 8
+    assert {*threading.enumerate()} <= before
+
+
+def test_closed_while_coroutines_read(tmp_path: Path) -> None:
+    """What was handed in is read or cancelled, what comes later is refused, and no thread stays."""
+    before = {*threading.enumerate()}
+
+    async def read(database: SQLiteDatabase) -> int:
+        for times in range(10_000):
+            try:
+                assert await database.aread(numbers) == []
+            except StorageUnavailable:
+                return times
+        return -1
+
+    async def course(close: Callable[[SQLiteDatabase], Awaitable[None]], path: Path) -> list[Any]:
+        database = opened(path)
+        reads = [asyncio.create_task(read(database)) for _ in range(20)]
+        await asyncio.sleep(0.002)
+        for task in reads[::2]:
+            task.cancel()
+        await close(database)
+        return await asyncio.gather(*reads, return_exceptions=True)
+
+    async def in_the_event_loop(database: SQLiteDatabase) -> None:
+        database.close()
+
+    async def in_a_thread(database: SQLiteDatabase) -> None:
+        await asyncio.to_thread(database.close)
+
+    for number in range(rounds(20)):
+        for close in (in_the_event_loop, in_a_thread):
+            ends = asyncio.run(course(close, tmp_path / f"{number} {close.__name__}.db"))
+
+            assert all(isinstance(end, asyncio.CancelledError) for end in ends[::2])
+            assert all(isinstance(end, int) and end >= 0 for end in ends[1::2])
+    assert {*threading.enumerate()} <= before
 
 
 def test_paths_that_no_file_can_have(tmp_path: Path) -> None:

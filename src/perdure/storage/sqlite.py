@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
-from weakref import WeakKeyDictionary
 
 import aiosqlite
 
@@ -36,10 +35,10 @@ from perdure.storage.sqlite_connection import (
     mapped,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
-from perdure.storage.threads import ThreadPool
+from perdure.storage.threads import Promise, ThreadPool, settle
 
 _READING_THREADS: Final = 4
-_AT_ONCE: Final = 4  # tasks of an event loop that read at a moment: each has a thread
+_AT_ONCE: Final = 4  # coroutines that read at a moment: each has a thread
 _CHUNK: Final = 64  # rows; not used, as whole pages are fetched
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -56,7 +55,7 @@ class SQLiteFile(Shared):
         self.connector = connector
         self.readers = Readers(connector)
         self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
-        self.async_readers = AsyncReaders(connector, self.in_thread)
+        self.async_readers = AsyncReaders(connector)
         self._writer: SQLiteWriter | None = None
         check_path(path, connector.read_only)
         with mapped(path):
@@ -108,7 +107,10 @@ class SQLiteFile(Shared):
         self.check()
         if not self.connector.on_disk:
             return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
-        return await self.async_readers.read(flow, snapshot=snapshot)
+        with self.gate:
+            self.check()
+            reading = self.async_readers.submit(flow, snapshot=snapshot)
+        return await reading
 
     def end(self) -> None:
         """See `Shared.end`."""
@@ -314,7 +316,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         return file.locks
 
 
-# -- reading: a connection for each thread, or event loop's task, that reads
+# -- reading: a connection for each thread, or coroutine, that reads
 
 
 class Readers:
@@ -367,69 +369,75 @@ def _usable(conn: sqlite3.Connection) -> bool:
 
 
 class AsyncReaders:
-    """Connections of aiosqlite, for tasks of any event loop.
+    """Connections of aiosqlite, for tasks of any event loop, and an event loop of their own.
 
-    Args:
-        connector: Opens them.
-        in_thread: Runs a function in a daemon thread. aiosqlite's threads are daemons if they are
-            made in one, and only then can a process end that forgets to close its database.
+    A connection's thread answers to the event loop that awaits a statement, and dies if that is
+    closed by then, as that of a cancelled task may be. So nothing is cancelled here, and `close`
+    waits. All threads are daemons: a process can end that forgets to close its database.
     """
 
-    def __init__(
-        self,
-        connector: Connector,
-        in_thread: Callable[[Callable[[], aiosqlite.Connection]], Awaitable[aiosqlite.Connection]],
-    ) -> None:
+    def __init__(self, connector: Connector) -> None:
         self._connector = connector
-        self._in_thread = in_thread
         self._idle: list[aiosqlite.Connection] = []
-        self._closed = False
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread
 
-    async def read(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """See `Database.aread`."""
-        loop = asyncio.get_running_loop()
-        turns = self._turns.setdefault(loop, asyncio.Semaphore(_AT_ONCE))
-        with mapped(self._connector.path):
-            async with turns:
-                while not self._idle:
-                    await asyncio.shield(self._add())  # its thread answers to this event loop
-                conn = self._idle.pop()
-                try:
-                    if snapshot:
-                        await conn.execute_fetchall("BEGIN")
-                    return await arun(flow, partial(_execute, conn))
-                finally:
-                    await asyncio.shield(self._take_back(conn))
+    def submit(self, flow: Flow[T], *, snapshot: bool) -> Awaitable[T]:
+        """Have a flow read, for a coroutine. Returns its future."""
+        promise: Promise[T] = Promise(awaited=True)
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._serve, args=(loop,), name="perdure-aread", daemon=True
+            )
+            self._thread.start()
+            self._loop = loop
+        asyncio.run_coroutine_threadsafe(self._do(promise, flow, snapshot), self._loop)
+        return promise.future  # type: ignore[return-value]
 
-    async def _add(self) -> None:
-        made = self._in_thread(lambda: aiosqlite.Connection(self._connector.reader, _CHUNK))
-        self._idle.append(await (await made))
+    async def _do(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
+        async with self._turns:
+            if not promise.claim():
+                return
+            try:
+                with mapped(self._connector.path):
+                    promise.result = await self._read(flow, snapshot)
+            except BaseException as exc:
+                promise.error = exc
+        settle([promise])
 
-    async def _take_back(self, conn: aiosqlite.Connection) -> None:
-        """Also wait for a statement that was cancelled: its thread answers to this event loop."""
+    async def _read(self, flow: Flow[T], snapshot: bool) -> T:
+        if self._idle:
+            conn = self._idle.pop()
+        else:
+            conn = await aiosqlite.Connection(self._connector.reader, _CHUNK)
         try:
-            await conn.rollback()
-        except sqlite3.Error:
-            await conn.close()
-            return
-        self._idle.append(conn)
-        if self._closed:
-            await self._close_idle()
+            if snapshot:
+                await conn.execute_fetchall("BEGIN")
+            return await arun(flow, partial(_execute, conn))
+        finally:
+            try:
+                await conn.rollback()
+                self._idle.append(conn)
+            except sqlite3.Error:
+                await conn.close()
 
-    async def _close_idle(self) -> None:
-        while self._idle:
-            await self._idle.pop().close()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        loop.run_until_complete(self._finish())
+        loop.close()
+
+    async def _finish(self) -> None:
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        for conn in self._idle:
+            await conn.close()
 
     def close(self) -> None:
-        """Close those that nobody uses; the others are closed when their tasks have read."""
-        self._closed = True
-        if self._idle:  # by an event loop of its own: the calling thread's may be running
-            thread = threading.Thread(target=lambda: asyncio.run(self._close_idle()))
-            thread.start()
-            thread.join()
+        """Close them, once what was handed in is read."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
 
 async def _execute(conn: aiosqlite.Connection, request: Request) -> Any:
