@@ -75,7 +75,7 @@ class Model(ScriptedServer):
 class Setting:
     """A thread, a store, and a model that answers as a test has it."""
 
-    def __init__(self, server: Model, store: Any) -> None:
+    def __init__(self, server: ScriptedServer, store: Any) -> None:
         self.server, self.store, self.saver = server, store, InMemorySaver()
         self.graph = graph_of(self.saver, answers=False)
 
@@ -407,14 +407,16 @@ def test_what_asking_again_cannot_mend_is_not_asked_again(
     assert len(at.server.requests) == 1
 
 
-def test_a_model_that_takes_too_long_is_left_behind(store: SQLiteStore, scripted: Scripted) -> None:
+def test_a_model_that_takes_too_long_is_left_behind(store: SQLiteStore) -> None:
     """Each call has a limit."""
     gate = threading.Event()
-    at = scripted(Held("late", gate))
-    at.say(said("I like green tea."))
-    with pytest.raises(ModelFailed, match="no answer within"):
-        at.extraction(timeout_s=0.05, retries=0).extract("t", user())
-    gate.set()
+    # a server of its own: the request may come when the next test has begun
+    with ScriptedServer([Held("late", gate)]) as server:
+        at = Setting(server, store)
+        at.say(said("I like green tea."))
+        with pytest.raises(ModelFailed, match="no answer within"):
+            at.extraction(timeout_s=0.05, retries=0).extract("t", user())
+        gate.set()
 
 
 def test_a_conversation_that_is_too_long_is_shown_shorter(

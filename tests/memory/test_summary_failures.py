@@ -96,11 +96,12 @@ def test_a_summary_that_is_cut_off_is_asked_for_in_fewer_words() -> None:
 def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
     """Blocking and awaited, the time limit is the node's."""
     let_go = threading.Event()
-    with ScriptedServer([Held("late", let_go), "in time"]) as scribe:
+    # the first request may come after the second, or never, so each has a server
+    with ScriptedServer([Held("late", let_go)]) as slow, ScriptedServer(["in time"]) as scribe:
         try:
             with pytest.raises(SummaryFailed, match=r"no answer within 0\.2 s") as caught:
                 run(
-                    node(scribe, timeout_s=0.2, retries=0, on_failure="raise"),
+                    node(slow, timeout_s=0.2, retries=0, on_failure="raise"),
                     {"messages": turns(4)},
                 )
             update = run(node(scribe, timeout_s=None), {"messages": turns(4)})
