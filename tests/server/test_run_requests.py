@@ -225,6 +225,25 @@ def test_a_cancellation_of_nothing_certain_is_refused(
         sdk.runs.cancel_many(**asked)
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"assistant_id": "talk", "feedback_keys": ["k"]}, "feedback_keys is ['k'], which"),
+        ({"assistant_id": "talk", "input": 1, "command": {"resume": 1}}, "a run has an input or"),
+        ({"input": says("a" * 100)}, "body.assistant_id is missing"),
+        ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_told_without_the_rest_of_it(
+    sdk: SyncLangGraphClient, url: str, body: dict[str, Any], why: str
+) -> None:
+    """The reply begins with the field, and quotes its value, not the body."""
+    refused = httpx.post(f"{url}/threads/t/runs", json=body)
+
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith(why)
+
+
 def test_a_run_that_has_ended_is_not_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]

@@ -325,6 +325,11 @@ def _sentence(error: Mapping[str, Any]) -> str:
     if error["type"] == "json_invalid":
         return f"the body is no JSON: {error['ctx']['error']}"
     where = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":  # its input is what it is missing in
+        return f"{where} is missing"
+    if error["type"] == "value_error":  # a sentence of ours, which names the value
+        sentence = str(error["ctx"]["error"])
+        return sentence if where == "body" else f"{where}: {sentence}"
     return f"{where} is {error.get('input')!r:.80}: {error['msg']}"
 
 
