@@ -426,6 +426,23 @@ def test_of_several_servers_one_begins_the_run(
         assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
 
 
+def test_a_cron_that_another_server_begins_is_not_reported(
+    settings: Settings, sdk: SyncLangGraphClient, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says nothing while another server has the lock of the cron."""
+    caplog.set_level("INFO", "perdure.server.schedule")
+    cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, input=says("a"))
+    with SQLiteCheckpointer.open(settings.db) as other:
+        with other.lock(f"perdure.cron/{cron['cron_id']}"):
+            make_due(settings, cron["cron_id"])
+            time.sleep(1)  # a sweep, which finds it due
+            assert runs(sdk) == []
+        until(lambda: [run["status"] for run in runs(sdk)] == ["success"])
+
+    reported = [entry.message for entry in caplog.records if "is due" in entry.message]
+    assert reported == []
+
+
 def test_a_cron_that_takes_its_time_holds_up_no_other_run(
     settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,8 @@ class Schedule:
                     if cron is not None and cron.next_at is not None and cron.next_at <= now:
                         await self._begin(runs, table, cron, now)
             except Exception as exc:  # the next sweep tries again, here or on another server
+                if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
+                    continue  # another server holds the lock, and begins it
                 kind = type(exc).__name__  # its text may be content
                 _LOGGER.info("cron %s is due, and has not begun yet (%s)", cron_id, kind)
 
