@@ -233,6 +233,8 @@ def test_an_answer_is_shown_while_it_is_said(
     tab.keyboard.press("Control+Enter")
     expect(said.locator(".human")).to_have_text("usergo on")
     expect(said.locator(".ai .text")).to_have_text("One <U+202E>half")
+    look = "head => [getComputedStyle(head).font, getComputedStyle(head).margin]"
+    while_said = said.locator("h3").first.evaluate(look)
     expect(tab.get_by_role("status")).to_have_text("A run is under way.")
     expect(box).to_have_value("")
     tab.keyboard.type("and then")
@@ -242,6 +244,7 @@ def test_an_answer_is_shown_while_it_is_said(
     turns = tab.locator("#turns .said")
     expect(turns).to_have_count(2)
     expect(turns.last).to_contain_text("half and the other <b>half</b>")
+    assert while_said == turns.locator("h3").first.evaluate(look)
     expect(said).to_be_empty()
     expect(box).to_be_focused()
     expect(box).to_have_value("and then")

@@ -96,6 +96,7 @@ def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> No
         for title, id in (("Tea", first), ("What grows here?", second)):
             row = tab.locator("tr", has_text=id)
             expect(row.get_by_role("link", name=title, exact=True)).to_be_visible()
+    expect(row.locator(".unit").first).to_have_text("message")  # it has one
 
 
 # -- a thread
