@@ -86,7 +86,8 @@ def test_a_session_outlives_the_worker_that_began_it(tmp_path: Path) -> None:
     given = ("--workers", "2", "--keys", str(keys))
     with served(*given, db=tmp_path / "memory.db") as (url, _, process):
         assert answers(url, "/ok") == 200
-        done = httpx.post(f"{url}/ui/login", data={"key": ANN})
+        until(lambda: len(workers(process)) == 2)
+        done = httpx.post(f"{url}/ui/login", data={"key": ANN}, timeout=30)
         cookie = f"perdure_session={done.cookies['perdure_session']}"
         before = workers(process)
         for each in before:
@@ -94,7 +95,8 @@ def test_a_session_outlives_the_worker_that_began_it(tmp_path: Path) -> None:
         until(lambda: len(workers(process)) == 2 and not {*workers(process)} & {*before})
 
         assert answers(url, "/ui/threads.json", cookie=cookie) == 200
-        httpx.post(f"{url}/ui/logout", headers={"cookie": cookie, "sec-fetch-site": "same-origin"})
+        own_site = {"cookie": cookie, "sec-fetch-site": "same-origin"}
+        httpx.post(f"{url}/ui/logout", headers=own_site, timeout=30)
         assert answers(url, "/ui/threads.json", cookie=cookie) == 401
 
 
