@@ -4,7 +4,8 @@
     python -m benchmarks.server_faults --on postgres --rounds 10
     python -m benchmarks.server_faults kill sessions --on postgres --threads 5
 
-On each thread a run is under way and another is enqueued when the fault comes:
+On each thread a run is under way and another is enqueued when the fault comes, and the time of a
+cron comes on some threads of their own. All runs have a webhook, which is told of their ends:
 
 - `kill`: the server is killed (SIGKILL) and started again; `kill-other`: another one is there;
 - `stop`, `stop-other`: the same by SIGTERM, after which runs have 0.3 seconds;
@@ -12,7 +13,9 @@ On each thread a run is under way and another is enqueued when the fault comes:
 - `postmaster`: Postgres is killed and started again; its server has a folder of its own.
 
 `takeover_ms` is the time until no live run is of a process that is gone, from when the server, or
-Postgres, is there again, or the fault if another server is there.
+Postgres, is there again, or the fault if another server is there. `crons` counts those that have
+not run once for the time that came; `untold` counts runs whose webhook was not called with their
+end, and calls that told another one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import argparse
 import asyncio
 import json
 import operator
+import os
 import random
 import signal
 import socket
@@ -28,10 +32,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -42,9 +49,11 @@ from langgraph.graph import START, StateGraph
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.runs import RunTable
 
 PATIENCE_S = 120.0
+SHARE = 4  # one cron to so many threads
 FAULTS = ("kill", "kill-other", "stop", "stop-other", "sessions", "postmaster")
 
 
@@ -91,9 +100,46 @@ def until(truth: Callable[[], Any], pause_s: float = 0.01) -> None:
         time.sleep(pause_s)
 
 
+class Listener(ThreadingHTTPServer):
+    """Who is told of the ends of runs: how each ended, as often as it was told."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        told: list[tuple[str, str]] = []
+        self.told = told
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                run = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                told.append((run["run_id"], run["status"]))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    """Somebody who is told of the ends of runs."""
+    with Listener() as listener:
+        thread = threading.Thread(target=listener.serve_forever)
+        thread.start()
+        try:
+            yield listener
+        finally:
+            listener.shutdown()
+            thread.join()
+
+
 @contextmanager
 def served(
-    db: str, folder: Path, grace_s: float = 0.3
+    db: str, folder: Path, grace_s: float = 0.3, webhook_host: str = "http://127.0.0.1"
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """`perdure serve` in a process of its own, and its address."""
     file = folder / "langgraph.json"
@@ -102,9 +148,11 @@ def served(
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
     options = ["--port", str(port), "--db", db, "--graphs", str(file), "--grace", str(grace_s)]
+    options += ["--webhook-host", webhook_host]
+    env = {**os.environ, "PERDURE_WEBHOOK_SECRET": "a long random text"}
     command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *options]
     with (folder / f"{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
@@ -122,7 +170,7 @@ def served(
         process.wait()
 
 
-def ask(url: str, threads: int) -> dict[str, list[str]]:
+def ask(url: str, threads: int, webhook: str | None = None) -> dict[str, list[str]]:
     """A run on each thread, and another that waits for it; returns their ids."""
     made: dict[str, list[str]] = {}
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -132,6 +180,7 @@ def ask(url: str, threads: int) -> dict[str, list[str]]:
                     "assistant_id": "slow",
                     "input": {"heard": [text]},
                     "if_not_exists": "create",
+                    "webhook": webhook,
                 }
                 reply = client.post(f"/threads/t{number}/runs", json=body)
                 assert reply.status_code == 200, reply.text
@@ -139,22 +188,55 @@ def ask(url: str, threads: int) -> dict[str, list[str]]:
     return made
 
 
+def schedule(url: str, crons: int, webhook: str) -> list[str]:
+    """A cron on some threads, which are returned; see `come`."""
+    threads = [f"c{number}" for number in range(crons)]
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for thread in threads:
+            body = {
+                "assistant_id": "slow",
+                "input": {"heard": ["cron"]},
+                "schedule": "@yearly",
+                "webhook": webhook,
+            }
+            client.post("/threads", json={"thread_id": thread}).raise_for_status()
+            client.post(f"/threads/{thread}/runs/crons", json=body).raise_for_status()
+    return threads
+
+
+def come(db: str) -> None:
+    """Have the times of all crons come within half a second."""
+
+    async def advance() -> None:
+        async with open_checkpointer(db) as saver:
+            table = CronTable(saver)
+            for cron in await table.all():
+                await table.advance(cron, time.time() + random.uniform(-0.2, 0.3))
+
+    asyncio.run(advance())
+
+
+def ends(client: httpx.Client, thread: str, count: int) -> dict[str, str]:
+    """How the runs of a thread have ended, once there are as many and all have."""
+    known: dict[str, str] = {}
+
+    def ended() -> bool:
+        reply = client.get(f"/threads/{thread}/runs")
+        if reply.is_success:
+            known.clear()
+            known.update((run["run_id"], run["status"]) for run in reply.json())
+        return len(known) >= count and not {"pending", "running"} & {*known.values()}
+
+    until(ended, 0.05)
+    return known
+
+
 def checked(url: str, made: dict[str, list[str]]) -> dict[str, int]:
     """Wait for the end of all runs, and count what is wrong."""
     wrong = {"lost": 0, "twice": 0, "order": 0, "status": 0}
     with httpx.Client(base_url=url, timeout=60) as client:
         for thread, ids in made.items():
-
-            def ended(thread: str = thread) -> bool:
-                runs = client.get(f"/threads/{thread}/runs")
-                return runs.is_success and not {"pending", "running"} & {
-                    run["status"] for run in runs.json()
-                }
-
-            until(ended, 0.05)
-            known = {
-                run["run_id"]: run["status"] for run in client.get(f"/threads/{thread}/runs").json()
-            }
+            known = ends(client, thread, 0)
             values = client.get(f"/threads/{thread}/state").json()["values"]
             heard, said = values.get("heard", []), values.get("said", [])
             wrong["lost"] += sum(run_id not in known for run_id in ids)
@@ -164,6 +246,27 @@ def checked(url: str, made: dict[str, list[str]]) -> dict[str, int]:
             wrong["status"] += sum(known.get(run_id) != "success" for run_id in ids)
             wrong["status"] += client.get(f"/threads/{thread}").json()["status"] != "idle"
     return wrong
+
+
+def checked_later(
+    url: str, made: dict[str, list[str]], threads: list[str], listener: Listener
+) -> dict[str, int]:
+    """Wait for the runs of crons and for what is told, and count what is wrong."""
+    ids, crons = [run_id for run_ids in made.values() for run_id in run_ids], 0
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for thread in threads:
+            known = ends(client, thread, 1)
+            ids += known
+            values = client.get(f"/threads/{thread}/state").json()["values"]
+            crons += values != {"heard": ["cron"], "said": ["to cron"]} or len(known) != 1
+            crons += [*known.values()] != ["success"]
+
+    def untold() -> set[tuple[str, str]]:
+        return {(run_id, "success") for run_id in ids} ^ {*listener.told}
+
+    with suppress(TimeoutError):
+        until(lambda: not untold(), 0.05)
+    return {"crons": crons, "untold": len(untold())}
 
 
 def owners(db: str) -> set[str]:
@@ -185,12 +288,16 @@ def taken_over_ms(db: str, gone: set[str], since: float) -> float:
 def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -> dict[str, Any]:
     """Make a fault, and count what is wrong after it; `kill` ends and starts the database."""
     with ExitStack() as stack:
-        process, url = stack.enter_context(served(db, folder))
+        listener = stack.enter_context(listening())
+        serving = partial(served, db, folder, webhook_host=listener.url)
+        process, url = stack.enter_context(serving())
         others = fault.endswith("other") or fault == "sessions"
         if others:
-            _, other = stack.enter_context(served(db, folder))
-        made = ask(url, threads)
+            _, other = stack.enter_context(serving())
+        later = schedule(url, max(1, threads // SHARE), listener.url)
+        made = ask(url, threads, listener.url)
         gone = owners(db)
+        come(db)
         time.sleep(random.uniform(0, 0.3))
         begun = time.monotonic()
         match fault.split("-")[0]:
@@ -199,7 +306,7 @@ def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -
                 process.wait(30)
                 begun = time.monotonic()
                 if not others:
-                    _, other = stack.enter_context(served(db, folder))
+                    _, other = stack.enter_context(serving())
                     begun = time.monotonic()
             case "sessions":
                 terminate(db, 0.4)
@@ -209,7 +316,8 @@ def survive(fault: str, db: str, folder: Path, threads: int, kill: Any = None) -
                 begun = time.monotonic()
                 other = url  # it was gone itself, and has another name now
         took = taken_over_ms(db, gone, begun)
-        return {"takeover_ms": round(took), **checked(other, made)}
+        wrong = checked(other, made) | checked_later(other, made, later, listener)
+        return {"takeover_ms": round(took), **wrong}
 
 
 def terminate(db: str, share: float) -> None:

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.repeats,
     pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL"),
 ]
-RIGHT = {"lost": 0, "twice": 0, "order": 0, "status": 0}
+RIGHT = {"lost": 0, "twice": 0, "order": 0, "status": 0, "crons": 0, "untold": 0}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,10 @@ RIGHT = {"lost": 0, "twice": 0, "order": 0, "status": 0}
     ],
 )
 def test_no_run_is_lost_or_runs_twice(fault: str, on: str, tmp_path: Path) -> None:
-    """On each thread one is under way and one waits: both end, in order, each input once."""
+    """On each thread one is under way and one waits: both end, in order, each input once.
+
+    A cron whose time comes runs once, and all ends are told.
+    """
     if on == "file":
         wrong = survive(fault, str(tmp_path / "m.db"), tmp_path, 4)
     else:
