@@ -85,7 +85,8 @@ class Cancelled(Given):
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
     """The run that a request asks for; it is under way, or this process waits for its time."""
     run = await begin(call, runs, body, thread_id, recorded=body.stream_resumable)
-    return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
+    is_delayed = run.status == "delayed"
+    return await runs.get(run.tenant, run.thread_id, run.run_id) if is_delayed else run
 
 
 async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
@@ -133,7 +134,7 @@ async def create(
 ) -> Response:
     """Run a graph in the background."""
     run = await begin(call, runs, body, thread_id)
-    return JSON(run.shown(), headers={"Content-Location": _path(run)})
+    return JSON(shown(run.row), headers={"Content-Location": _path(run)})
 
 
 @routes.post("/runs/batch")
@@ -142,7 +143,7 @@ async def create_batch(call: Caller, runs: All, body: list[BatchedRun]) -> Respo
     """Run graphs in the background; none, if one of them is refused."""
     runs.check(call.identity, len(body))
     checked = [await check(call, runs, each, each.thread_id) for each in body]
-    return JSON([(await start()).shown() for start in checked])
+    return JSON([shown((await start()).row) for start in checked])
 
 
 @routes.post("/runs/cancel", status_code=204)
@@ -192,7 +193,7 @@ async def listed(
 @action("threads:read")
 async def get(run: Known) -> Response:
     """A run."""
-    return JSON(run.shown())
+    return JSON(shown(run.row))
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
@@ -358,9 +359,10 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     if last is None:
         yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
-    reading = last, partial(look, request), run.seqs
     try:
-        async for entries in runs.told(run.tenant, run.thread, run.log, *reading):
+        stored = (await runs.of(run.tenant)).events
+        reading = run.log, last, partial(look, request), run.thread, run.seqs
+        async for entries in stored.after(*reading):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()
