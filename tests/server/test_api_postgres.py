@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +13,14 @@ import psycopg
 import pytest
 from langgraph_sdk import get_sync_client
 
+from perdure.checkpointers import PostgresCheckpointer
+from perdure.checkpointers.crons import CronTable
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.graphs import Chats, say
-from tests.server.running import running
+from tests.server.running import running, until
 from tests.server.talking import Gate, says, talk
 
 
@@ -66,6 +70,14 @@ def test_threads_and_items_on_postgres(settings: Settings) -> None:
         assert sdk.store.get_item(["notes"], "k") is None
 
 
+def end_sessions(settings: Settings) -> None:
+    with psycopg.connect(settings.db, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
 def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
     """Its server lives all the time, so it is not taken for one that kills servers."""
     gate = Gate()
@@ -76,14 +88,34 @@ def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
         for _ in range(5):
             assert gate.reached.wait(60)
             gate.reached.clear()
-            with psycopg.connect(settings.db, autocommit=True) as conn:
-                conn.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
+            end_sessions(settings)
         assert gate.reached.wait(60)
         gate.open.set()
         values: Any = client.runs.join("t", run)
 
         assert values["heard"] == ["one"]
         assert client.runs.get("t", run)["status"] == "success"
+
+
+def test_a_run_of_a_cron_outlives_lost_sessions(settings: Settings) -> None:
+    """Of the locks under which it was begun none is its own."""
+    gate = Gate()
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+    with running(app) as url, get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        given: Any = {"schedule": "0 0 1 1 *", "input": says("one")}
+        made: Any = client.crons.create_for_thread("t", "talk", **given)
+        with PostgresCheckpointer.open(settings.db) as saver:
+            table = CronTable(saver)
+            cron = asyncio.run(table.get(made["cron_id"]))
+            assert cron is not None
+            asyncio.run(table.advance(cron, time.time() - 1))
+        assert gate.reached.wait(60)
+        gate.reached.clear()
+        end_sessions(settings)
+        assert gate.reached.wait(60)
+        gate.open.set()
+        until(lambda: client.runs.list("t")[0]["status"] not in ("pending", "running"))
+
+        assert client.runs.list("t")[0]["status"] == "success"
+        assert client.threads.get_state("t")["values"]["heard"] == ["one"]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextvars import Context
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -264,7 +265,7 @@ class Runs:
         if not_before:
             del runs.known[run.run_id]  # who wants to see it begin asks for it
             return run
-        runs.follow(run)
+        runs.follow(run, Context() if due else None)  # locks of the schedule are not its own
         for each in [*runs.known.values()] if cancels else ():
             if each.thread_id == thread_id and each is not run and not each.ended:
                 await runs.refresh(each)
