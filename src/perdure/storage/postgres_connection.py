@@ -296,7 +296,7 @@ class Server(Shared):
             min_size=0,
             max_size=size,
             timeout=timeout_s,
-            reconnect_timeout=0,  # else it waits for seconds between its attempts
+            reconnect_timeout=timeout_s,
             open=False,
         )
         self._check_server(timeout_s)
@@ -323,18 +323,16 @@ class Server(Shared):
     def _taken(self) -> Pipelined:
         """A connection of the pool, which would not say why it cannot connect."""
         deadline = time.monotonic() + self.timeout_s
-        while len(self._lent) < self._size:
-            left_s = deadline - time.monotonic()
-            with suppress(PoolTimeout):  # it connects when it is asked, and does not try again
-                return self._pool.getconn(min(_SOON_S, left_s))
-            if left_s <= _SOON_S:
-                self._check_server(_SOON_S)
-                break
+        if len(self._lent) < self._size:
+            with suppress(PoolTimeout):
+                return self._pool.getconn(min(_SOON_S, self.timeout_s))
             with suppress(StorageUnavailable):  # it may be about to start
                 self._check_server(_SOON_S)
         try:
-            return self._pool.getconn(max(0.0, deadline - time.monotonic()))
+            return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
+            if len(self._lent) < self._size:
+                self._check_server(_SOON_S)
             raise StorageUnavailable(
                 f"{self.name}: no connection within {self.timeout_s} s, as all {self._size} are in "
                 "use: give a larger pool_size"
