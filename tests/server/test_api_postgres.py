@@ -118,4 +118,5 @@ def test_a_run_of_a_cron_outlives_lost_sessions(settings: Settings) -> None:
         until(lambda: client.runs.list("t")[0]["status"] not in ("pending", "running"))
 
         assert client.runs.list("t")[0]["status"] == "success"
-        assert client.threads.get_state("t")["values"]["heard"] == ["one"]
+        values: Any = client.threads.get_state("t")["values"]
+        assert values["heard"] == ["one"]
