@@ -172,7 +172,7 @@ def test_a_run_that_ends_with_its_reader_outlives_its_server(
                 )
                 for kind in kinds
             ]
-            while len(app.state.runs.under_way) < len(kinds):  # noqa: ASYNC110
+            while len(app.state.runs._under_way) < len(kinds):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await app.state.runs.drain(0)
             replies.extend(await asyncio.gather(*asked))

@@ -85,8 +85,7 @@ class Cancelled(Given):
 async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
     """The run that a request asks for; it is under way, or this process waits for its time."""
     run = await begin(call, runs, body, thread_id, recorded=body.stream_resumable)
-    is_delayed = run.status == "delayed"
-    return await runs.get(run.tenant, run.thread_id, run.run_id) if is_delayed else run
+    return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
 
 
 async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
@@ -134,7 +133,7 @@ async def create(
 ) -> Response:
     """Run a graph in the background."""
     run = await begin(call, runs, body, thread_id)
-    return JSON(shown(run.row), headers={"Content-Location": _path(run)})
+    return JSON(run.shown(), headers={"Content-Location": _path(run)})
 
 
 @routes.post("/runs/batch")
@@ -143,7 +142,7 @@ async def create_batch(call: Caller, runs: All, body: list[BatchedRun]) -> Respo
     """Run graphs in the background; none, if one of them is refused."""
     runs.check(call.identity, len(body))
     checked = [await check(call, runs, each, each.thread_id) for each in body]
-    return JSON([shown((await start()).row) for start in checked])
+    return JSON([(await start()).shown() for start in checked])
 
 
 @routes.post("/runs/cancel", status_code=204)
@@ -193,7 +192,7 @@ async def listed(
 @action("threads:read")
 async def get(run: Known) -> Response:
     """A run."""
-    return JSON(shown(run.row))
+    return JSON(run.shown())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
@@ -359,10 +358,9 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     if last is None:
         yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
+    reading = last, partial(look, request), run.seqs
     try:
-        stored = (await runs.of(run.tenant)).events
-        reading = run.log, last, partial(look, request), run.thread, run.seqs
-        async for entries in stored.after(*reading):
+        async for entries in runs.told(run.tenant, run.thread, run.log, *reading):
             if found := [each.frame for each in entries if not modes or each.kind in modes]:
                 yield b"".join(found)
         await run.wait()

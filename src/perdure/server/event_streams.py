@@ -140,7 +140,7 @@ async def _answer(
 async def _feed(call: Call, runs: Runs, thread_id: str) -> Log:
     """The events of a thread that may be read, and of no other that has its id later."""
     await call.permit({"thread_id": thread_id})
-    thread = await (await runs.of(call.identity.tenant)).table.key_of(thread_id)
+    thread = await runs.key_of(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
     return await runs.recalled(call.identity.tenant, thread_id, thread)
 
@@ -164,8 +164,8 @@ async def _events(
     """What a client reads; if it has no place in the feed, the newest run that was not read."""
     since = wanted.since if wanted.since is None else min(wanted.since, feed.last | THREADS - 1)
     params = cast(Any, wanted.model_dump(exclude_none=True))
-    stored = (await runs.of(call.identity.tenant)).events
-    async for entries in stored.after(feed, since, partial(look, connection), feed.thread):
+    reading = feed, since, partial(look, connection)
+    async for entries in runs.told(call.identity.tenant, feed.thread, *reading):
         asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
         parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
         for part in parts:

@@ -101,6 +101,11 @@ class Run:
         return self.row.live.status
 
     @property
+    def is_delayed(self) -> bool:
+        """Whether its time has not come."""
+        return self.status == "delayed"
+
+    @property
     def error(self) -> Mapping[str, str] | None:
         """Why it failed."""
         return self.row.error  # type: ignore[no-any-return]
@@ -219,6 +224,10 @@ class Run:
         """Drop the events and the output; its readers have the events."""
         self.forgotten, self.output, self.log = True, None, Log()
         self.log.close()
+
+    def shown(self) -> dict[str, Any]:
+        """As langgraph's clients know it."""
+        return shown(self.row)
 
 
 def error_of(exc: Exception) -> dict[str, str]:

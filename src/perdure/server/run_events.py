@@ -122,7 +122,7 @@ class StoredEvents:
         number: int | None,
         look: Callable[[], Awaitable[None]],
         thread: int,
-        seqs: tuple[int, int] = ALL_RUNS,
+        seqs: tuple[int, int],
     ) -> AsyncIterator[list[LoggedEvent]]:
         """What follows an event, as it comes; None: all that is kept. See `Log.after`.
 

@@ -13,10 +13,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from contextvars import Context
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -40,15 +41,12 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
-from perdure.server.graphs import Graph
+from perdure.server.graphs import Graph, Graphs
 from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of, shown
 from perdure.server.run_events import StoredEvents
-from perdure.server.run_log import LoggedEvent
+from perdure.server.run_log import Log, LoggedEvent
 from perdure.server.threads import Threads
-
-if TYPE_CHECKING:
-    from perdure.server.runs import Runs
 
 REPLAYED: Final = 50
 """Of how many runs that have ended the events can be read again in this process."""
@@ -85,6 +83,45 @@ class Player(Protocol):
         """The events at its end, which are stored with it, and read after that."""
 
 
+class RunServer(Protocol):
+    """The server, as far as the runs of a database need to know it.
+
+    Attributes:
+        graphs: What it serves.
+        is_closed: Whether it ends: what is not done is left to others.
+    """
+
+    graphs: Graphs
+    is_closed: bool
+
+    def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
+        """Whether the database of some runs is open."""
+
+    def used(self, tenant: str | None) -> AbstractContextManager[None]:
+        """While it lasts, the database stays open."""
+
+    def measured(self) -> AbstractContextManager[None]:
+        """Measures the run of a graph."""
+
+    async def do_due(self, runs: DatabaseRuns) -> None:
+        """Begin what is due: runs on a schedule, and webhooks."""
+
+    def begun(self, run: Run) -> None:
+        """A run is followed."""
+
+    def player(self, run: Run) -> Player:
+        """What plays a run that is followed."""
+
+    def ended(self, run: Run) -> None:
+        """A run is followed no longer."""
+
+    def read_feeds(self, tenant: str | None) -> Mapping[str, Log]:
+        """The events of the threads of which somebody reads them, by their ids."""
+
+    def forget(self, tenant: str | None, thread_id: str) -> None:
+        """Forget the runs and the events of a thread that is no more."""
+
+
 class DatabaseRuns:
     """The runs of a database, or of a tenant of it, that this process has or was asked for.
 
@@ -96,7 +133,7 @@ class DatabaseRuns:
         others: Does what else is due, or did it last.
     """
 
-    def __init__(self, runs: Runs, tenant: str | None, parts: OpenDatabase) -> None:
+    def __init__(self, runs: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
         self._runs, self.tenant, self.parts = runs, tenant, parts
         self.saver, self.table = parts.saver, RunTable(parts.saver)
         self.events = StoredEvents(self.table)
@@ -291,7 +328,7 @@ class DatabaseRuns:
         """Go with a run to its end, wherever it runs."""
         self.known[run.run_id] = run
         run.task = asyncio.create_task(self._follow(run), context=context)
-        self._runs.under_way[run] = self._runs.players[run.protocol](run, self._runs)
+        self._runs.begun(run)
         if (run.row.live.status, run.row.live.owner) != ("running", self.owner):
             self.look()
         return run
@@ -317,7 +354,7 @@ class DatabaseRuns:
                 run.log.close()
                 if run.begun and not ended_here:
                     run.forget()
-                self._runs.under_way.pop(run, None)
+                self._runs.ended(run)
                 self._done.append(run)
                 if len(self._done) > REPLAYED:
                     old = self._done.popleft()
@@ -400,7 +437,7 @@ class DatabaseRuns:
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None if run.failure is None else error_of(run.failure)
         asked = {"request": run.request.kept()} if run.unheard else None
-        closing = self._runs.under_way[run].closing(error)
+        closing = self._runs.player(run).closing(error)
         last = await self.events.last(run, closing)
         claimed = await self.table.end(
             live, "rolled back" if run.rolled_back else run.outcome, error, asked, last
@@ -448,7 +485,7 @@ class DatabaseRuns:
                     context=run.request.context,
                 )
                 async with opened as graph:
-                    await self._runs.under_way[run].play(graph, config, given)
+                    await self._runs.player(run).play(graph, config, given)
             run.outcome = "interrupted" if run.waits else "success"
         if run.lost or run.cancelled == "rollback" or run.temporary:
             return

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextvars import Context
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -24,14 +24,11 @@ from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run import CANCELS, Run
-from perdure.server.run_log import THREADS, Log
+from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
-
-if TYPE_CHECKING:
-    from perdure.server.schedule import Schedule
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 FEEDS: Final = 100
@@ -39,11 +36,17 @@ FEEDS: Final = 100
 _LOGGER: Final = logging.getLogger(__name__)
 
 
+class Scheduler(Protocol):
+    """Begins runs on a schedule."""
+
+    async def begin_due(self, runs: DatabaseRuns) -> None:
+        """Begin those of a tenant that are due."""
+
+
 class Runs:
     """The runs of a server.
 
     Attributes:
-        under_way: Those that are followed to their ends, and what plays each.
         schedule: Begins what runs on a schedule; None: nothing does.
         webhooks: Tells others of runs that have ended.
 
@@ -66,14 +69,14 @@ class Runs:
         webhooks: Webhooks | None = None,
     ) -> None:
         self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
-        self.used, self.players = databases.used, players
+        self.used, self._players = databases.used, players
         self.measured = telemetry.run if telemetry else contextlib.nullcontext
         self.is_closed = self._refuses = False
         self._of: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
         self._recent: list[Log] = []  # first is what was asked for last
-        self.under_way: dict[Run, Player] = {}
-        self.schedule: Schedule | None = None
+        self._under_way: dict[Run, Player] = {}
+        self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
 
     async def open(self, tenants: Collection[str | None]) -> None:
@@ -114,6 +117,18 @@ class Runs:
             await self.schedule.begin_due(runs)
         await self.webhooks.send_due(runs)
 
+    def begun(self, run: Run) -> None:
+        """A run is followed."""
+        self._under_way[run] = self._players[run.protocol](run, self)
+
+    def player(self, run: Run) -> Player:
+        """What plays a run that is followed."""
+        return self._under_way[run]
+
+    def ended(self, run: Run) -> None:
+        """A run is followed no longer."""
+        self._under_way.pop(run, None)
+
     def feed(self, tenant: str | None, thread_id: str, thread: int) -> Log:
         """The events of a thread, as far as this process has them; those of another key end."""
         feed = self._feeds.get((tenant, thread_id)) or Log(thread)
@@ -128,10 +143,14 @@ class Runs:
         """Those that somebody reads, by the ids of their threads."""
         return {id: log for (of, id), log in self._feeds.items() if of == tenant and log.is_read}
 
+    async def key_of(self, tenant: str | None, thread_id: str) -> int:
+        """See `RunTable.key_of`."""
+        return await (await self.of(tenant)).table.key_of(thread_id)
+
     async def recalled(self, tenant: str | None, thread_id: str, thread: int) -> Log:
         """The events of a thread; who has read none begins with a run that is under way."""
         feed, runs = self.feed(tenant, thread_id, thread), await self.of(tenant)
-        here = any(run.feed is feed and run.is_executing for run in self.under_way)
+        here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.is_read and not here:
             newest = await runs.events.leave(feed, feed.thread, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
@@ -139,10 +158,24 @@ class Runs:
                 feed.first = seq * THREADS if status in LIVE else until
         return feed
 
+    async def told(
+        self,
+        tenant: str | None,
+        thread: int,
+        log: Log,
+        number: int | None,
+        look: Callable[[], Awaitable[None]],
+        seqs: tuple[int, int] = ALL_RUNS,
+    ) -> AsyncIterator[list[LoggedEvent]]:
+        """See `StoredEvents.after`."""
+        stored = (await self.of(tenant)).events
+        async for events in stored.after(log, number, look, thread, seqs):
+            yield events
+
     def busy(self, tenant: str | None, thread_id: str) -> bool:
         """Whether this process has a run of a thread, be it of one that was deleted."""
         whose = tenant, thread_id
-        return any((run.tenant, run.thread_id) == whose for run in self.under_way)
+        return any((run.tenant, run.thread_id) == whose for run in self._under_way)
 
     async def listed(self, tenant: str | None, thread_id: str) -> list[RunRow]:
         """Those of a thread that are known, newest first."""
@@ -178,7 +211,7 @@ class Runs:
     def check(self, identity: Identity, more: int = 1) -> None:
         """Refuse an identity so many more runs, if that are more than may be under way."""
         whose = identity.tenant, identity.user
-        if sum((run.tenant, run.user) == whose for run in self.under_way) + more > self._at_once:
+        if sum((run.tenant, run.user) == whose for run in self._under_way) + more > self._at_once:
             raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
         if self._refuses:
             raise Refused("the server ends; ask again, or another one", 503, {"Retry-After": "1"})
@@ -318,7 +351,7 @@ class Runs:
         """Accept no more runs, wait a time for those that are under way, and stop them then."""
         self._refuses, until = True, time.monotonic() + grace_s
         while (left_s := until - time.monotonic()) > 0 and not hurry():
-            tasks = [run.task for run in self.under_way if run.task and run.status == "running"]
+            tasks = [run.task for run in self._under_way if run.task and run.status == "running"]
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(left_s, 0.2))
@@ -328,10 +361,10 @@ class Runs:
         if self.is_closed:
             return
         self._refuses = self.is_closed = True
-        for run in self.under_way:
+        for run in self._under_way:
             run.lose()
             run.changed.set()
-        if tasks := [run.task for run in self.under_way if run.task is not None]:
+        if tasks := [run.task for run in self._under_way if run.task is not None]:
             await asyncio.wait(tasks, timeout=ENDS_S)
         for feed in self._feeds.values():
             feed.close()

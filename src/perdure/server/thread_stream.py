@@ -108,9 +108,8 @@ class ThreadFrames:
         if told and number is None:
             yield b"id: %d.0\n%b" % (seq, frame(ANEW, {"run_id": run_id, "attempt": 1}))
         if "run_modes" in modes and not run.forgotten and run.protocol == "run":
-            stored = (await self._runs.of(self._tenant)).events
-            reading = run.log, number, partial(look, self._request), run.thread, run.seqs
-            async for entries in stored.after(*reading):
+            reading = number, partial(look, self._request), run.seqs
+            async for entries in self._runs.told(self._tenant, run.thread, run.log, *reading):
                 for each in entries:
                     yield b"id: %d.%d\n%b" % (seq, each.number, each.frame.partition(b"\n")[2])
         while run.task is not None and not run.ended:
