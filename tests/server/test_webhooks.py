@@ -220,6 +220,36 @@ def test_a_name_of_a_private_address_is_not_called(
     assert listener.heard == []
 
 
+def test_names_that_are_not_answered_for_hold_up_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests read files and check keys in threads, too."""
+    hanging, answered = threading.Semaphore(0), threading.Event()
+
+    def resolved(*_: Any, **__: Any) -> list[Any]:
+        hanging.release()
+        answered.wait(120)
+        raise OSError("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    hooks = Webhooks(["hooks.example.com"], SECRET)
+
+    async def call() -> list[Any]:
+        told = [
+            asyncio.create_task(hooks.call("https://hooks.example.com/", {})) for _ in range(60)
+        ]
+        try:
+            async with asyncio.timeout(30):
+                while not hanging.acquire(blocking=False):
+                    await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(lambda: "done") == "done"
+        finally:
+            answered.set()
+        return await asyncio.gather(*told, return_exceptions=True)
+
+    assert {type(each) for each in asyncio.run(call())} <= {OSError, TimeoutError}
+
+
 def test_webhooks_without_a_secret_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="PERDURE_WEBHOOK_SECRET"):
         create_app(Settings(db=":memory:"), webhook_hosts=["hooks.example.com"])

@@ -13,6 +13,8 @@ import logging
 import socket
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
@@ -30,6 +32,8 @@ _AT_ONCE: Final = 20
 _PORTS: Final = {"http": 80, "https": 443}
 _TRANSLATED: Final = IPv6Network("64:ff9b::/96")  # the rest is an address of IPv4: RFC 6052
 _UNICAST: Final = IPv6Network("2000::/3")  # what is given out of IPv6
+_RESOLVERS: Final = ThreadPoolExecutor(_AT_ONCE, "perdure-names")
+"""A name that is not answered for takes none of the threads that requests wait for."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -160,8 +164,8 @@ async def _address(url: httpx.URL) -> str:
     try:
         return str(ip_address(url.host))  # it was named itself
     except ValueError:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(url.host, None, type=socket.SOCK_STREAM)
+        asked = partial(socket.getaddrinfo, url.host, None, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, asked)
     addresses = [str(each[4][0]) for each in found]
     for each in addresses:
         if not _is_public(ip_address(each.partition("%")[0])):
