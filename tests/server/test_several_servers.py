@@ -18,9 +18,12 @@ from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import ConflictError
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
+from perdure.server.run import Run
+from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from perdure.storage.flow import Statement, rows_of
 from tests.server.running import running, until
@@ -372,3 +375,21 @@ def test_a_database_without_locks_is_refused(
 
     with pytest.raises(ConfigurationError, match="direct="):
         asyncio.run(start())
+
+
+def test_a_run_that_finds_its_server_lost_goes_on_to_leave_what_it_told() -> None:
+    """As it takes the lock of its thread, for example; who has it now goes on with it."""
+
+    async def follow(run: Run) -> None:
+        with run.executing(), run.playing():
+            run.lose()
+        await asyncio.sleep(0)
+
+    async def lost() -> bool:
+        live = LiveRun("t", 1, 1, "a run", "running", "me", "talk", 1, None)
+        run = Run(RunRow(live, 0.0, 0.0, {}), None, "ann", RunRequest(assistant_id="talk"))
+        run.task = asyncio.create_task(follow(run))
+        await run.wait()
+        return run.lost and not run.task.cancelled()
+
+    assert asyncio.run(lost())

@@ -163,7 +163,8 @@ class Run:
     def _stop(self) -> None:
         if self._playing and self.task is not None:
             self._playing = False
-            self.task.cancel()
+            if self.task is not asyncio.current_task():  # else it goes on, and looks at it
+                self.task.cancel()
 
     def told(self, row: RunRow) -> None:
         """Learn how it is stored."""
