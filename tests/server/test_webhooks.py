@@ -8,8 +8,9 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -224,10 +225,11 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests read files and check keys in threads, too."""
-    hanging, answered = threading.Semaphore(0), threading.Event()
+    answered = threading.Event()
+    asked: Callable[[], None]
 
     def resolved(*_: Any, **__: Any) -> list[Any]:
-        hanging.release()
+        asked()
         answered.wait(120)
         raise OSError("no such name")
 
@@ -235,13 +237,15 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
     hooks = Webhooks(["hooks.example.com"], SECRET)
 
     async def call() -> list[Any]:
+        nonlocal asked
+        hangs, loop = asyncio.Event(), asyncio.get_running_loop()
+        asked = partial(loop.call_soon_threadsafe, hangs.set)
         told = [
             asyncio.create_task(hooks.call("https://hooks.example.com/", {})) for _ in range(60)
         ]
         try:
             async with asyncio.timeout(30):
-                while not hanging.acquire(blocking=False):
-                    await asyncio.sleep(0.01)
+                await hangs.wait()
                 assert await asyncio.to_thread(lambda: "done") == "done"
         finally:
             answered.set()
