@@ -226,7 +226,7 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
 ) -> None:
     """Requests read files and check keys in threads, too."""
     answered = threading.Event()
-    asked: Callable[[], None]
+    asked: Callable[[], object]
 
     def resolved(*_: Any, **__: Any) -> list[Any]:
         asked()
