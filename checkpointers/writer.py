@@ -520,7 +520,7 @@ class CheckpointWriter:
         thread = self._kept(thread_id, key, generation) if holds else None
         if thread is None:
             thread = Thread(key, generation)
-            thread.updated_at = updated_at
+        thread.updated_at = updated_at  # a plan that did not go through may have set it
         writes = request.for_state(*self._state(request, (key, generation), holds))
         row = pack_id(uid), pack_id(request.task), request.path
         before = yield self.sql("find_writes", namespace, *row[:2])

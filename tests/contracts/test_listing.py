@@ -220,6 +220,20 @@ def test_threads_by_latest_activity(
     assert pages == [["t2", "t6", "t5"], ["t4", "t3", "t1"], ["t0"]]
 
 
+def test_a_task_that_asks_once_more_is_an_activity(
+    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote before is replaced, by a second plan: the first one told nobody."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    config = put(saver, {})
+    for later in (0, 10, 20):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        saver.put_writes(config, [("__interrupt__", [])], "task")
+
+        assert saver.threads()[0].updated_at.timestamp() == pytest.approx(now + later, abs=1e-3)
+
+
 def test_threads_of_one_moment(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads last written to at the very same time are paged, each once."""
     now = time.time()
