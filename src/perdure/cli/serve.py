@@ -248,9 +248,9 @@ def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
             dead = [worker for worker in workers if worker.exitcode is not None]
             if any(worker.exitcode == _FAILED for worker in dead):
                 break
-            for worker in dead if not told else ():
-                note(f"a worker has ended with {worker.exitcode}; another is started", "yellow")
             if not told:
+                for worker in dead:
+                    note(f"a worker has ended with {worker.exitcode}; another is started", "yellow")
                 workers = [_started(context, given) if each in dead else each for each in workers]
         for worker in workers:
             worker.terminate()
