@@ -17,6 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from perdure.effects import awaiting, blocking, calling
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn, backwards, system_index
+from perdure.memory.message_updates import merge_duplicates
 from perdure.memory.options import instance, text
 
 SHOWN: Final = "llm_input_messages"
@@ -32,7 +33,11 @@ class Shown:
 
     @classmethod
     def of(cls, messages: Messages, *, to_answer: bool = True) -> Self:
-        """All that a provider takes of messages; `to_answer` as in `backwards`."""
+        """Return all that a provider accepts of messages; `to_answer` as in `backwards`.
+
+        Of several messages with the same id the last is used.
+        """
+        messages = merge_duplicates(messages)
         index = system_index(messages)
         system = None if index is None else messages[index]
         return cls(system, backwards(messages, to_answer=to_answer))
@@ -210,17 +215,6 @@ def messages_in(given: Any, key: str) -> Messages:
             f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
         )
     return checked(messages, f"the channel {key!r}")
-
-
-def ids_of(messages: Messages, key: str) -> list[str]:
-    """The ids of messages of a channel; InvalidMessages if some have none, or share one."""
-    ids = [message.id for message in messages]
-    if None in ids or len(set(ids)) < len(ids):
-        raise InvalidMessages(
-            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
-            "assigns them: perdure.memory.messages, or add_messages"
-        )
-    return ids  # type: ignore[return-value]
 
 
 def is_messages(value: Any) -> bool:

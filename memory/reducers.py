@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import InvalidUpdate
 from perdure.memory.conversation import call_ids
+from perdure.memory.message_updates import merge_duplicates
 
 Reducer = Callable[[Any, Any], Any]
 
@@ -37,20 +38,38 @@ class Keep(dict[str, Any]):
 def messages(left: Any, right: Any) -> Any:
     """Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
 
-    It takes what `add_messages` takes (messages in any form, `RemoveMessage`,
-    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list. A keep that
-    would part a tool call from its result is an `InvalidUpdate`.
+    Accept what `add_messages` accepts (messages in any form, `RemoveMessage`,
+    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list. The messages
+    that are returned have unique ids, also after `REMOVE_ALL_MESSAGES` and if `left` has an id
+    twice: a later message replaces an earlier one with the same id.
+
+    Raises:
+        InvalidUpdate: A keep would separate a tool call from its result.
     """
     value: Any = [] if left is None else left
     if not _has_keep(right):
-        return add_messages(value, right)
-    value = add_messages(value, [])
+        return _merge(value, right)
+    value = _merge(value, [])
     for part in _parts(right):
         if isinstance(part, Mapping):
             value = _cut_messages(list(value), part)
         else:
-            value = add_messages(value, part)
+            value = _merge(value, part)
     return value
+
+
+def _merge(left: Any, right: Any) -> Any:
+    """Return what `add_messages` returns, with unique ids.
+
+    `add_messages` returns the messages that follow `REMOVE_ALL_MESSAGES` as they are, without
+    merging them or applying removals among them.
+    """
+    merged: Any = add_messages(left, right)
+    if merge_duplicates(merged) is merged:
+        return merged
+    left = merge_duplicates(add_messages(left, []))  # type: ignore[arg-type]
+    merged = add_messages(left, right)
+    return add_messages([], merged)
 
 
 def keepable(reducer: Reducer = operator.add) -> Reducer:

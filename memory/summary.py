@@ -12,12 +12,13 @@ from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, SystemMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure import errors
 from perdure.memory.conversation import Messages, role, turns
+from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.model_call import (
     ModelCall,
     NamedModel,
@@ -27,7 +28,7 @@ from perdure.memory.model_call import (
     model_call,
     text_of,
 )
-from perdure.memory.nodes import MessagesNode, Shown, channel, extended, ids_of, messages_in
+from perdure.memory.nodes import MessagesNode, Shown, channel, extended, messages_in
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record, undelimited, units_of
 from perdure.memory.reducers import ChatState
@@ -172,13 +173,17 @@ class Summarize(MessagesNode):
             expected = "a list: derive the state from SummaryState"
             there = channel(state, _SUMMARIZED)
             instance("the state's channel 'summarized'", there, list, expected)
-        old = self._old(messages_in(state, self.messages_key))
-        ids = ids_of(old, self.messages_key)
+        messages = messages_in(state, self.messages_key)
+        old = self._old(messages)
+        check_ids(messages if old else (), self.messages_key)
         previous = summary_of(channel(state, _SUMMARY))
         extended = await self._extended(previous, old, config)
         if extended is None:
             return {}
-        removals = [RemoveMessage(id=uid) for uid in ids]
+        ids = [message.id for message in old]
+        removed = set(ids)
+        rest = [m for m in merge_duplicates(messages) if m.id not in removed]
+        removals = update_to(rest, messages, self.messages_key)
         return {_SUMMARY: extended, _SUMMARIZED: ids, self.messages_key: removals}
 
     async def _extended(
@@ -201,6 +206,7 @@ class Summarize(MessagesNode):
         return Summary(text=summary, last=old[-1].id, count=count)
 
     def _old(self, messages: Messages) -> list[BaseMessage]:
+        messages = merge_duplicates(messages)
         reached = self._is_reached([message for message in messages if role(message) != "system"])
         cut = self._cut(messages) if reached else 0
         return [message for message in messages[:cut] if role(message) != "system"]

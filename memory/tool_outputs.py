@@ -14,7 +14,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from perdure.effects import awaiting, blocking, calling, computed
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
-from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
+from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
+from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import instance, whole
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
@@ -62,15 +63,21 @@ class ClearToolOutputs(MessagesNode):
     async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = messages_in(state, self.messages_key)
 
-        def replaced() -> list[BaseMessage]:
+        def build_update() -> list[BaseMessage]:
             cleared = self._cleared(Shown.of(messages).turns)  # as a view shows them
             left = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
-            return [message for message in left if id(message) not in present]
+            lines = [message for message in left if id(message) not in present]
+            merged = merge_duplicates(messages)
+            if merged is messages:
+                check_ids(lines, self.messages_key)
+                return lines
+            line_of = {line.id: line for line in lines}
+            target = [line_of.get(message.id, message) for message in merged]
+            return update_to(target, messages, self.messages_key)
 
-        lines = await computed(replaced)
-        ids_of(lines, self.messages_key)
-        return {self.messages_key: lines} if lines else {}
+        update = await computed(build_update)
+        return {self.messages_key: update} if update else {}
 
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         seen = 0

@@ -10,13 +10,14 @@ from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Any, Literal, NamedTuple, Self
 
-from langchain_core.messages import BaseMessage, RemoveMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import computed
 from perdure.errors import BudgetExceeded
-from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
+from perdure.memory.conversation import SHORTENED, Turn, Unit, role
+from perdure.memory.message_updates import update_to
+from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, context_window
@@ -93,7 +94,8 @@ class Trim(MessagesNode):
             kept = self._fit(Shown.of(messages, to_answer=False)).messages()
             if not any(role(message) == "human" for message in kept):
                 return {}  # nobody has asked anything yet
-            return _removals(messages, kept, self.messages_key)
+            update = update_to(kept, messages, self.messages_key)
+            return {self.messages_key: update} if update else {}
 
         return await computed(removed)
 
@@ -134,16 +136,6 @@ def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> Budget
         f"what may not be left out takes {sum(tokens for _, tokens in parts)}, max_tokens is "
         f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
     )
-
-
-def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    present = set(map(id, messages))
-    changed = [message for message in kept if id(message) not in present]
-    if not changed and len(kept) == len(messages):
-        return {}
-    stays = {message.id for message in kept}
-    ids = ids_of(messages, key)
-    return {key: [*(RemoveMessage(id=uid) for uid in ids if uid not in stays), *changed]}
 
 
 def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:

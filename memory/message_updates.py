@@ -1,0 +1,79 @@
+"""Lists of messages by id: merging messages with the same id, and updates that change a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from perdure.errors import InvalidMessages
+from perdure.memory.conversation import Messages
+
+
+def merge_duplicates(messages: Messages) -> Messages:
+    """Return the messages with unique ids, in the order of the first occurrence of each id.
+
+    Of several messages with the same id the last is returned, as `add_messages` does in an update.
+    Messages without an id are all returned. `RemoveMessage`s are dropped. A list without
+    duplicates is returned itself.
+    """
+    if _has_unique_ids(messages):
+        return messages
+    merged: dict[str | int, BaseMessage] = {}
+    for position, message in enumerate(messages):
+        if isinstance(message, RemoveMessage):
+            continue
+        merged[position if message.id is None else message.id] = message
+    return list(merged.values())
+
+
+def update_to(target: Sequence[BaseMessage], current: Messages, key: str) -> list[BaseMessage]:
+    """Return the update that changes the channel `key` from `current` to `target`.
+
+    The update removes messages by their ids and adds the messages of `target` that `current` does
+    not have. It is empty if nothing has to change. If `current` has an id twice, the update
+    replaces the whole list, because neither `add_messages` nor a `DeltaChannel` can remove one of
+    two messages with the same id.
+
+    Raises:
+        InvalidMessages: Something has to change and the messages have no ids, or the reducer of
+            the channel stored an earlier removal instead of applying it.
+    """
+    present = set(map(id, current))
+    changed = [message for message in target if id(message) not in present]
+    if not changed and len(target) == len(current):
+        return []
+    check_ids(current, key)
+    if not _has_unique_ids(current):
+        return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *target]
+    kept = {message.id for message in target}
+    removed = [RemoveMessage(id=str(m.id)) for m in current if m.id not in kept]
+    return [*removed, *changed]
+
+
+def check_ids(messages: Messages, key: str) -> None:
+    """Raise InvalidMessages unless each message of the channel `key` can be removed by its id."""
+    ids = {message.id for message in messages}
+    if None in ids:
+        raise InvalidMessages(
+            f"the channel {key!r} has messages without ids; give it a reducer that assigns them, "
+            "perdure.memory.messages or add_messages, and give ids to messages in an Overwrite"
+        )
+    if REMOVE_ALL_MESSAGES in ids:
+        raise InvalidMessages(
+            f"the reducer of the channel {key!r} stored a RemoveMessage instead of applying it; "
+            "use a reducer that removes messages: perdure.memory.messages or add_messages"
+        )
+
+
+def _has_unique_ids(messages: Messages) -> bool:
+    ids = {message.id for message in messages}
+    if None in ids:
+        named = [message.id for message in messages if message.id is not None]
+        return len(named) == len(set(named)) and not _has_removal(messages)
+    return len(ids) == len(messages) and not _has_removal(messages)
+
+
+def _has_removal(messages: Messages) -> bool:
+    return RemoveMessage in set(map(type, messages))
