@@ -14,6 +14,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import NoneType
 from typing import Any, Final
 
@@ -295,8 +296,8 @@ class Converter:
             parts = sorted(value, key=lambda part: self._pack(self._exactly(part), _EXACT))
             return self._exact(_SINGLE, [*name, parts])
         if isinstance(value, deque):
-            code, payload = _SINGLE, list(value)
-        elif name == _SEND:
+            return self._encode_deque(value, name)
+        if name == _SEND:
             code, payload = _POSITIONAL, [value.node, value.arg]
             if (timeout := getattr(value, "timeout", None)) is not None:
                 payload.append(timeout)
@@ -311,6 +312,13 @@ class Converter:
         else:
             return _by_langgraph(value)
         return ormsgpack.Ext(code, self._pack([*name, payload, *rest]))
+
+    def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
+        """Encode a deque as langgraph does, and with its `maxlen`, which langgraph drops."""
+        items = list(value)
+        if value.maxlen is None:
+            return ormsgpack.Ext(_SINGLE, self._pack([*name, items]))
+        return ormsgpack.Ext(_POSITIONAL, self._pack([*name, [items, value.maxlen]]))
 
     def _object(self, value: Any) -> ormsgpack.Ext:
         cls: Any = type(value)
@@ -343,7 +351,8 @@ class Converter:
                 f"a {type(value).__name__} of {dtype} would not come back as it is; store a "
                 "numpy.ndarray of numbers, booleans or text, or a list"
             )
-        made = _by_langgraph(value)
+        limited = isinstance(value, deque) and value.maxlen is not None
+        made = self._encode_deque(value, name) if limited else _by_langgraph(value)
         if not self._allowlist.names(name):
             raise TypeNotAllowed(name)
         return made
@@ -429,6 +438,10 @@ def _called(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
     if code == _POSITIONAL:
         if len(payload) == 3 and name_of(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
+        if issubclass(cls, deque):
+            with suppress(TypeError):  # a subclass may set the limit itself and take items only
+                return cls(*payload)
+            return cls(payload[0])
         return cls(*payload)
     if code == _METHOD:
         if rest != ["fromisoformat"]:
