@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
     from perdure.memory.nodes import view as view
     from perdure.memory.profile import Profile as Profile
+    from perdure.memory.read_tool_output import read_tool_output as read_tool_output
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
     from perdure.memory.records import Memory as Memory
@@ -67,6 +68,7 @@ _MODULES = {
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
+    "read_tool_output": "read_tool_output",
     "recall": "arecall recall",
     "records": "Memory",
     "reducers": "ChatState Keep messages",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.effects import awaiting, blocking, calling, computed
@@ -16,16 +19,20 @@ from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
-from perdure.memory.options import instance, whole
+from perdure.memory.options import instance, text, whole
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
 
-_PLACEHOLDER: Final = (
-    "[The result of {name} was cleared ({tokens} tokens). Call it again if need be.]"
-)
+_CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
+_CALL_AGAIN: Final = "Call it again if need be."
+_READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
 _LEAST: Final = 40  # tokens, so that the placeholder is shorter than what it stands for
 _AT: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
+
+
+class ToolOutputReader:
+    """Marks the tools that `read_tool_output` returns, by which an agent's tools are searched."""
 
 
 class ClearToolOutputs(MessagesNode):
@@ -38,6 +45,10 @@ class ClearToolOutputs(MessagesNode):
         keep: How many of the newest results stay as they are, unanswered ones included.
         min_tokens: Tokens from which a result is cleared, 40 at least.
         exclude_tools: Names of tools whose results stay.
+        read_tool: The tool of `read_tool_output`, or its name. The line then tells the model to
+            read the result with this tool, where it otherwise advises calling the first tool again.
+            In `MemoryMiddleware` the tool is found among the agent's tools, and a tool that a
+            request does not have is never named. Elsewhere None names no tool.
         token_counter: See `perdure.memory.token_counter`.
     """
 
@@ -47,6 +58,7 @@ class ClearToolOutputs(MessagesNode):
         keep: int = 3,
         min_tokens: int = 200,
         exclude_tools: Collection[str] = (),
+        read_tool: BaseTool | str | None = None,
         token_counter: Countable | None = None,
         messages_key: str = "messages",
     ) -> None:
@@ -55,6 +67,16 @@ class ClearToolOutputs(MessagesNode):
         instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
         self.keep, self.min_tokens = whole("keep", keep, 0), whole("min_tokens", min_tokens, _LEAST)
         self.exclude, self.counter = frozenset(exclude_tools), counter_of(token_counter)
+        name = read_tool.name if isinstance(read_tool, BaseTool) else read_tool
+        self.read_tool = None if name is None else text("read_tool", name, "a tool, or its name")
+
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """Return the same node for a request with these tools; only one of them may be named."""
+        made = copy(self)
+        own = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
+        named = self.read_tool if self.read_tool in map(_tool_name, tools) else None
+        made.read_tool = named or next(own, None)
+        return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The turns, with old bulky results replaced."""
@@ -101,13 +123,26 @@ class ClearToolOutputs(MessagesNode):
         tokens = self.counter.message(message)
         if tokens < self.min_tokens:
             return message
-        line = _PLACEHOLDER.format(name=message.name or "the tool", tokens=tokens)
+        hint = _CALL_AGAIN
+        if self.read_tool is not None:
+            call_id = json.dumps(message.tool_call_id)
+            hint = _READ_AGAIN.format(tool=self.read_tool, call_id=call_id)
+        line = _CLEARED.format(name=message.name or "the tool", tokens=tokens, hint=hint)
         kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
         changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
-        return message.model_copy(update=changes)
+        cleared = message.model_copy(update=changes)
+        return cleared if self.counter.message(cleared) < tokens else message
 
 
 clear_tool_outputs = ClearToolOutputs
+
+
+def _tool_name(tool: Any) -> str | None:
+    """Return the name of a tool, which may be an object or a provider's dict."""
+    if isinstance(tool, Mapping):
+        function = tool.get("function")
+        return function.get("name") if isinstance(function, Mapping) else tool.get("name")
+    return getattr(tool, "name", None)
 
 
 async def _expand(

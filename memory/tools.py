@@ -69,7 +69,7 @@ _LIGHT: Final = STOP_WORDS | {
 }  # "the user" is in every such memory, whoever it is from
 _SUMMARY: Final = "lc_source"  # langchain gives a summary the role of the user
 
-Call = Callable[[Mapping[str, Any], "Attribution"], Operation[str]]
+Call = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
 Words = Mapping[int, set[str]]  # of messages, by their index
 
 
@@ -99,7 +99,7 @@ def manage_memory(
         writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
         return await _managed(writer, arguments, attribution)
 
-    return _tool(manage, name, description, _arguments(schema), channel)
+    return build_tool(manage, name, description, _arguments(schema), channel)
 
 
 def search_memory(
@@ -136,7 +136,7 @@ def search_memory(
             return "Nothing is known about that."
         return quote_memories(memories)
 
-    return _tool(search, name, description, arguments)
+    return build_tool(search, name, description, arguments)
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
@@ -148,13 +148,20 @@ class _MemoryTool(StructuredTool):
     """A tool of perdure's, whatever its name."""
 
 
-def _tool(
+def build_tool(
     call: Call,
     name: str,
     description: str,
     arguments: type[BaseModel],
     key: str = "messages",
+    *,
+    tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
+    """Return a tool of `tool_class` that answers with the result of `call`, sync and async.
+
+    A `ToolException` and arguments that do not fit are answered to the model; all other errors are
+    raised. `key` is the channel whose messages the call gets.
+    """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise errors.ConfigurationError(
             f"name is {name!r:.80}; expected 1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
@@ -171,16 +178,16 @@ def _tool(
         return Attribution(config, [m for m in messages if isinstance(m, BaseMessage)], _OWN | own)
 
     # langgraph fills in `runtime`; models do not see it
-    def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
+    def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> Any:
         return run(call(given, attribution(runtime, config)))
 
-    async def aact(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
+    async def aact(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> Any:
         return await arun(call(given, attribution(runtime, config)))
 
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
 
-    return _MemoryTool.from_function(
+    return tool_class.from_function(
         act,
         aact,
         name=name,

@@ -1,0 +1,229 @@
+"""`read_tool_output`: a tool with which a model reads a tool result that its context has lost.
+
+The original of a result that was cleared, trimmed or summarised is in the history of the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeGuard
+
+from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from pydantic import Field, create_model
+
+from perdure.checkpointers.records import VIEWS
+from perdure.effects import calling
+from perdure.errors import UnknownCheckpoint, UnknownThread
+from perdure.memory.conversation import SHORTENED
+from perdure.memory.options import instance, text, whole
+from perdure.memory.quotation import quoted, said
+from perdure.memory.run_config import Versioned
+from perdure.memory.tool_outputs import ToolOutputReader
+from perdure.memory.tools import Attribution, build_tool
+
+READ: Final = """\
+Read the full result of an earlier tool call in this conversation whose result was cleared from \
+view. Use it instead of calling the tool a second time. It reads results of this conversation \
+only, and returns a long result in pages."""
+_LIMIT: Final = 20_000  # characters of a result that one call returns by default
+_MIN_LIMIT: Final = 100
+_PAGE: Final = 256  # history items that are decoded at a time, from the newest backwards
+_SHOWN_ID: Final = 80  # characters of an id that an answer to the model repeats
+_ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
+_START: Final = "The character at which to begin; 0 is the beginning of the result."
+
+
+class _ReadTool(ToolOutputReader, StructuredTool):
+    """The tool that `read_tool_output` returns."""
+
+
+def read_tool_output(
+    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    *,
+    limit: int = _LIMIT,
+    name: str = "read_tool_output",
+    description: str = READ,
+    messages_key: str = "messages",
+) -> BaseTool:
+    """Return a tool with which a model reads the result of an earlier tool call again.
+
+    The model passes the id of the tool call. The tool looks for the result in the state of the run,
+    then in the history of the graph's namespace up to the run's checkpoint, then in the histories
+    of the graphs around it. If the state has only a shortened form of the result, the other
+    namespaces of the same thread are searched for that message. Other threads are never read.
+
+    A result of at most `limit` characters is returned as it was stored. A longer one is returned in
+    pages: the model passes `start` to read on. If no result is found, because the id is unknown,
+    erased or of another thread, the model gets a sentence that says so.
+
+    Args:
+        checkpointer: A checkpointer of perdure's; None: the one of the graph in which the tool
+            runs. If that is another library's, only the state of the run is read.
+        limit: The most characters of a result that one call returns, 100 at least.
+        name: The name of the tool. No other tool of the agent may have it.
+        description: Tells the model when to use the tool.
+        messages_key: The channel of the messages.
+    """
+    whole("limit", limit, _MIN_LIMIT)
+    channel = text("messages_key", messages_key, "the name of a channel")
+    if checkpointer is not None:
+        expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
+        instance("checkpointer", checkpointer, Versioned, expected)
+    arguments = create_model(
+        "ReadToolOutput",
+        tool_call_id=(str, Field(description=_ID)),
+        start=(int, Field(0, ge=0, description=_START)),
+    )
+
+    async def read(values: Mapping[str, Any], attribution: Attribution) -> Any:
+        call_id = values["tool_call_id"].strip()
+        config = ensure_config(attribution.config)
+        saver = checkpointer or _checkpointer_of_run(config)
+        result = await _find_result(saver, config, channel, call_id, attribution.messages)
+        if result is None:
+            raise ToolException(
+                f"No result of the tool call {quoted(call_id[:_SHOWN_ID])} is stored in this "
+                "conversation. Check the id, or do without the result."
+            )
+        return _page(result, values.get("start") or 0, limit, name)
+
+    return build_tool(read, name, description, arguments, channel, tool_class=_ReadTool)
+
+
+def _checkpointer_of_run(config: RunnableConfig) -> Any:
+    """Return the perdure checkpointer of the graph that runs the tool, or None."""
+    from perdure.checkpointers.checkpointer import Checkpointer  # a run has it imported
+
+    return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
+
+
+def _page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
+    """Return the content of a result, or the page of its text that begins at `start`."""
+    content = result.content
+    whole_text = content if isinstance(content, str) else said(result)
+    if start == 0 and len(whole_text) <= limit:
+        return content
+    if start >= len(whole_text):
+        raise ToolException(
+            f"The result has {len(whole_text)} characters; start must be less than that."
+        )
+    end = min(start + limit, len(whole_text))
+    note = f"[Characters {start} to {end} of {len(whole_text)}."
+    if end < len(whole_text):
+        note += f" To read on, call {tool} with the same id and start={end}."
+    return f"{whole_text[start:end]}\n\n{note}]"
+
+
+# -- finding a result
+
+
+async def _find_result(
+    saver: Any,
+    config: RunnableConfig,
+    channel: str,
+    call_id: str,
+    state: Sequence[BaseMessage],
+) -> ToolMessage | None:
+    """Return the newest result of a tool call in the run's state, else in its thread's history.
+
+    A result whose middle was cut out is returned only if its original is not stored. The line that
+    stands for a cleared result is never returned.
+    """
+    in_state = [m for m in reversed(state) if _is_result(m, call_id)]
+    original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
+    thread_id = config["configurable"].get("thread_id")
+    if original is None and saver is not None and thread_id is not None:
+        history = _ThreadHistory(saver, str(thread_id), channel, call_id)
+        original = await history.find_in_run(config["configurable"])
+        if original is None and in_state:
+            original = await history.find_elsewhere({m.id for m in in_state})
+    if original is not None:
+        return original
+    return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
+
+
+def _is_result(message: Any, call_id: str) -> TypeGuard[ToolMessage]:
+    return isinstance(message, ToolMessage) and message.tool_call_id == call_id
+
+
+@dataclass(slots=True)
+class _ThreadHistory:
+    """Searches the history of one thread for the original result of one tool call."""
+
+    saver: Any
+    thread_id: str
+    channel: str
+    call_id: str
+    searched: set[str] = field(default_factory=set)  # namespaces
+
+    async def find_in_run(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
+        """Search the namespace of the graph that runs the tool, then those of graphs around it."""
+        # langgraph tells a task the checkpoint of its graph and of each graph around that
+        checkpoints: Mapping[str, str | None] = configurable.get("checkpoint_map") or {
+            configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
+        }
+        for namespace in sorted(checkpoints, key=len, reverse=True):
+            found = await self._find(namespace, checkpoints[namespace], None)
+            if found is not None:
+                return found
+        return None
+
+    async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
+        """Search the namespaces that were not searched yet for one of these messages."""
+        try:
+            thread = await calling(self.saver, "thread", self.thread_id)
+        except UnknownThread:
+            return None
+        for namespace in {*thread.namespaces} - self.searched - {VIEWS}:
+            found = await self._find(namespace, None, message_ids)
+            if found is not None:
+                return found
+        return None
+
+    async def _find(
+        self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
+    ) -> ToolMessage | None:
+        """Search one namespace up to a checkpoint, or up to its head if that is not stored yet."""
+        self.searched.add(namespace)
+        for uid in dict.fromkeys((checkpoint_id, None)):
+            try:
+                return await self._newest(namespace, uid, message_ids)
+            except UnknownCheckpoint:
+                continue
+            except UnknownThread:
+                return None
+        return None
+
+    async def _newest(
+        self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
+    ) -> ToolMessage | None:
+        """Return the newest original, preferring the way to the checkpoint to other branches."""
+        on_branch: ToolMessage | None = None
+        before: int | None = None
+        while True:
+            items = await calling(
+                self.saver,
+                "history",
+                self.thread_id,
+                channel=self.channel,
+                checkpoint_ns=namespace,
+                checkpoint_id=checkpoint_id,
+                ends=(0, _PAGE),
+                before=before,
+            )
+            for item in reversed(items):
+                message = item.value
+                if not _is_result(message, self.call_id) or SHORTENED in message.additional_kwargs:
+                    continue
+                if message_ids is not None and message.id not in message_ids:
+                    continue
+                if not item.branch:
+                    return message
+                on_branch = on_branch or message
+            if len(items) < _PAGE:
+                return on_branch
+            before = items[0].position
