@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perdure.memory.records import Memory as Memory
     from perdure.memory.reducers import ChatState as ChatState
     from perdure.memory.reducers import Keep as Keep
+    from perdure.memory.reducers import append_new as append_new
     from perdure.memory.reducers import messages as messages
     from perdure.memory.summary import SummaryState as SummaryState
     from perdure.memory.summary import summarize as summarize
@@ -71,7 +72,7 @@ _MODULES = {
     "read_tool_output": "read_tool_output",
     "recall": "arecall recall",
     "records": "Memory",
-    "reducers": "ChatState Keep messages",
+    "reducers": "ChatState Keep append_new messages",
     "summary": "SummaryState summarize",
     "thread_search": "asearch_threads search_threads",
     "tokens": "token_counter",

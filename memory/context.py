@@ -23,7 +23,7 @@ from perdure.memory.quotation import fitting, quoted, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
 from perdure.memory.run_config import Clock, clock_of, source
-from perdure.memory.summary import summary_of
+from perdure.memory.summary_state import SUMMARY, SummarizedMessages, summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.trim import choose, too_long
@@ -91,7 +91,8 @@ class Assemble(MessagesNode):
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
-            contents["summary"] = channel(state, "summary")
+            contents["summary"] = channel(state, SUMMARY)
+            shown = SummarizedMessages.of_state(state).hide(shown)
         system, turns = self._packed(shown, contents, self.counter)
         counter = self.counter.fitted(Shown(system, iter(turns)).messages())
         if counter is not self.counter:

@@ -15,7 +15,9 @@ from perdure.errors import MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import instance
-from perdure.memory.summary import Summarize, Summary
+from perdure.memory.reducers import append_new
+from perdure.memory.summary import Summarize
+from perdure.memory.summary_state import Summary, latest_summary
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -28,8 +30,8 @@ except ImportError as exc:
 class MemoryState(AgentState[Any]):
     """An agent's state with the channels of a summary and of feedback on a run."""
 
-    summary: NotRequired[Summary | None]
-    summarized: NotRequired[Annotated[list[str], operator.add]]
+    summary: NotRequired[Annotated[Summary | None, latest_summary]]
+    summarized: NotRequired[Annotated[list[str], append_new]]
     feedback: NotRequired[Annotated[Any, UntrackedValue]]  # on this run only
 
 
@@ -68,6 +70,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             if isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
                 if (await learner.learning(messages, state, config)) is None:
+                    due.skip_turn(state)
                     return None
         return (await calling(due, "invoke", state, config)) or None
 

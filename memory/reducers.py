@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
@@ -88,6 +89,20 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
         return value
 
     return reduce
+
+
+def append_new(left: Any, right: Any) -> list[Any]:
+    """Append the elements that a list does not have yet. Reducer for lists of ids.
+
+    With `operator.add`, a list that a subgraph shares with its parent doubles at each call of the
+    subgraph, because the subgraph returns the whole list and not only its new elements.
+
+    >>> append_new(["a", "b"], ["a", "b", "c"])
+    ['a', 'b', 'c']
+    """
+    if isinstance(right, str) or not isinstance(right, Iterable | None):
+        raise InvalidUpdate(f"the update {right!r:.80} is no list; expected a list of ids")
+    return list(dict.fromkeys(chain(left or (), right or ())))
 
 
 class ChatState(TypedDict):

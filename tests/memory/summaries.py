@@ -76,6 +76,11 @@ def presented(messages: Any, summary: Summary | None) -> list[Any]:
     return with_summary(Shown.of(without_summary(messages)[1]), summary).messages()
 
 
+def without_digests(summary: Any) -> dict[str, Any]:
+    """Return a summary without the hashes by which its messages are recognised."""
+    return {name: value for name, value in summary.items() if name != "digests"}
+
+
 def says(text: str) -> Any:
     return {"messages": [HumanMessage(text)]}
 

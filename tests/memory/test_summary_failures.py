@@ -29,7 +29,16 @@ from tests.memory.scripted import (
     TOO_LONG,
     ScriptedServer,
 )
-from tests.memory.summaries import THREAD, awaited, chat, invoked, node, texts, turns
+from tests.memory.summaries import (
+    THREAD,
+    awaited,
+    chat,
+    invoked,
+    node,
+    texts,
+    turns,
+    without_digests,
+)
 from tests.openai_server import Failure, Held
 
 # -- failures
@@ -178,7 +187,8 @@ def test_a_failure_is_tried_again_in_the_next_turn(
     assert "it is tried again the next time" in caplog.text
     assert texts(failed["messages"]) == [*texts(turns(4)), "one"]
     assert failed.get("summary") is None
-    assert out["summary"] == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
+    summary = without_digests(out["summary"])
+    assert summary == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
     for text in ("q1", "a3", "q4", "one"):
         assert text in scribe.asked_for()
 
