@@ -66,19 +66,26 @@ def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Ad
     )
 
 
-def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """What the `context` of the run says that the config is of, by those of the names it has.
+def context_of(config: RunnableConfig) -> Any:
+    """Return the `context` of the run that a config belongs to, or None if it has none.
 
-    The context is a dict or an object with attributes, and what is None in it is not there. The
-    config is one that langgraph gives a node, a tool or a checkpointer; any other has no context.
+    Only a config that langgraph gives to a node, a tool or a checkpointer has a context.
     """
     runtime: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
     for part in config.get("configurable", {}).values() if runtime else ():
         if isinstance(part, runtime.Runtime):
-            context = part.context
-            read = context.get if isinstance(context, Mapping) else partial(getattr, context)
-            return {name: value for name in names if (value := read(name, None)) is not None}
-    return {}
+            return part.context
+    return None
+
+
+def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these names in the `context` of the run that a config belongs to.
+
+    The context is a dict or an object with attributes. Names whose value is None are left out.
+    """
+    context = context_of(config)
+    read = context.get if isinstance(context, Mapping) else partial(getattr, context)
+    return {name: value for name in names if (value := read(name, None)) is not None}
 
 
 def check_thread_id(thread_id: object) -> str:

@@ -147,7 +147,7 @@ class Snapshot:
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
-        step, labels: Of the metadata, once it is read; see `labels_in`.
+        step, labels: Of the metadata, once it is read; see `labels.labels_in`.
     """
 
     uid: str

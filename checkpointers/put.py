@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
@@ -96,6 +97,7 @@ class CheckpointPut:
             metadata.
         kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
+        config: The config of the put, which may name the user; None if no run puts it.
     """
 
     at: Address
@@ -106,6 +108,7 @@ class CheckpointPut:
     fields: list[bytes] = field(default_factory=list)
     kept: Thread | None = None
     title: Title | None = None
+    config: RunnableConfig | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.labels import labels_in
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
@@ -44,7 +45,6 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.records import (
-    labels_in,
     open_checkpoint,
     open_item,
     open_listed,
@@ -349,7 +349,7 @@ class CheckpointReader:
         return snapshot.step
 
     def labels(self, snapshot: Snapshot) -> dict[str, Any]:
-        """The values of its metadata that the checkpoints that follow are to have."""
+        """Return the metadata values that the children of a checkpoint inherit."""
         if snapshot.labels is None:
             snapshot.labels = labels_in(self.metadata(snapshot))
         return snapshot.labels

@@ -20,8 +20,6 @@ from perdure.storage.encryption import Clear, LangGraphCipher, Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
 VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
-LABELS: Final = "perdure_labels"
-"""Metadata: the names of the values in it that the checkpoints that follow are to have as well."""
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values, or the same at each
 UNTAGGED: Final = frozenset({"step", "parents", "source", "ls_integration"})
@@ -126,12 +124,6 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
         if key not in UNTAGGED and (number := tag(seal, key, value)) is not None:
             tags.append(number)
     return tags
-
-
-def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a checkpoint passes on to those that follow it; see `LABELS`."""
-    names = metadata.get(LABELS)
-    return {n: metadata[n] for n in names if n in metadata} if isinstance(names, list) else {}
 
 
 def leading_to(rows: Sequence[Row], key: int) -> list[Row]:

@@ -117,7 +117,8 @@ class ThreadHead:
 
     Attributes:
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
-        metadata: As put; langgraph copies what a run's `configurable` says to it.
+        metadata: The metadata as put, with the `user_id` and `owner` that the checkpoint inherited
+            from its parent. langgraph copies the values of a run's `configurable` into it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
         created_at: When its first checkpoint or write came (UTC).
         status: Whether it waits for an answer, was cut off, or is idle.

@@ -42,15 +42,14 @@ from perdure.checkpointers.address import (
     address,
     check_text,
     check_thread_id,
-    context_values,
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.labels import LABELS, context_labels
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, collector_paused
-from perdure.checkpointers.records import LABELS
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
@@ -60,7 +59,6 @@ from perdure.storage.flow import Flow, NamedSQL
 
 T = TypeVar("T")
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
-_LONGEST_LABEL: Final = 4096  # characters of a value that a run's context has; a namespace's limit
 _REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
 
@@ -214,6 +212,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
         not name are those of the parent. Lists and dicts cost only what is new in them.
 
+        The metadata inherits `user_id` and `owner` from the parent, unless the config or the
+        context of the run names another user, or says with `""` or None that there is none.
+
         Returns:
             The address of the checkpoint.
 
@@ -249,11 +250,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         whole = dict(get_checkpoint_metadata(config, metadata))
         names = self._labels.get(at.thread_id)
         if names and not at.checkpoint_ns:
-            values = context_values(config, names).items()
-            texts = ((n, v) for n, v in values if isinstance(v, str) and "\0" not in v)
-            labels = {name: text for name, text in texts if len(text) <= _LONGEST_LABEL}
+            labels = context_labels(config, names)
             whole |= {**labels, LABELS: sorted(labels)} if labels else {}
-        return CheckpointPut(at, checkpoint, whole, new_versions, self._read_by_id.pop(at, False))
+        deliberate = self._read_by_id.pop(at, False)
+        return CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
         """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
@@ -261,8 +261,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
         hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
         root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
-        its metadata, in place of what `configurable` says. Checkpoints that follow it have them as
-        well, unless their own run names others.
+        its metadata, in place of what `configurable` says. Later checkpoints inherit them, unless
+        their own run names others.
 
         Raises:
             InvalidConfig: The thread_id is not valid.

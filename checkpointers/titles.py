@@ -12,8 +12,6 @@ from perdure.errors import UnknownThread
 
 ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The metadata that an import leaves in each checkpoint of a conversation."""
-WHOSE: Final = ("user_id", "owner")
-"""The metadata that says whose a conversation is."""
 TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
 
 

@@ -18,14 +18,13 @@ from perdure.checkpointers.additions import IN_LOG, Additions, Commit
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
 from perdure.checkpointers.codec import MESSAGE
+from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     INNER,
-    LABELS,
     UNTOLD,
     content_hash,
-    labels_in,
     log_spans,
     open_listed,
     open_writes,
@@ -191,7 +190,7 @@ class CheckpointWriter:
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
         additions = Additions(self.sql, self.seal, thread_id, thread)
-        metadata, moved = self._labelled(put, snapshot, parent), head
+        metadata, moved = self._inherit_labels(put, snapshot, parent), head
         additions.fill(snapshot, nodes, parent)
         if before is None:
             snapshot.key = place(head.namespace, thread.seq)
@@ -261,17 +260,30 @@ class CheckpointWriter:
             return self.sql("advance_now", seq, stamp, *state, head.namespace, uid, len(ns), now)
         return self.sql("advance_into", seq, stamp, *state, ns, now)
 
-    def _labelled(
+    def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """The metadata, with the labels that a checkpoint has from its parent; see `LABELS`."""
-        metadata, snapshot.labels = put.metadata, {}
-        inherited = self.reader.labels(parent) if parent and not put.at.checkpoint_ns else {}
-        if inherited or LABELS in metadata:
-            own = {name: metadata[name] for name in inherited.keys() & metadata.keys()}
-            labels = snapshot.labels = {**inherited, **own, **labels_in(metadata)}
-            metadata = self.codec.decode(put.fields[1]) | {**labels, LABELS: sorted(labels)}
+        """Give a checkpoint the labels of its parent, and return its whole metadata.
+
+        The metadata is encoded again only if it lacks a label.
+        """
+        metadata, labels = put.metadata, dict[str, Any]()
+        inherited, lacks = dict[str, Any](), LABELS in metadata
+        if parent is not None and put.config is not None:
+            inherited = self.reader.labels(parent)
+        for name in inherited:
+            lacks = lacks or name not in metadata or name not in USER_LABELS
+        if lacks and put.config is not None:
+            labels = inherit_labels(metadata, inherited, put.config)
+            metadata = self.codec.decode(put.fields[1]) | labels
+            listed = sorted(labels.keys() - set(USER_LABELS))
+            metadata |= {LABELS: listed} if listed else {}
             snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
+        else:
+            for name in USER_LABELS:
+                if name in metadata:
+                    labels[name] = metadata[name]
+        snapshot.labels = labels
         return metadata
 
     def _began(

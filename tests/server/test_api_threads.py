@@ -21,6 +21,7 @@ from langgraph_sdk.errors import (
 )
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.graphs import chat_graph
 from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
@@ -415,6 +416,19 @@ def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -
         assert (found["user_id"], found["source"]) == ("ann", "update")
         assert sdk.threads.get(thread_id)["metadata"]["user_id"] == "ann"
     assert sdk.threads.get("t")["metadata"]["owner"] == "ann"
+
+
+def test_an_update_by_a_client_keeps_the_user_of_a_thread(settings: Settings, sdk: Sdk) -> None:
+    """Also if the thread belongs to nobody; then no memories are made of it for the client."""
+    for thread_id, user in (("anns", "ann"), ("nobodys", "")):
+        with SQLiteCheckpointer.open(settings.db) as saver:
+            config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
+            config["metadata"] = {"graph_id": "chat"}
+            chat_graph(checkpointer=saver).invoke({"messages": [("human", "hello")]}, config)
+
+        sdk.threads.update_state(thread_id, {"messages": []})
+
+        assert sdk.threads.get_state(thread_id)["metadata"]["user_id"] == user
 
 
 def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) -> None:

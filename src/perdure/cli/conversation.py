@@ -28,8 +28,9 @@ from langchain_core.messages import (
 )
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import SaidTree, said_on
-from perdure.checkpointers.titles import ABOUT, WHOSE, about
+from perdure.checkpointers.titles import ABOUT, about
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER, time_of
 
@@ -315,13 +316,13 @@ class Lines:
 
     def add_message(self, line: Mapping[str, Any]) -> None:
         """Add an object that is a message, after the last one."""
-        whose = {name: line[name] for name in WHOSE if name in line}
+        whose = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
         _add(*self._thread(line.get("thread_id") or self._name, whose), message)
 
     def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        numbers = {key: str(line[key]) for key in WHOSE if type(line.get(key)) is int}
-        names = {key: key for key in (*ABOUT, *WHOSE)}
+        numbers = {key: str(line[key]) for key in USER_LABELS if type(line.get(key)) is int}
+        names = {key: key for key in (*ABOUT, *USER_LABELS)}
         made = described(str(name), {**line, **numbers}, names)
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
@@ -397,7 +398,7 @@ def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     """A thread as an object: what was said on the way to its head, and on each branch beside."""
     newest = saver.head(thread_id).metadata
     said = saver.database.read(partial(said_on, saver._reader, thread_id))
-    whose = {name: newest[name] for name in WHOSE if newest.get(name)}
+    whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
     line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
     if said is not None:
         main, *others = _parts(said)

@@ -226,10 +226,15 @@ async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple |
 
 
 async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
-    """The config for a new checkpoint, which also says whose the thread is, and its metadata."""
+    """Return the config for a new checkpoint, with the metadata of the thread and its user.
+
+    Whoever makes the request becomes the user only if no checkpoint has said who is: `""` means
+    that the thread is nobody's.
+    """
     known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
     known.setdefault("assistant_id", id_of(known["graph_id"]))
-    user = await call.threads.user(thread["thread_id"]) or call.identity.user
+    user = await call.threads.user(thread["thread_id"])
+    user = call.identity.user if user is None else user
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 

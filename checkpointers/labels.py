@@ -1,0 +1,98 @@
+"""Labels: metadata values that a checkpoint inherits from its parent.
+
+Two kinds of values are inherited. The names of the user, `user_id` and `owner`, are inherited by
+every checkpoint. Values that `CheckpointSaver.label` took from the context of a run are inherited
+if the metadata lists their names under `LABELS`.
+
+Inherited values are stored in the metadata of the new checkpoint. Heads, lists of threads and tags
+read the metadata of one checkpoint only, and the ancestors of a checkpoint may have been pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+
+from perdure.checkpointers.address import context_of, context_values
+
+LABELS: Final = "perdure_labels"
+"""The metadata key that lists the names of the values which the next checkpoint inherits."""
+USER_LABELS: Final = ("user_id", "owner")
+"""Metadata that says whose a thread is."""
+_LONGEST_LABEL: Final = 4096  # characters of a label; the limit of a store namespace, too
+_UNNAMED: Final = object()
+
+
+def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a checkpoint's metadata that the next checkpoint inherits."""
+    listed = metadata.get(LABELS)
+    names = [*USER_LABELS, *(listed if isinstance(listed, list) else ())]
+    return {name: metadata[name] for name in names if name in metadata}
+
+
+def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of these names in the context of a run that metadata can hold."""
+    values = context_values(config, names)
+    return {name: value for name, value in values.items() if _is_label(value)}
+
+
+def inherit_labels(
+    metadata: Mapping[str, Any], inherited: Mapping[str, Any], config: RunnableConfig
+) -> dict[str, Any]:
+    """Return the labels of a new checkpoint.
+
+    Values in the checkpoint's own metadata replace those of the parent. If the config or the
+    context of the run names another user, the checkpoint inherits neither `user_id` nor `owner`,
+    so that the two never name different users by accident. The values `""` and None name nobody.
+
+    Args:
+        metadata: The metadata of the new checkpoint.
+        inherited: The labels of its parent.
+        config: The config of the put.
+    """
+    own = {name: metadata[name] for name in inherited if name in metadata}
+    labels = {**inherited, **own, **labels_in(metadata)}
+    of_parent = {name: inherited[name] for name in USER_LABELS if name in inherited}
+    if of_parent.keys() <= metadata.keys():
+        return labels
+    named = _user_named_by(config)
+    named |= {name: metadata[name] for name in USER_LABELS if name in metadata}
+    user = of_parent.get("owner", of_parent.get("user_id"))
+    if not all(_is_same(value, of_parent.get(name, user)) for name, value in named.items()):
+        for name in of_parent.keys() - metadata.keys():
+            del labels[name]
+    labels |= {name: value for name, value in named.items() if _is_label(value)}
+    return labels
+
+
+def _user_named_by(config: RunnableConfig) -> dict[str, Any]:
+    """Return `user_id` and `owner` as the context or the config has them, also if they are None.
+
+    A field of a pydantic model counts only if the caller has set it.
+    """
+    context, named = context_of(config), dict[str, Any]()
+    configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
+    for name in USER_LABELS:
+        value = _UNNAMED
+        if isinstance(context, Mapping):
+            value = context.get(name, _UNNAMED)
+        elif name in getattr(context, "model_fields_set", (name,)):
+            value = getattr(context, name, _UNNAMED)
+        for part in (configurable, metadata):
+            if value is _UNNAMED:
+                value = part.get(name, _UNNAMED)
+        if value is not _UNNAMED:
+            named[name] = value
+    return named
+
+
+def _is_same(value: object, inherited: object) -> bool:
+    """Return whether a value names the same user as the one of the parent."""
+    return isinstance(value, str | int | float) and value == inherited
+
+
+def _is_label(value: object) -> bool:
+    """Return whether a value of a run's context can become a label."""
+    return isinstance(value, str) and "\0" not in value and len(value) <= _LONGEST_LABEL
