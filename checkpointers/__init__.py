@@ -61,9 +61,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'perdure.checkpointers' has no attribute {name!r}")
 
 
-def open_checkpointer(db: str, **options: Any) -> Checkpointer:
-    """Open a file, or a Postgres DSN; see `SQLiteCheckpointer` and `PostgresCheckpointer`."""
-    if is_dsn(db):
+def open_checkpointer(db: Any, **options: Any) -> Checkpointer:
+    """Open a file, or a Postgres database by its DSN, a function that returns it, or a pool.
+
+    See `SQLiteCheckpointer` and `PostgresCheckpointer` for the options.
+    """
+    if callable(db) or hasattr(db, "getconn") or (isinstance(db, str) and is_dsn(db)):
         from perdure.checkpointers.postgres import PostgresCheckpointer
 
         return PostgresCheckpointer.open(db, **options)

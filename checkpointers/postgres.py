@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -13,7 +13,8 @@ from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
-from perdure.storage.postgres import PostgresDatabase
+from perdure.storage.postgres import PostgresDatabase, PostgresOwner
+from perdure.storage.postgres_dsn import Dsn
 
 _SQL: Final = {
     tenants: load("perdure.checkpointers", "sqlite.sql", "postgres.sql", tenants=tenants)
@@ -21,14 +22,16 @@ _SQL: Final = {
 }
 
 
-class PostgresCheckpointer(Checkpointer):
+class PostgresCheckpointer(PostgresOwner, Checkpointer):
     """A langgraph checkpointer in Postgres, for asyncio and for threads alike.
 
     Any number of processes and machines may use one database. Use it with `with` or `async with`,
     or call `close`; the first use opens the database.
 
     Args:
-        dsn: A connection string or URI of libpq.
+        dsn: A connection string or URI of libpq; a function without arguments that returns one,
+            which is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
+            stays the caller's. See docs/postgres.md.
         key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `read_only` and
             `cache_bytes`.
         schema: The schema that holds the tables; made if it is not there.
@@ -36,9 +39,11 @@ class PostgresCheckpointer(Checkpointer):
             changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
-        direct: The DSN of the server itself, for locks, which need a connection of their own;
-            None: `dsn`, unless that is `pooled`.
-        pool_size: How many connections this process may have.
+        direct: The DSN of the server itself, or a function that returns it, for locks, which need a
+            connection of their own. None means `dsn`, or the parameters of the pool, unless
+            `pooled` is set.
+        pool_size: How many connections this process may have; a pool of the caller has its own
+            size.
         timeout_s: How long to wait for a connection.
 
     Raises:
@@ -47,7 +52,7 @@ class PostgresCheckpointer(Checkpointer):
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         *,
         key: bytes | str | None = None,
         serde: SerializerProtocol | None = None,
@@ -58,7 +63,7 @@ class PostgresCheckpointer(Checkpointer):
         schema: str = "perdure",
         tenant: str | None = None,
         pooled: bool = False,
-        direct: str | None = None,
+        direct: str | Callable[[], str] | None = None,
         pool_size: int = 10,
         timeout_s: float = TIMEOUT_S,
     ) -> None:

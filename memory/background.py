@@ -504,15 +504,20 @@ def place_of(database: Any, store: Any) -> tuple[str | None, str]:
     """The given file or URL, else the place that the store's database has for it; and a schema."""
     place, schema = getattr(getattr(store, "database", None), "queue_place", None) or (None, "")
     schema = schema or _SCHEMA
+    if database is None and place == "":
+        raise ConfigurationError(
+            "the store has no fixed DSN, as its dsn= is a function or a pool, and the queue keeps "
+            "one: give it as Background(database=…), a file or 'postgresql://user@host/name'"
+        )
     if database is None:
         return place, schema
     path = os.fsdecode(database) if isinstance(database, str | os.PathLike) else ""
     if path.startswith(("postgresql://", "postgres://")):
         return _POSTGRES + path.split("://", 1)[1], schema
     if path and "://" not in path and is_dsn(path):
-        from perdure.storage.postgres_connection import checked_dsn, uri
+        from perdure.storage.postgres_dsn import format_uri, normalize_dsn
 
-        return uri(checked_dsn(path)), schema
+        return format_uri(normalize_dsn(path)), schema
     if not path or "://" in path or "?" in path:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {database!r:.80}; expected a file, or 'postgresql://user@host/name'"

@@ -198,7 +198,7 @@ class SaidSearch:
         instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
-        place, of_store = saver.database.queue_place, store.database.queue_place
+        place, of_store = saver.database.location, store.database.location
         if place is None or place != of_store:
             raise ConfigurationError(
                 f"the store is in {store.database.path!r}, the threads in {saver.database.path!r}; "

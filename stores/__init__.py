@@ -67,9 +67,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'perdure.stores' has no attribute {name!r}")
 
 
-def open_store(db: str, **options: Any) -> WholeStore:
-    """Open a file, or a Postgres DSN; see `SQLiteStore` and `PostgresStore`."""
-    if is_dsn(db):
+def open_store(db: Any, **options: Any) -> WholeStore:
+    """Open a file, or a Postgres database by its DSN, a function that returns it, or a pool.
+
+    See `SQLiteStore` and `PostgresStore` for the options.
+    """
+    if callable(db) or hasattr(db, "getconn") or (isinstance(db, str) and is_dsn(db)):
         from perdure.stores.postgres import PostgresStore
 
         return PostgresStore.open(db, **options)

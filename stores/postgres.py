@@ -11,7 +11,8 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.flow import load
-from perdure.storage.postgres import PostgresDatabase
+from perdure.storage.postgres import PostgresDatabase, PostgresOwner
+from perdure.storage.postgres_dsn import Dsn
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
 from perdure.stores.filters import EACH, steps_of
 from perdure.stores.parts import TextIndex, with_said
@@ -82,14 +83,16 @@ class JSONBPlace(JSONPlace):
         return any_of([Condition(text, (list(path), *params)) for path in self.paths])
 
 
-class PostgresStore(WholeStore):
+class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for threads alike.
 
     Any number of processes and machines may use one database, and a `PostgresCheckpointer` the
     same. Use it with `with` or `async with`, or call `close`; the first use opens the database.
 
     Args:
-        dsn: A connection string or URI of libpq.
+        dsn: A connection string or URI of libpq; a function without arguments that returns one,
+            which is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
+            stays the caller's. See docs/postgres.md.
         index: See `SQLiteStore`; so are `ttl`, `key`, `text_index`, `vectors`,
             `approximate_above`, `index_bytes`, `max_value_bytes` and `read_only`.
         schema: The schema that holds the tables; made if it is not there.
@@ -97,7 +100,8 @@ class PostgresStore(WholeStore):
             changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
-        pool_size: How many connections this process may have.
+        pool_size: How many connections this process may have; a pool of the caller has its own
+            size.
         timeout_s: How long to wait for a connection.
 
     Raises:
@@ -106,7 +110,7 @@ class PostgresStore(WholeStore):
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         *,
         index: IndexConfig | dict[str, Any] | Literal["offline"] | None = "offline",
         ttl: TTLConfig | None = None,

@@ -16,6 +16,7 @@ from perdure.checkpointers.postgres import PostgresCheckpointer
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 from tests import postgres_server
+from tests.user_pool import shared_pool
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -67,6 +68,11 @@ def _postgres(folder: Path, **options: Any) -> Any:
     return PostgresCheckpointer.open(dsn, schema=schema, pool_size=4, **options)
 
 
+def _user_pool(folder: Path, **options: Any) -> Any:
+    pool, schema = shared_pool(postgres_server.dsn_of("an_owner")), postgres_server.schema(folder)
+    return PostgresCheckpointer.open(pool, schema=schema, tenant="acme", **options)
+
+
 BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     "memory": lambda folder, **options: SQLiteCheckpointer.open(":memory:", **options),
     "file": lambda folder, **options: SQLiteCheckpointer.open(folder / "plain.db", **options),
@@ -78,7 +84,9 @@ BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     "postgres-sealed": lambda folder, **options: _postgres(
         folder, key=KEY, tenant="acme", **options
     ),
+    "postgres-pool": _user_pool,
 }
+SLOW = {"postgres-pool"}  # differs from "postgres-sealed" in how connections are made and lent
 
 
 class Blocking(SQLiteCheckpointer):

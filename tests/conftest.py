@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from perdure.checkpointers import SQLiteCheckpointer
 from tests import postgres_server, programs
-from tests.backends import BACKENDS, Place, places
+from tests.backends import BACKENDS, SLOW, Place, places
 from tests.rounds import do_all, rounds
 
 # Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
@@ -145,7 +145,10 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Pat
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+EACH = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(BACKENDS)]
+
+
+@pytest.fixture(params=EACH)
 def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteCheckpointer]:
     """A checkpointer on each backend."""
     with BACKENDS[request.param](tmp_path) as opened:

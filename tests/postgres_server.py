@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 import uuid
 import warnings
 from contextlib import suppress
@@ -85,6 +87,40 @@ def dsn_of(role: str, *, owner: bool = True) -> str:
             if owner:
                 conn.execute(f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {role}")
     return make_conninfo(dsn(), user=role)
+
+
+_BY_PASSWORD = "local all +by_password scram-sha-256\n"  # all other roles are trusted
+
+
+def dsn_by_password(role: str, password: str) -> str:
+    """Return the DSN of the run's database for a role that has to give this password."""
+    with psycopg.connect(dsn(), autocommit=True) as conn:
+        for statement in (
+            "CREATE ROLE by_password",
+            f"CREATE ROLE {role} LOGIN PASSWORD '{password}' IN ROLE by_password",
+        ):
+            with suppress(errors.DuplicateObject, errors.UniqueViolation):
+                conn.execute(statement)
+        conn.execute(f"ALTER ROLE {role} PASSWORD '{password}'")
+        conn.execute(f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {role}")
+        ((path,),) = conn.execute("SHOW hba_file")
+        rules = Path(path)
+        if _BY_PASSWORD not in (text := rules.read_text()):
+            changed = rules.with_suffix(f".{os.getpid()}")
+            changed.write_text(_BY_PASSWORD + text)
+            shutil.copystat(rules, changed)
+            shutil.chown(changed, rules.owner(), rules.group())
+            changed.replace(rules)
+            conn.execute("SELECT pg_reload_conf()")
+    plain = make_conninfo(dsn(), user=role, password="")
+    until = time.monotonic() + 30
+    while time.monotonic() < until:  # the server has read the rules
+        with suppress(psycopg.OperationalError):
+            psycopg.connect(plain).close()
+            time.sleep(0.05)
+            continue
+        return make_conninfo(dsn(), user=role, password=password)
+    raise TimeoutError("the server takes this role without its password")
 
 
 def schema(folder: Path) -> str:

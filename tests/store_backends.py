@@ -20,6 +20,7 @@ from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 from tests import postgres_server
 from tests.backends import KEY, Place
+from tests.user_pool import shared_pool
 
 DIMS = 512
 KINDRED = {"automobile": "car", "physician": "doctor", "journey": "trip"}
@@ -113,6 +114,15 @@ def store_at(
     return cast(SQLiteStore, place.database(Store, InPostgres, **of_words(**options)))
 
 
+def _user_pool(folder: Path, *, clock: Callable[[], float] = time.time, **options: Any) -> Any:
+    class InPool(PostgresStore):
+        _clock = staticmethod(clock)
+
+    given = {key: value for key, value in of_words(**options).items() if key != "synchronous"}
+    pool = shared_pool(postgres_server.dsn_of("an_owner"))
+    return InPool.open(pool, schema=postgres_server.schema(folder), tenant="acme", **given)
+
+
 def _postgres(folder: Path, **options: Any) -> SQLiteStore:
     dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
     return store_at(Place(folder, dsn), **options)
@@ -131,6 +141,7 @@ BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
     "postgres-sealed": lambda folder, **options: _postgres(
         folder, key=KEY, tenant="acme", **options
     ),
+    "postgres-pool": _user_pool,
 }
 
 

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from psycopg_pool import ConnectionPool
 
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.errors import ConfigurationError
@@ -50,13 +51,23 @@ def agent(saver: PostgresCheckpointer) -> Any:
     return builder.compile(checkpointer=saver)
 
 
+@pytest.fixture(params=["dsn", "function", "pool"])
+def way(request: pytest.FixtureRequest, pooler: PgBouncer) -> Iterator[Any]:
+    """What leads through PgBouncer: its DSN, a function that returns it, or a pool of the user."""
+    if request.param == "pool":
+        with ConnectionPool[Any](pooler.dsn, min_size=0, max_size=3, open=True) as pool:
+            yield pool
+    else:
+        yield pooler.dsn if request.param == "dsn" else lambda: pooler.dsn
+
+
 @pytest.mark.parametrize("pooled", [True, False])
-def test_the_core_of_the_contract(pooled: bool, pooler: PgBouncer, options: dict[str, Any]) -> None:
+def test_the_core_of_the_contract(pooled: bool, way: Any, options: dict[str, Any]) -> None:
     """Also with `pooled` forgotten: PgBouncer is recognized, and nothing is prepared."""
     options["pooled"] = pooled
     with (
-        PostgresCheckpointer.open(pooler.dsn, **options) as saver,
-        PostgresStore.open(pooler.dsn, **options) as store,
+        PostgresCheckpointer.open(way, **options) as saver,
+        PostgresStore.open(way, **options) as store,
     ):
         graph = agent(saver)
 
@@ -109,16 +120,16 @@ def test_a_role_of_other_settings(options: dict[str, Any]) -> None:
             pooler.kill()
 
 
-def test_locks_are_refused_without_a_direct_dsn(pooler: PgBouncer, options: dict[str, Any]) -> None:
+def test_locks_are_refused_without_a_direct_dsn(way: Any, options: dict[str, Any]) -> None:
     """Whether the user says that there is a pooler or not."""
     with (
-        PostgresCheckpointer.open(pooler.dsn, **options) as saver,
+        PostgresCheckpointer.open(way, **options) as saver,
         pytest.raises(ConfigurationError, match="direct="),
         saver.lock("t"),
     ):
         pass
     direct = postgres_server.dsn()
-    with PostgresCheckpointer.open(pooler.dsn, direct=direct, **options) as saver, saver.lock("t"):
+    with PostgresCheckpointer.open(way, direct=direct, **options) as saver, saver.lock("t"):
         agent(saver).invoke({"messages": [("user", "hello")]}, CONFIG)
 
 

@@ -26,8 +26,10 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage import postgres
 from perdure.storage.flow import Flow, rows_of
-from perdure.storage.postgres import Transaction
-from perdure.storage.postgres_connection import RUN, Pipelined, translated
+from perdure.storage.postgres_connection import RUN
+from perdure.storage.postgres_errors import translated
+from perdure.storage.postgres_requests import Pipelined
+from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
 from tests.contracts.puts import at, listed, put
 from tests.durability.cutting import Proxy

@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import background
 from perdure.memory.background import Background
 from perdure.memory.extraction import Extraction
-from perdure.storage.postgres_connection import uri
+from perdure.storage.postgres_dsn import format_uri
 from tests import postgres_server
 from tests.durability.processes import PATIENCE_S
 from tests.talks import talk
@@ -43,7 +43,7 @@ def database() -> Iterator[str]:
     name = f"workers_{os.getpid()}"
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
-    yield uri(f"{postgres_server.dsn()}&dbname={name}")
+    yield format_uri(f"{postgres_server.dsn()}&dbname={name}")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

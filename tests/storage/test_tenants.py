@@ -22,7 +22,7 @@ from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.background import JobQueue
 from perdure.memory.extraction import ExtractionJob
-from perdure.storage.postgres_connection import numbered
+from perdure.storage.postgres_requests import numbered
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
 from tests import postgres_server

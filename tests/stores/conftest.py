@@ -15,11 +15,12 @@ from tests.stores.filter_rows import LetThrough
 
 # each backend through one door, and both kinds of databases through both; the rest with --all
 SLOW = {"memory-awaited", "file-blocking", "sealed-awaited", "postgres-awaited"}
+SLOW |= {"postgres-pool-blocking"}  # differs from "postgres" in how connections are lent
 OURS = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in (f"{backend}-{door}" for backend in BACKENDS for door in DOORS)
     # these differ from "sealed" in the index alone, and from "postgres" in the bytes of a row
-    if name not in {"keyed-blocking", "postgres-sealed-blocking"}
+    if name not in {"keyed-blocking", "postgres-sealed-blocking", "postgres-pool-awaited"}
 ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
@@ -145,7 +145,17 @@ class Database(Protocol):
 
     @property
     def queue_place(self) -> tuple[str, str] | None:
-        """Where a queue of jobs belongs: a file and "", or a URL and a schema; None: in memory."""
+        """Where a queue of jobs belongs: a file and "", or a URL and a schema.
+
+        None if the database is in memory. The URL is "" if the DSN is not always the same.
+        """
+
+    @property
+    def location(self) -> Hashable:
+        """Where the tables are: equal for components in one database; None in memory.
+
+        The database has to be connected.
+        """
 
     def connect(self) -> None:
         """Open the database and make the component's tables, unless they are there.

@@ -12,7 +12,9 @@ try:
     import psycopg
     from psycopg.rows import dict_row, tuple_row
 
-    from perdure.storage.postgres_connection import checked_dsn, connected, mapped, shown
+    from perdure.storage.postgres_connection import open_connection
+    from perdure.storage.postgres_dsn import FixedDsn
+    from perdure.storage.postgres_errors import mapped
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
@@ -28,9 +30,9 @@ class ForeignPostgres:
     """
 
     def __init__(self, dsn: str) -> None:
-        dsn = checked_dsn(dsn)
-        self.path = shown(dsn)
-        self._conn = connected(dsn, psycopg.Connection, row_factory=dict_row)
+        source = FixedDsn(dsn)
+        self.path = source.name
+        self._conn = open_connection(source, psycopg.Connection, within_s=0, row_factory=dict_row)
 
     def rows(self, sql: str, *params: object) -> list[Row]:
         """The rows of a statement, whose parameters are `%s`."""

@@ -10,32 +10,30 @@ Writers exclude each other by advisory locks of their transactions, as far as `D
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from perdure import settings
 from perdure.errors import (
     ConfigurationError,
     MissingDependency,
     StorageError,
     StorageUnavailable,
 )
-from perdure.settings import TIMEOUT_S
-from perdure.storage.database import PATIENCE_S, Job, Schema, Watch
+from perdure.storage.database import PATIENCE_S, DatabaseOwner, Job, Schema, Watch
 from perdure.storage.flow import (
     Combined,
     Flow,
     Guarded,
-    Last,
-    Request,
-    Row,
     Stale,
     Statement,
     rows_of,
@@ -48,21 +46,29 @@ from perdure.storage.threads import Queues, Ticket, settle
 try:
     import psycopg
     from psycopg import errors
+    from psycopg_pool import ConnectionPool
 
     from perdure.storage.postgres_connection import (
         AdvisoryLocks,
-        Pipelined,
+        Connections,
+        OwnPool,
         Server,
-        checked_dsn,
-        is_lost,
+        UserPool,
         lock_key,
-        mapped,
-        pooled_locks,
-        shown,
-        translated,
-        uri,
+        name_pool,
+        refuse_pooled_locks,
     )
+    from perdure.storage.postgres_dsn import (
+        Dsn,
+        FixedDsn,
+        format_uri,
+        source_of,
+        source_of_pool,
+    )
+    from perdure.storage.postgres_errors import is_lost, mapped, translated
+    from perdure.storage.postgres_requests import Requests
     from perdure.storage.postgres_schema import checked_tenant, make_tables, tables_of
+    from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
@@ -78,14 +84,7 @@ _SCRUB_WANTED: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
-_BEGIN: Final = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-_COMMIT: Final = Statement("COMMIT")
-_ROLLBACK: Final = Statement("ROLLBACK")
-_STATUS: Final = """
-SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
-"""
-_SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
 _DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
 _VACUUMED: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -116,16 +115,20 @@ class PostgresDatabase(Opening[Server]):
     """One component's `Database` in a schema of a Postgres database.
 
     Args:
-        dsn: A connection string or URI of libpq.
+        dsn: A connection string or URI of libpq; a function that returns one, which is called for
+            each new connection; or a `psycopg_pool.ConnectionPool` that the caller owns.
         tables: Those of the component.
         begin: Makes the flow that the component runs whenever it opens the database.
         schema: The schema that holds the tables, made if it is not there.
         tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
-        direct: The DSN of the server itself, for locks; None: `dsn`, unless that is `pooled`.
+        direct: The DSN of the server itself for locks, or a function that returns it; None: `dsn`,
+            unless that is `pooled`. With a pool of the caller, None means a connection that is
+            made from the parameters of the pool.
         read_only: Nothing is made or written.
-        pool_size: How many connections this process may have.
+        pool_size: How many connections this process may have. A pool of the caller has its own
+            size.
         timeout_s: How long to wait for a connection, and for a lock of another transaction.
 
     Raises:
@@ -136,19 +139,20 @@ class PostgresDatabase(Opening[Server]):
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         tables: Schema,
         *,
         begin: Callable[[], Flow[object]] | None = None,
         schema: str = "perdure",
         tenant: str | None = None,
         pooled: bool = False,
-        direct: str | None = None,
+        direct: str | Callable[[], str] | None = None,
         read_only: bool = False,
         pool_size: int = 10,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = settings.TIMEOUT_S,
     ) -> None:
-        self._dsn = checked_dsn(dsn)
+        self._pool = dsn if isinstance(dsn, ConnectionPool) else None
+        self._source = source_of(dsn) if self._pool is None else source_of_pool(self._pool)
         name = schema if isinstance(schema, str) else ""
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
@@ -161,27 +165,33 @@ class PostgresDatabase(Opening[Server]):
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
-        self._server = partial(Server, pooled=pooled, size=pool_size, timeout_s=timeout_s)
-        self._pooled = pooled
+        self._pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
         self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *tables_of(tables.script)]
-        between = checked_dsn(direct) if direct is not None else None if pooled else self._dsn
-        self._lockable = between is not None
-        locks = (
-            None
-            if between is None
-            else AdvisoryLocks(between, *self._space, is_direct=direct is not None)
-        )
-        self._locks = Locks(locks)
+        self._locks = Locks(self._advisory_locks(direct))
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
         self._patient: dict[str, _Group] = {}  # those that others may join, by name
 
+    def _advisory_locks(self, direct: object) -> AdvisoryLocks | None:
+        """Return the locks between processes; None if there is only a DSN of a pooler."""
+        self._lockable = direct is not None or not self._pooled
+        if not self._lockable:
+            return None
+        source = self._source if direct is None else source_of(direct, "direct")
+        is_direct = direct is not None
+        return AdvisoryLocks(source, *self._space, is_direct=is_direct, timeout_s=self._timeout_s)
+
     @property
     def path(self) -> str:
-        """See `Database.path`: the DSN without its password."""
-        return shown(self._dsn)
+        """See `Database.path`: the DSN without its password, or the name of the caller's pool."""
+        return self._source.name if self._pool is None else name_pool(self._pool)
+
+    @property
+    def location(self) -> Hashable:
+        """See `Database.location`."""
+        return (*self._source.locate(self._timeout_s), self._schema, self._tenant)
 
     @property
     def queue_place(self) -> tuple[str, str]:
@@ -191,7 +201,9 @@ class PostgresDatabase(Opening[Server]):
             if self._tenant is not None
             else ""
         )
-        return uri(self._dsn), f"{self._schema}_jobs{of}"
+        # a password that was asked for now would be wrong later
+        url = format_uri(self._source.resolve(0)) if isinstance(self._source, FixedDsn) else ""
+        return url, f"{self._schema}_jobs{of}"
 
     @property
     def read_only(self) -> bool:
@@ -201,18 +213,40 @@ class PostgresDatabase(Opening[Server]):
     # -- connecting and closing
 
     def _opened(self) -> Server:
-        dsn, schema = self._dsn, self._schema
-        server = self._joined((dsn, schema, self._pooled), partial(self._server, dsn, schema))
+        # those of one pool, or of equal functions, share their connections too
+        key = self._pool or self._source.key, self._schema, self._pooled
+        server = self._joined(key, self._start_server)
         try:
             with mapped(server.name), server.connection() as conn:
-                make_tables(conn, self._component, self._schema, self._tenant, self._read_only)
+                make_tables(
+                    conn,
+                    server.name,
+                    self._component,
+                    self._schema,
+                    self._tenant,
+                    self._read_only,
+                )
             if self._begin is not None:
-                how = ([_SNAPSHOT],) if self._read_only else ([_BEGIN], self._excluding(None))
+                how = ([_SNAPSHOT],) if self._read_only else ([BEGIN], self._excluding(None))
                 self._run(server, self._begin, *how)
         except BaseException:
             server.leave()
             raise
         return server
+
+    def _start_server(self) -> Server:
+        connections: Connections
+        if self._pool is not None:
+            connections = UserPool(self._pool, self._timeout_s)
+        else:
+            connections = OwnPool(
+                self._source,
+                self._schema,
+                pooled=self._pooled,
+                size=self._pool_size,
+                timeout_s=self._timeout_s,
+            )
+        return Server(connections)
 
     def close(self) -> None:
         """See `Database.close`."""
@@ -312,7 +346,7 @@ class PostgresDatabase(Opening[Server]):
         """Run jobs in one request; if that fails, each in a transaction of its own."""
         try:
             make = partial(_together, jobs) if len(jobs) > 1 else jobs[0].make
-            result = self._run(server, make, [_BEGIN], self._excluding(exclusive))
+            result = self._run(server, make, [BEGIN], self._excluding(exclusive))
         except BaseException as exc:
             alone = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
             for job in jobs:
@@ -378,7 +412,7 @@ class PostgresDatabase(Opening[Server]):
         of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         return [*calls, (of_many, keys)]
 
-    def _called(self, conn: Pipelined, *calls: _Call) -> list[Statement]:
+    def _called(self, conn: Requests, *calls: _Call) -> list[Statement]:
         """A SELECT of some calls, and of those that name the transaction's schema and tenant."""
         if not conn.stays:
             calls += (("set_config('search_path', ?, true)", self._schema),)
@@ -408,7 +442,7 @@ class PostgresDatabase(Opening[Server]):
             ConfigurationError: There is only a DSN of a pooler.
         """
         if not self._lockable:
-            raise ConfigurationError(pooled_locks(self.path))
+            raise ConfigurationError(refuse_pooled_locks(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- upkeep
@@ -437,12 +471,38 @@ class PostgresDatabase(Opening[Server]):
         server, due = self._writable(), self.read(tables)
         with mapped(server.name), server.connection() as conn:
             for (table,) in due:
-                conn.execute(f"VACUUM (SKIP_LOCKED) {self._schema}.{table}")
+                vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"
+                conn.ask([Statement(vacuum)], prepare=False)
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
         ((version, size),) = self.read(lambda: rows_of(_SIZES, self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
+
+
+class PostgresOwner(DatabaseOwner):
+    """An owner of a `PostgresDatabase`."""
+
+    @classmethod
+    def open(cls, db: Dsn | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
+        """Open a database now; in a running event loop, at the first use.
+
+        Args:
+            db: A DSN, a function that returns one, or a pool, as the class takes it as `dsn`, which
+                is another name for this argument. Without one, the database of the settings, with
+                their key: see `perdure config`.
+            **options: See the class.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the server refuses the login.
+            SchemaMismatch: A newer perdure wrote the database, or one before the first release.
+            WrongKey: The key does not open it, it needs one, or it was made without.
+            StorageUnavailable: The server cannot be reached, the function gives no DSN, or the pool
+                no connection.
+            StorageError: The database cannot be opened.
+        """
+        given: Any = options.pop("dsn") if db is settings.CHOSEN and "dsn" in options else db
+        return super().open(given, **options)
 
 
 def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
@@ -463,103 +523,3 @@ def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
         except StopIteration as stop:
             results.append(stop.value)
     return results
-
-
-class Transaction:
-    """Answers the requests of a flow in one transaction, which `with` ends.
-
-    Args:
-        server: Whose connection `conn` is.
-        begin: How it begins; nothing: each request sees a state of its own.
-        calls: The SELECT of what it calls first; one that writes is told its own number.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        conn: Pipelined,
-        begin: Sequence[Statement],
-        calls: Sequence[Statement],
-    ) -> None:
-        self._server, self._conn, self._begin, self._calls = server, conn, begin, calls
-        self._writes = _BEGIN in begin
-        self._open = False
-        self._number: str | None = None  # while one that writes is open
-
-    def execute(self, request: Request) -> Any:
-        """Answer a request; the last one goes with the COMMIT."""
-        statements = request if isinstance(request, list) else [request]
-        try:
-            rows = self._ask(statements, last=isinstance(request, Last | Guarded))
-        except (errors.DivisionByZero, errors.UniqueViolation) as exc:
-            if not isinstance(request, Guarded):
-                raise
-            if self._conn.brackets:
-                self._conn.ask([_ROLLBACK])
-            raise Stale from exc
-        of_first = isinstance(request, Guarded) and not isinstance(request, Combined)
-        return rows if isinstance(request, list) and not of_first else rows[0]
-
-    def _ask(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
-        single = last and not self._conn.brackets  # a request is a transaction
-        begin = () if single else self._begin
-        first = [] if self._open else [*begin, *self._calls]
-        end = [_COMMIT] if last and (begin or self._open) else []
-        try:
-            rows = self._conn.ask([*first, *statements, *end])
-        except psycopg.Error as exc:
-            if self._number is None or not last or not is_lost(exc) or not self._stands():
-                raise
-            rows = [[] for _ in statements]
-        self._open = not last and (self._open or bool(begin))
-        if self._writes and first:
-            self._number = rows[len(begin)][0][0] if self._open else None
-        elif last:
-            self._number = None
-        return rows[len(first) : len(first) + len(statements)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not self._open or self._conn.closed:
-            return
-        if error is None:
-            self._ask([], last=True)
-            return
-        with suppress(psycopg.Error):  # it is lost, then
-            self._conn.ask([_ROLLBACK])
-
-    def _stands(self) -> bool:
-        """Whether it has been committed, its connection being lost.
-
-        After a crash, or on a standby that took over, its number may be that of another one, so
-        that only "not committed" can be believed.
-
-        Raises:
-            StorageUnavailable: Nobody can tell.
-        """
-        deadline = time.monotonic() + _SETTLED_S
-        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
-        while time.monotonic() < deadline:
-            with (
-                suppress(StorageUnavailable, psycopg.OperationalError),
-                self._server.connect(_SETTLED_S) as conn,
-            ):
-                status = self._status(conn)
-                if status == "committed" and conn.run != self._conn.run:
-                    why = "the server crashed, or another took over, so nobody knows if it was made"
-                    break
-                if status != "in progress":
-                    return status == "committed"
-            time.sleep(0.1)
-        raise StorageUnavailable(
-            f"{self._server.name}: the connection was lost at a commit, and {why}: read before you "
-            "write it again"
-        )
-
-    def _status(self, conn: Pipelined) -> str:
-        try:
-            return str(conn.ask([Statement(_STATUS, (self._number,))])[0][0][0])
-        except errors.InvalidParameterValue:  # a number still to come
-            return "aborted"

@@ -1,59 +1,32 @@
-"""Connections to a Postgres server: requests, the pool of a process, locks, DSNs, errors.
-
-A request is what libpq's pipeline mode sends at once. A cursor of psycopg costs several times what
-its statement does (docs/decisions/0018), so that statements go to libpq itself (`psycopg.pq`);
-psycopg adapts the values. https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
-"""
+"""Connections to a Postgres server: opening one, the pool of a process or of the user, locks."""
 
 from __future__ import annotations
 
 import hashlib
 import select
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
-from itertools import count
-from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import errors, pq
-from psycopg.adapt import PyFormat, Transformer
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.array import ListBinaryDumper
-from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
-from psycopg.types.string import BytesBinaryDumper
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+from psycopg import abc, pq
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from perdure.errors import (
-    ConfigurationError,
-    StorageError,
-    StorageFull,
-    StorageUnavailable,
-)
-from perdure.storage.flow import AnyText, Row, Statement
+from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.storage.flow import Row, Statement
 from perdure.storage.locks import Between
+from perdure.storage.postgres_dsn import DsnSource, redact_dsn
+from perdure.storage.postgres_errors import mapped, translated
+from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
 from perdure.storage.shared import Shared
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-_PREPARED: Final = 256  # statements of a connection; the server keeps a plan of each
-_BINARY: Final = pq.Format.BINARY
-
-_Kind = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
-_Run = tuple[_Kind, Sequence[Any], Sequence[pq.Format]]
 _THREADS: Final = 8  # that do the work of coroutines
-_DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
-    "application_name": "perdure",
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
 _OLDEST: Final = 13  # version of the server
 _ENCODING: Final = "UTF8"
 # a role may have others; PgBouncer keeps these for its client, whichever connection that gets
@@ -65,9 +38,9 @@ _STAYS: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 """
 _SOON_S: Final = 1.0  # a connection takes less, unless all are used or there is something wrong
+_WRONG_LOGIN: Final = ("authentication failed", "no password supplied")
 _REFUSALS: Final = (
-    "authentication failed",
-    "no password supplied",
+    *_WRONG_LOGIN,
     "does not exist",
     "pg_hba.conf",
     "not permitted to log in",
@@ -76,159 +49,13 @@ RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """What tells a server from the one that it was before a crash, and from its standby."""
 
 
-# -- requests
-
-
-@lru_cache(4096)
-def numbered(sql: str) -> bytes:
-    """SQL as Postgres takes it: `?2` is `$2`, and a bare `?` has the number of its place.
-
-    SQLite takes `$2` only by name, so that one form for both does not exist; no literal of the
-    statements has a question mark.
-    """
-    head, *rest = sql.split("?")
-    parts = (part if part[:1].isdigit() else f"{at}{part}" for at, part in enumerate(rest, 1))
-    return "$".join((head, *parts)).encode()
-
-
-class _Whole(NumericBinaryLoader):
-    """Sums of whole numbers, which Postgres makes of type numeric."""
-
-    def load(self, data: Any) -> Any:
-        return int(super().load(data))
-
-
-class _AnyText(BytesBinaryDumper):
-    """Text in a column of text or bytes."""
-
-    def dump(self, obj: Any) -> Any:
-        return super().dump(obj.as_bytes())
-
-
-class Pipelined(psycopg.Connection[Row]):
-    """A connection that takes many statements at a time.
-
-    Attributes:
-        run: Which run of the server it leads to.
-        stays: Whether its session stays with us, so that it knows our schema, and prepares
-            statements; psycopg itself prepares none, as it would also deallocate ours.
-        brackets: Whether a request needs BEGIN and COMMIT to be a transaction as ours are.
-    """
-
-    run: Any = None
-    stays = True
-    brackets = False
-
-    def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
-        super().__init__(pgconn, *args)
-        # one type for all whole numbers: a statement is prepared once, not for each width
-        self.adapters.register_dumper(int, Int8BinaryDumper)
-        self.adapters.register_dumper(AnyText, _AnyText)
-        self.adapters.register_dumper(list, ListBinaryDumper)  # as text, ints are of any width
-        self.adapters.register_loader("numeric", _Whole)
-        self._values = Transformer.from_context(self)
-        self._names: dict[_Kind, bytes] = {}  # of prepared statements
-        self._numbers = count()
-
-    def ask(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Run statements up to the first that fails: one transaction, unless they begin one.
-
-        Returns the rows of each, of the last time that it is run.
-
-        Raises:
-            psycopg.Error: A statement failed, or the connection is lost.
-        """
-        runs = [
-            (at, self._dumped(numbered(sql), row))
-            for at, (sql, params, many) in enumerate(statements)
-            for row in (params if many else (params,))
-        ]
-        try:
-            self.pgconn.enter_pipeline_mode()
-            due = [result for at, run in runs for result in self._send(at, *run)]
-            self.pgconn.pipeline_sync()
-            results = self._results()
-            self.pgconn.exit_pipeline_mode()
-        except BaseException:
-            if not self.broken:
-                self.close()  # nobody knows what it is about
-            raise
-        out: list[list[Row]] = [[] for _ in statements]
-        failed = None
-        for place, result in zip(due, results, strict=True):
-            if result.status == pq.ExecStatus.TUPLES_OK:
-                self._values.set_pgresult(result, format=_BINARY)
-                out[place] = self._values.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
-            elif result.status != pq.ExecStatus.COMMAND_OK:
-                failed = failed or result
-                if not isinstance(place, int):
-                    del self._names[place]
-        if failed is not None:
-            raise errors.error_from_result(failed, self.info.encoding)
-        return out
-
-    def _dumped(self, sql: bytes, row: Sequence[Any]) -> _Run:
-        if not row:
-            return (sql, ()), (), ()
-        values = self._values
-        params = values.dump_sequence(row, [PyFormat.AUTO] * len(row))
-        return (sql, values.types or ()), params, values.formats or ()
-
-    def _send(
-        self, at: int, kind: _Kind, params: Sequence[Any], formats: Sequence[pq.Format]
-    ) -> Iterator[int | _Kind]:
-        """Send one statement. Of each result that is due, yields whose it is: a prepared one's."""
-        pgconn = self.pgconn
-        name = self._names.get(kind)
-        if name is None and self.stays and len(self._names) < _PREPARED:
-            name = self._names[kind] = b"perdure_%d" % next(self._numbers)
-            pgconn.send_prepare(name, *kind)
-            yield kind
-        if name is None:
-            pgconn.send_query_params(kind[0], params, kind[1], formats, _BINARY)
-        else:
-            pgconn.send_query_prepared(name, params, formats, _BINARY)
-        yield at
-
-    def _results(self) -> list[pq.abc.PGresult]:
-        """The results up to the end of a request."""
-        pgconn, results = self.pgconn, list[pq.abc.PGresult]()
-        unsent = pgconn.flush()
-        while True:
-            _wait(pgconn.socket, writing=bool(unsent))
-            pgconn.consume_input()
-            unsent = unsent and pgconn.flush()
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None:
-                    if pgconn.status == pq.ConnStatus.BAD:
-                        raise psycopg.OperationalError(pgconn.get_error_message())
-                elif result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    return results
-                else:
-                    results.append(result)
-
-
-if sys.platform == "win32":
-
-    def _wait(socket: int, *, writing: bool) -> None:
-        select.select([socket], [socket] if writing else [], [])
-
-else:
-
-    def _wait(socket: int, *, writing: bool) -> None:
-        poll = select.poll()  # select() takes no numbers above 1,023
-        poll.register(socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
-        poll.poll()
-
-
 def lock_key(*of: str) -> int:
     """The key of an advisory lock."""
     digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
-# -- a server, for all who open one schema in this process
+# -- opening one
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
@@ -236,19 +63,37 @@ def set_session(conn: psycopg.Connection[Any]) -> None:
     conn.execute(_SESSION, prepare=False)
 
 
-def connected(
-    dsn: str, kind: type[C], configure: Callable[[C], None] = set_session, **options: Any
+def open_connection(
+    source: DsnSource,
+    kind: type[C],
+    configure: Callable[[C], None] = set_session,
+    *,
+    within_s: float,
+    **options: Any,
 ) -> C:
-    """A connection in autocommit, configured.
+    """Return a new connection in autocommit mode, configured.
+
+    Args:
+        source: Where the DSN comes from.
+        kind: The class of the connection.
+        configure: Called with the connection.
+        within_s: How long to wait for the DSN.
+        **options: Further parameters of the connection.
 
     Raises:
         ConfigurationError: The server refuses the login or the database, or an option is wrong.
-        StorageUnavailable: It cannot be reached.
+        StorageUnavailable: There is no DSN, the server cannot be reached, or it refuses the
+            password of a function, which may return the right one next time.
     """
-    name = shown(dsn)
+    dsn = source.resolve(within_s)
+    name = redact_dsn(dsn)
     try:
         conn = kind.connect(dsn, autocommit=True, prepare_threshold=None, **options)
     except psycopg.OperationalError as exc:
+        if not source.is_fixed and any(reason in str(exc) for reason in _WRONG_LOGIN):
+            raise StorageUnavailable(
+                f"{name}: {exc}; the password that the DSN function returned is wrong or expired"
+            ) from exc
         if any(reason in str(exc) for reason in _REFUSALS):
             raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
         raise translated(exc, name) from exc
@@ -263,6 +108,50 @@ def connected(
     return conn
 
 
+def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+    """Whether a pooler is between: it tells its clients another number of their backend."""
+    ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
+    return bool(pid != conn.info.backend_pid)
+
+
+def _check_server(pgconn: pq.abc.PGconn, name: str) -> None:
+    """Refuse a server that is too old, or whose database is not in UTF-8."""
+    version = pgconn.server_version // 10_000
+    encoding = (pgconn.parameter_status(b"server_encoding") or b"").decode()
+    if version < _OLDEST:
+        raise ConfigurationError(f"{name} is PostgreSQL {version}; expected {_OLDEST} or newer")
+    if encoding != _ENCODING:
+        raise ConfigurationError(f"{name} has server_encoding={encoding}; expected {_ENCODING}")
+
+
+# -- pools
+
+
+class Connections(Protocol):
+    """The connections of a `Server`. All methods may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """The database in messages, without a password."""
+
+    def connection(self) -> AbstractContextManager[Requests]:
+        """Lend a connection that is in no transaction.
+
+        Raises:
+            StorageUnavailable: There is none within `timeout_s` seconds, or the pool is closed.
+        """
+
+    def replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
+        """Lend another connection to who has one that was lost, also if all others are in use.
+
+        Raises:
+            StorageUnavailable: There is none within about `within_s` seconds.
+        """
+
+    def close(self) -> None:
+        """Close the connections that perdure has made."""
+
+
 def _configure(conn: Pipelined, *, pooled: bool, schema: str) -> None:
     set_session(conn)
     conn.stays = not pooled and not is_pooled(conn)
@@ -274,22 +163,22 @@ def _configure(conn: Pipelined, *, pooled: bool, schema: str) -> None:
     conn.brackets = isolation != "read committed"
 
 
-def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Whether a pooler is between: it tells its clients another number of their backend."""
-    ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
-    return bool(pid != conn.info.backend_pid)
+class OwnPool(Connections):
+    """A pool that perdure makes; see the arguments of `PostgresDatabase`.
 
+    Raises:
+        ConfigurationError: The server refuses the login or the database, or is too old.
+        StorageUnavailable: It cannot be reached.
+    """
 
-class Server(Shared):
-    """The connections for one schema."""
-
-    def __init__(self, dsn: str, schema: str, *, pooled: bool, size: int, timeout_s: float) -> None:
-        super().__init__(shown(dsn), ThreadPool(_THREADS, "perdure-postgres", lasting=True))
-        self.dsn, self.timeout_s = dsn, timeout_s
+    def __init__(
+        self, source: DsnSource, schema: str, *, pooled: bool, size: int, timeout_s: float
+    ) -> None:
+        self._source, self._timeout_s = source, timeout_s
         self._configure = partial(_configure, pooled=pooled, schema=schema)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
-            dsn,
+            partial(source.resolve, timeout_s),
             connection_class=Pipelined,
             kwargs={"autocommit": True, "prepare_threshold": None},
             configure=self._configure,
@@ -299,15 +188,19 @@ class Server(Shared):
             reconnect_timeout=timeout_s,
             open=False,
         )
-        self._check_server(timeout_s)
+        self._try_connecting(timeout_s)
         self._pool.open()
+
+    @property
+    def name(self) -> str:
+        """See `Connections.name`."""
+        return self._source.name
 
     @contextmanager
     def connection(self) -> Iterator[Pipelined]:
-        """A connection of the pool, in no transaction."""
-        self.check()
+        """See `Connections.connection`."""
         try:
-            conn = self._taken()
+            conn = self._take()
         except PoolClosed as exc:
             raise StorageUnavailable(f"the database {self.name} is closed") from exc
         self._lent.add(conn)
@@ -320,70 +213,212 @@ class Server(Shared):
             if broken:
                 self._pool.drain()  # those that lie idle were lost with it
 
-    def _taken(self) -> Pipelined:
-        """A connection of the pool, which would not say why it cannot connect."""
-        deadline = time.monotonic() + self.timeout_s
+    def _take(self) -> Pipelined:
+        """Take a connection from the pool, which does not say itself why it cannot connect."""
+        deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
-                return self._pool.getconn(min(_SOON_S, self.timeout_s))
-            with suppress(StorageUnavailable):  # it may be about to start
-                self._check_server(_SOON_S)
+                return self._pool.getconn(min(_SOON_S, self._timeout_s))
+            left_s = deadline - time.monotonic()
+            try:
+                if left_s > 0 or self._source.is_fixed:
+                    self._try_connecting(_SOON_S if self._source.is_fixed else min(_SOON_S, left_s))
+            except StorageUnavailable as exc:  # it may be about to start
+                reason = exc
         try:
             return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
-            if len(self._lent) < self._size:
-                self._check_server(_SOON_S)
-            raise StorageUnavailable(
-                f"{self.name}: no connection within {self.timeout_s} s, as all {self._size} are in "
-                "use: give a larger pool_size"
+            if reason is None and len(self._lent) < self._size:
+                self._source.check(self._timeout_s / 2)
+                self._try_connecting(_SOON_S)
+            raise reason or StorageUnavailable(
+                f"{self.name}: no connection within {self._timeout_s} s, as all {self._size} are "
+                "in use: give a larger pool_size"
             ) from exc
 
-    def connect(self, within_s: float) -> Pipelined:
-        """A connection beside the pool; see `connected`."""
+    @contextmanager
+    def replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
+        """See `Connections.replacement`: a connection outside the pool."""
+        with self._connect(within_s) as conn:
+            yield conn
+
+    def _connect(self, within_s: float) -> Pipelined:
         options = {"connect_timeout": max(2, int(within_s))}
-        return connected(self.dsn, Pipelined, self._configure, **options)
+        return open_connection(
+            self._source, Pipelined, self._configure, within_s=within_s, **options
+        )
 
-    def _check_server(self, within_s: float) -> None:
-        """Connect once as the pool does.
+    def _try_connecting(self, within_s: float) -> None:
+        """Connect once as the pool does, for the reason why it cannot."""
+        with self._connect(within_s) as conn:
+            _check_server(conn.pgconn, self.name)
 
-        Raises:
-            ConfigurationError: The server refuses the login or the database, or is too old.
-            StorageUnavailable: It cannot be reached.
+    def close(self) -> None:
+        """See `Connections.close`."""
+        self._source.close()
+        self._pool.close()
+
+
+class _Session(NamedTuple):
+    """What is remembered of a connection of the user's pool, from one loan to the next."""
+
+    run: Any
+    values: abc.Transformer
+
+
+class UserPool(Connections):
+    """A pool of `psycopg_pool` that the user owns, and that is never closed here.
+
+    Args:
+        pool: The pool.
+        timeout_s: How long to wait for a connection.
+
+    Raises:
+        ConfigurationError: The server is too old.
+        StorageUnavailable: The pool gives no connection.
+    """
+
+    def __init__(self, pool: ConnectionPool[Any], timeout_s: float) -> None:
+        self._pool, self._timeout_s = pool, timeout_s
+        self._guard = threading.Lock()  # of what follows
+        self._sessions: WeakKeyDictionary[psycopg.Connection[Any], _Session] = WeakKeyDictionary()
+        with mapped(self.name), self.connection():
+            pass
+
+    @property
+    def name(self) -> str:
+        """See `Connections.name`."""
+        return name_pool(self._pool)
+
+    @contextmanager
+    def connection(self) -> Iterator[Borrowed]:
+        """See `Connections.connection`."""
+        lent = self._borrow(self._timeout_s)
+        try:
+            yield lent
+        finally:
+            self._give_back(lent)
+
+    @contextmanager
+    def replacement(self, lost: Requests, within_s: float) -> Iterator[Borrowed]:
+        """See `Connections.replacement`: the lost one goes back first, as no other may be free."""
+        if isinstance(lost, Borrowed):
+            self._give_back(lost)
+        lent = self._borrow(within_s)
+        try:
+            yield lent
+        finally:
+            self._give_back(lent)
+
+    def _borrow(self, within_s: float) -> Borrowed:
+        conn = self._take(within_s)
+        with self._guard:
+            session = self._sessions.get(conn)
+        lent = Borrowed(conn, build_transformer() if session is None else session.values)
+        try:
+            lent.end_transaction()  # a `check` of the pool may have begun one
+            if session is None:
+                _check_server(conn.pgconn, self.name)
+                *_, ((run,),) = lent.ask([*lent.settings, Statement(RUN)])
+                session = _Session(run, lent.values)
+                with self._guard:
+                    self._sessions[conn] = session
+        except BaseException:
+            self._give_back(lent)
+            raise
+        lent.run = session.run
+        return lent
+
+    def _take(self, within_s: float) -> psycopg.Connection[Any]:
+        """Take a connection from the pool.
+
+        Errors of the user's functions, which the pool calls, are named by their class only.
         """
-        with self.connect(within_s) as conn:
-            version = conn.info.server_version // 10_000
-            encoding = conn.info.parameter_status("server_encoding")
-        if version < _OLDEST:
-            raise ConfigurationError(
-                f"{self.name} is PostgreSQL {version}; expected {_OLDEST} or newer"
+        try:
+            conn: psycopg.Connection[Any] = self._pool.getconn(within_s)
+            return conn
+        except PoolClosed as exc:
+            problem = f"{exc}: it has to be open as long as perdure uses it"
+        except TooManyRequests as exc:
+            problem = f"{exc}: give it a larger max_size or max_waiting"
+        except PoolTimeout:
+            problem = (
+                f"the {self.name} gave no connection within {within_s:g} s: either all of its "
+                f"{self._pool.max_size} are in use, or it cannot connect, see the log psycopg.pool"
             )
-        if encoding != _ENCODING:
-            raise ConfigurationError(
-                f"{self.name} has server_encoding={encoding}; expected {_ENCODING}"
-            )
+        except psycopg.OperationalError as exc:
+            raise translated(exc, self.name) from exc
+        except Exception as exc:
+            problem = f"the {self.name} cannot make a connection: it raised {type(exc).__name__}"
+        raise StorageUnavailable(problem)
+
+    def _give_back(self, lent: Borrowed) -> None:
+        """Return a connection to the pool as it came. Twice is no error."""
+        conn, lent.conn = lent.conn, None
+        if conn is None:
+            return
+        try:
+            lent.end_transaction()
+        finally:
+            is_lost = lent.closed
+            self._pool.putconn(conn)
+            if is_lost and not self._pool.closed:
+                with suppress(Exception):  # those that lie idle were perhaps lost with it
+                    self._pool.check()
+
+    def close(self) -> None:
+        """See `Connections.close`: there are none."""
+
+
+def name_pool(pool: ConnectionPool[Any]) -> str:
+    """Return how messages name a pool of the user."""
+    return f"pool {pool.name!r}"
+
+
+class Server(Shared):
+    """The connections to one schema, for all who open it in this process.
+
+    Args:
+        connections: Makes or lends them.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(connections.name, ThreadPool(_THREADS, "perdure-postgres", lasting=True))
+        self._connections = connections
+        self.replacement = connections.replacement
+
+    def connection(self) -> AbstractContextManager[Requests]:
+        """Lend a connection; see `Connections.connection`."""
+        self.check()
+        return self._connections.connection()
 
     def end(self) -> None:
         """See `Shared.end`."""
         if not self.refused:
             self.threads.close()
             self.refused = "is closed"
-            self._pool.close()
+            self._connections.close()
+
+
+# -- locks
 
 
 class AdvisoryLocks(Between):
     """Locks of a connection of its own: each checkpointer has one for all its locks.
 
     Args:
-        dsn: Of the server itself: a pooler would give them to whoever is next.
+        source: The DSN of the server itself: a pooler would give the locks to whoever is next.
         of: Goes into each key.
         is_direct: Whether the user says that the DSN is direct; else a pooler is refused.
+        timeout_s: How long to wait for a DSN.
     """
 
     pause_s = 0.05
     is_prompt = False
 
-    def __init__(self, dsn: str, *of: str, is_direct: bool) -> None:
-        self._dsn, self._of, self._is_direct = dsn, of, is_direct
+    def __init__(self, source: DsnSource, *of: str, is_direct: bool, timeout_s: float) -> None:
+        self._source, self._of, self._is_direct = source, of, is_direct
+        self._timeout_s = timeout_s
         self.session = 0
         self._guard = threading.Lock()
         self._conn: psycopg.Connection[Row] | None = None
@@ -395,7 +430,7 @@ class AdvisoryLocks(Between):
             ConfigurationError: The DSN leads to a pooler.
             StorageUnavailable: The server cannot be reached.
         """
-        with self._guard, mapped(shown(self._dsn)):
+        with self._guard, mapped(self._source.name):
             try:
                 return self._call("pg_try_advisory_lock", name)
             except psycopg.OperationalError:  # it lay idle, and was closed
@@ -410,11 +445,11 @@ class AdvisoryLocks(Between):
 
     def _call(self, function: str, name: str) -> bool:
         if self._conn is None:
-            self._conn = connected(self._dsn, psycopg.Connection)
+            self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_STAYS)
             if not self._is_direct and is_pooled(self._conn):
                 self._lose()
-                raise ConfigurationError(pooled_locks(shown(self._dsn)))
+                raise ConfigurationError(refuse_pooled_locks(self._source.name))
         key = lock_key(*self._of, "lock", name)
         ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(done)
@@ -441,107 +476,9 @@ class AdvisoryLocks(Between):
             self._lose()
 
 
-def pooled_locks(name: str) -> str:
-    """What is said to who wants a lock through a pooler."""
+def refuse_pooled_locks(name: str) -> str:
+    """Return the message for who wants a lock through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection that stays: give direct=, the DSN of the "
         "server itself"
     )
-
-
-# -- DSNs and errors
-
-
-def checked_dsn(dsn: object) -> str:
-    """A DSN with our own defaults; ConfigurationError if it is none."""
-    if not isinstance(dsn, str) or not dsn:
-        raise ConfigurationError(
-            f"the DSN is {dsn!r:.80}; expected one like postgresql://user@host/database"
-        )
-    if "=" not in dsn and "://" not in dsn:
-        raise ConfigurationError(
-            f"{dsn!r:.80} is no DSN; for a file use SQLiteCheckpointer or SQLiteStore"
-        )
-    with suppress(psycopg.ProgrammingError):
-        parts = conninfo_to_dict(dsn)
-        if not any("@" in str(parts.get(name, "")) for name in ("host", "dbname")):
-            return make_conninfo(dsn, **{**_DEFAULTS, **parts, "client_encoding": "UTF8"})
-    raise ConfigurationError(  # it is not shown, as it may hold a password
-        "the DSN is not one of Postgres; expected postgresql://user:password@host/database. In a "
-        "password write %40 for @, %2F for / and %25 for %"
-    )
-
-
-def shown(dsn: str) -> str:
-    """A DSN without what is nobody else's business."""
-    parts = conninfo_to_dict(dsn)
-    user, host, port = parts.get("user"), parts.get("host", ""), parts.get("port")
-    at = f"{user}@" if user else ""
-    to = f":{port}" if port else ""
-    return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
-
-
-def uri(dsn: str) -> str:
-    """A DSN as a URI, whichever form it has."""
-    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-    user, password, name = (
-        quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
-    )
-    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    return f"postgresql://{login}/{name}?{urlencode(parts)}"
-
-
-def is_lost(exc: psycopg.Error) -> bool:
-    """Whether the connection is gone: that says nothing of the work."""
-    if isinstance(exc, psycopg.InterfaceError):
-        return True
-    if not isinstance(exc, psycopg.OperationalError):
-        return False
-    return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
-
-
-@contextmanager
-def mapped(name: str) -> Iterator[None]:
-    """Turn psycopg's errors into perdure's."""
-    try:
-        yield
-    except psycopg.Error as exc:
-        raise translated(exc, name) from exc
-
-
-_TOO_LONG: Final = "Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {}"
-_LOCKED: Final = (
-    "another transaction holds a lock for longer than timeout_s ({}): see pg_locks and "
-    "pg_blocking_pids() there, or try again"
-)
-_POOLED: Final = "{}; a pooler is between: open it with pooled=True"
-_STANDBY: Final = (
-    "{}; it is a standby, or has default_transaction_read_only=on: name all hosts in the DSN, with "
-    "target_session_attrs=read-write"
-)
-_NO_RIGHT: Final = "{}; grant it to the role, or open it once as a role that may"
-_CANCELED: Final = "{}; try again, or give the role a larger statement_timeout"
-_ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
-    (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
-    (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),
-    (errors.LockNotAvailable, StorageUnavailable, _LOCKED),
-    (errors.InvalidSqlStatementName, StorageError, _POOLED),
-    (errors.DuplicatePreparedStatement, StorageError, _POOLED),
-    (errors.ReadOnlySqlTransaction, StorageUnavailable, _STANDBY),
-    (errors.InsufficientPrivilege, StorageError, _NO_RIGHT),
-    (errors.QueryCanceled, StorageUnavailable, _CANCELED),
-    (psycopg.Error, StorageError, "{}"),
-)
-
-
-def translated(exc: psycopg.Error, name: str) -> StorageError:
-    """The `StorageError` that an error of psycopg becomes."""
-    if is_lost(exc):
-        reason = " ".join(str(exc).split())  # libpq's has several lines
-        return StorageUnavailable(
-            f"{name}: {reason}; check that the server runs and can be reached"
-        )
-    if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
-        return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
-    _, becomes, advice = next(row for row in _ADVICE if isinstance(exc, row[0]))
-    return becomes(f"{name}: {advice.format(exc)}")

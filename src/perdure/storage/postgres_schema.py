@@ -9,6 +9,8 @@ Source: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -16,7 +18,8 @@ import psycopg
 from perdure.errors import ConfigurationError, StorageError
 from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
 from perdure.storage.flow import Row, Statement
-from perdure.storage.postgres_connection import lock_key, shown
+from perdure.storage.postgres_connection import lock_key
+from perdure.storage.postgres_requests import Requests
 
 _SCHEMAS: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
@@ -25,8 +28,12 @@ CREATE TABLE IF NOT EXISTS schemas (
 );
 """
 _VERSIONS: Final = """
-SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'component'),
-to_regclass(%s) IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?) AND attname = 'component'),
+to_regclass(?) IS NOT NULL
+"""
+_WALLED: Final = """
+SELECT relrowsecurity, row_security_active(oid), current_user::text FROM pg_class
+WHERE oid = to_regclass(?)
 """
 _SETTINGS: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
@@ -59,7 +66,8 @@ def made(script: str, tenant: str | None) -> list[Statement]:
 
 
 def make_tables(
-    conn: psycopg.Connection[Row],
+    conn: Requests,
+    name: str,
     component: Schema,
     schema: str,
     tenant: str | None,
@@ -67,50 +75,70 @@ def make_tables(
 ) -> None:
     """Make a component's tables, unless they are there: of many processes, one after another.
 
+    Args:
+        conn: A connection in no transaction; none of its settings is changed.
+        name: The database in messages.
+        component: The tables.
+        schema: The schema that holds them.
+        tenant: See `PostgresDatabase`.
+        read_only: Whether nothing may be made.
+
     Raises:
         SchemaMismatch: Another version of perdure wrote them.
         StorageError: They are not there, and may not be made.
         ConfigurationError: They are not those of tenants, or are, or the role may see all.
     """
-    there = _has(conn, component, schema)
+    there = _has(conn, name, component, schema)
     _check(conn, schema, tenant)
     if there:
         return
     if read_only:
         raise StorageError(
-            f"{shown(conn.info.dsn)} has no tables of {component.component}: open it once without "
-            "read_only"
+            f"{name} has no tables of {component.component}: open it once without read_only"
         )
-    with conn.transaction():
-        conn.execute("SELECT pg_advisory_xact_lock(%s)", (lock_key(schema, "schemas"),))
+    lock = Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(schema, "schemas"),))
+    with _transaction(conn):
+        _ask(conn, lock)
         # not IF NOT EXISTS, which may look at what the server kept from before the lock
-        exists = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-        if not conn.execute(exists, (schema,)).fetchall():
-            conn.execute(f"CREATE SCHEMA {schema}")
-        conn.execute(f"SET LOCAL search_path TO {schema}")
-        for statement in [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]:
-            conn.execute(statement.sql)
+        exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
+        if not _ask(conn, Statement(exists, (schema,))):
+            _ask(conn, Statement(f"CREATE SCHEMA {schema}"))
+        common = [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]
+        _ask(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
         _check(conn, schema, tenant)
-        if _has(conn, component, schema):
-            return
-        with conn.pipeline():
-            for statement in made(component.script, tenant):
-                conn.execute(statement.sql)
-            conn.execute(
-                "INSERT INTO schemas (component, version) VALUES (%s, %s)",
-                (component.component, VERSION),
-            )
+        if not _has(conn, name, component, schema):
+            insert = "INSERT INTO schemas (component, version) VALUES (?, ?)"
+            version = Statement(insert, (component.component, VERSION))
+            _ask(conn, *made(component.script, tenant), version)
 
 
-def _has(conn: psycopg.Connection[Row], component: Schema, schema: str) -> bool:
-    of, path = f"{schema}.schemas", shown(conn.info.dsn)
-    ((is_earlier, there),) = conn.execute(_VERSIONS, (f"{schema}.migrations", of)).fetchall()
+def _ask(conn: Requests, *statements: Statement) -> list[Row]:
+    """Run statements that come once, and return the rows of the last one."""
+    return conn.ask([*conn.settings, *statements], prepare=False)[-1]
+
+
+@contextmanager
+def _transaction(conn: Requests) -> Iterator[None]:
+    conn.ask([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
+    try:
+        yield
+        conn.ask([Statement("COMMIT")], prepare=False)
+    except BaseException:
+        if not conn.closed:
+            with suppress(psycopg.Error):
+                conn.ask([Statement("ROLLBACK")], prepare=False)
+        raise
+
+
+def _has(conn: Requests, name: str, component: Schema, schema: str) -> bool:
+    of = f"{schema}.schemas"
+    ((is_earlier, there),) = _ask(conn, Statement(_VERSIONS, (f"{schema}.migrations", of)))
     if is_earlier:
-        raise of_earlier_build(path)
+        raise of_earlier_build(name)
     if not there:
         return False
-    sql = f"SELECT version FROM {of} WHERE component = %s"
-    return component.is_there(conn.execute(sql, (component.component,)).fetchall(), path)
+    sql = f"SELECT version FROM {of} WHERE component = ?"
+    return component.is_there(_ask(conn, Statement(sql, (component.component,))), name)
 
 
 # -- tenants
@@ -127,19 +155,16 @@ def checked_tenant(tenant: Any) -> str | None:
     raise ConfigurationError(f"tenant is {tenant!r:.80}; expected a name, or None")
 
 
-def _check(conn: psycopg.Connection[Row], schema: str, tenant: str | None) -> None:
+def _check(conn: Requests, schema: str, tenant: str | None) -> None:
     """Compare the tables of a schema, if there are any, and the role with what was asked for.
 
     Raises:
         ConfigurationError: The tables are not those of tenants, or are, or the role may see all.
     """
-    settings = conn.execute(
-        "SELECT relrowsecurity, row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%s)",
-        (f"{schema}.settings",),
-    ).fetchone()
-    if settings is None:
+    rows = _ask(conn, Statement(_WALLED, (f"{schema}.settings",)))
+    if not rows:
         return
-    of_tenants, active = settings
+    ((of_tenants, active, role),) = rows
     if of_tenants and tenant is None:
         raise ConfigurationError(f"schema {schema!r} is that of tenants: give tenant=")
     if tenant is not None and not of_tenants:
@@ -149,6 +174,6 @@ def _check(conn: psycopg.Connection[Row], schema: str, tenant: str | None) -> No
         )
     if of_tenants and not active:
         raise ConfigurationError(
-            f"the role {conn.info.user!r} bypasses row-level security, so tenant={tenant!r} would "
+            f"the role {role!r} bypasses row-level security, so tenant={tenant!r} would "
             "see all tenants: give the DSN of a role that is no superuser and has no BYPASSRLS"
         )

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -183,6 +183,11 @@ class SQLiteDatabase(Opening[SQLiteFile]):
     def queue_place(self) -> tuple[str, str] | None:
         """See `Database.queue_place`."""
         return (f"{self.path}.jobs", "") if self._connector.on_disk else None
+
+    @property
+    def location(self) -> Hashable:
+        """See `Database.location`."""
+        return self.path if self._connector.on_disk else None
 
     @property
     def read_only(self) -> bool:

@@ -1,0 +1,359 @@
+"""DSNs of Postgres, and the sources from which perdure gets one for each new connection.
+
+A source is a fixed DSN, a function of the user that returns one (passwords that rotate), or the
+connection parameters of a `psycopg_pool` pool that the user owns. No message contains a password,
+and an error of the user's function is named by its class only, because its text may contain one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.storage.threads import ThreadPool
+
+Dsn = str | Callable[[], str] | ConnectionPool[Any]
+"""What a Postgres class takes as `dsn`: a DSN, a function that returns one, or the user's pool."""
+
+Place = tuple[str, str, str]  # host, port and database
+
+_PORT: Final = "5432"
+_DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
+    "application_name": "perdure",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_NOT_IN_A_DSN: Final = frozenset(  # parameters of `psycopg.Connection.connect` itself
+    {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
+)
+_CALLS: Final = 4  # threads that call one DSN function; a function that hangs keeps its thread
+_POLL_S: Final = 0.1  # how soon a waiting caller notices that the source was closed
+
+
+# -- DSNs
+
+
+def normalize_dsn(dsn: object) -> str:
+    """Return a DSN with perdure's defaults for the parameters that it does not have.
+
+    Raises:
+        ConfigurationError: It is not a DSN of Postgres. The message does not show it, unless it
+            looks like the name of a file.
+    """
+    if not isinstance(dsn, str) or not dsn:
+        shown = "empty" if dsn == "" else f"of type {type(dsn).__name__}"
+        raise ConfigurationError(
+            f"the DSN is {shown}; expected text like postgresql://user@host/database, a function "
+            "that returns it, or a psycopg_pool.ConnectionPool"
+        )
+    if "=" not in dsn and "://" not in dsn:
+        raise ConfigurationError(
+            f"{dsn!r:.80} is no DSN; for a file use SQLiteCheckpointer or SQLiteStore"
+        )
+    with suppress(psycopg.ProgrammingError, ValueError):
+        parts = conninfo_to_dict(dsn)
+        is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
+        if not is_odd and "\0" not in dsn:  # at which libpq would end
+            return make_conninfo(dsn, **{**_DEFAULTS, **parts, "client_encoding": "UTF8"})
+    raise ConfigurationError(  # it is not shown, as it may hold a password
+        "the DSN is not one of Postgres; expected postgresql://user:password@host/database. In a "
+        "password write %40 for @, %2F for / and %25 for %"
+    )
+
+
+def redact_dsn(dsn: str) -> str:
+    """Return the user, host, port and database of a DSN as a URI, without the password."""
+    parts = conninfo_to_dict(dsn)
+    user, host, port = parts.get("user"), parts.get("host", ""), parts.get("port")
+    at = f"{user}@" if user else ""
+    to = f":{port}" if port else ""
+    return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
+
+
+def locate_dsn(dsn: str) -> Place:
+    """Return the host, port and database of a DSN."""
+    parts = conninfo_to_dict(dsn)
+    host, port = parts.get("host") or parts.get("hostaddr") or "", parts.get("port") or _PORT
+    return str(host), str(port), str(parts.get("dbname") or parts.get("user") or "")
+
+
+def format_uri(dsn: str) -> str:
+    """Return a DSN as a URI with all its parameters, whichever form it has."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    user, password, name = (
+        quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
+    )
+    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    return f"postgresql://{login}/{name}?{urlencode(parts)}"
+
+
+# -- sources
+
+
+class DsnSource(Protocol):
+    """Where the DSN of each new connection comes from.
+
+    Attributes:
+        name: The database in messages, without a password.
+        key: Sources with equal keys share their connections within a process.
+        is_fixed: Whether the DSN is always the same.
+    """
+
+    name: str
+    key: Hashable
+    is_fixed: bool
+
+    def resolve(self, within_s: float) -> str:
+        """Return the DSN for a new connection.
+
+        Raises:
+            StorageUnavailable: There is none within `within_s` seconds.
+        """
+
+    def locate(self, within_s: float) -> Place:
+        """Return the host, port and database to which the last DSN led.
+
+        Raises:
+            StorageUnavailable: There was none yet, and there is none within `within_s` seconds.
+        """
+
+    def check(self, within_s: float) -> None:
+        """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
+
+        An attempt hangs when it has taken longer than `within_s` seconds.
+        """
+
+    def close(self) -> None:
+        """End attempts to get a DSN that are under way, with `StorageUnavailable`."""
+
+
+class FixedDsn(DsnSource):
+    """A DSN that stays the same."""
+
+    is_fixed = True
+
+    def __init__(self, dsn: object) -> None:
+        self.key = self._dsn = normalize_dsn(dsn)
+        self.name, self._place = redact_dsn(self._dsn), locate_dsn(self._dsn)
+
+    def resolve(self, within_s: float) -> str:
+        """See `DsnSource.resolve`."""
+        return self._dsn
+
+    def locate(self, within_s: float) -> Place:
+        """See `DsnSource.locate`."""
+        return self._place
+
+    def check(self, within_s: float) -> None:
+        """See `DsnSource.check`."""
+
+    def close(self) -> None:
+        """See `DsnSource.close`."""
+
+
+class DsnFunction(DsnSource):
+    """A function of the user that returns the DSN for a new connection.
+
+    It is called in a thread of its own, because it may hang.
+
+    Args:
+        function: Takes no arguments.
+        label: The function in messages. Its repr is not used, as it may contain a password.
+        key: See `DsnSource`.
+        advice: What to do if it gives no DSN, for messages.
+
+    Raises:
+        ConfigurationError: The function is asynchronous, or needs arguments.
+    """
+
+    is_fixed = False
+
+    def __init__(
+        self, function: Callable[[], object], label: str, key: Hashable, advice: str
+    ) -> None:
+        _check_callable(function, label)
+        self._function, self._label, self.key, self._advice = function, label, key, advice
+        self.name = f"the database of {label}"
+        self._threads = ThreadPool(_CALLS, "perdure-dsn", lasting=False)
+        self._guard = threading.Lock()  # of what follows
+        self._pending: dict[object, float] = {}  # when each call that has not returned began
+        self._problem = ""  # of the last call
+        self._place: Place | None = None  # of the last DSN
+        self._closed = False
+
+    def resolve(self, within_s: float) -> str:
+        """See `DsnSource.resolve`."""
+        call, began = object(), time.monotonic()
+        with self._guard:
+            self._pending[call] = began
+        try:
+            dsn, problem = self._call_function(began + within_s)
+        finally:
+            with self._guard:
+                del self._pending[call]
+        self._problem = problem
+        if problem:
+            raise self._unavailable(problem)
+        self.name, self._place = redact_dsn(dsn), locate_dsn(dsn)
+        return dsn
+
+    def locate(self, within_s: float) -> Place:
+        """See `DsnSource.locate`."""
+        return self._place or locate_dsn(self.resolve(within_s))
+
+    def _call_function(self, deadline: float) -> tuple[str, str]:
+        """Return the normalized DSN and "", or "" and why the function gave none."""
+        future = self._threads.submit(self._catch_errors, awaited=False)
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                result, problem = future.result(max(0.0, min(_POLL_S, left_s)))
+                break
+            except TimeoutError:
+                if self._closed:
+                    future.cancel()
+                    return "", "was called by a database that was closed meanwhile"
+                if left_s <= 0:
+                    future.cancel()
+                    return "", "did not return in time"
+        if problem:
+            return "", problem
+        try:
+            return normalize_dsn(result), ""
+        except ConfigurationError:
+            return "", f"returned {_describe_result(result)}"
+
+    def _catch_errors(self) -> tuple[object, str]:
+        """Call the function, and return its result, or None and the class of its error."""
+        try:
+            return self._function(), ""
+        except BaseException as exc:  # SystemExit too: it would end a thread of perdure
+            return None, f"raised {type(exc).__name__}, whose text may hold a password"
+
+    def check(self, within_s: float) -> None:
+        """See `DsnSource.check`."""
+        now = time.monotonic()
+        with self._guard:
+            hangs = any(now - began > within_s for began in self._pending.values())
+        if hangs or self._problem:
+            raise self._unavailable(self._problem or "has not returned yet")
+
+    def _unavailable(self, problem: str) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._label} {problem}; {self._advice}")
+
+    def close(self) -> None:
+        """See `DsnSource.close`."""
+        self._closed = True
+
+
+def _check_callable(function: Callable[[], object], label: str) -> None:
+    """Refuse a function that is asynchronous or needs arguments."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - of an object
+    if any(inspect.iscoroutinefunction(each) for each in (function, call)):
+        raise ConfigurationError(
+            f"{label} is asynchronous; expected a function that returns the DSN without await: "
+            "perdure calls it in a thread, so it may block"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
+        return
+    try:
+        signature.bind()
+    except TypeError as exc:
+        raise ConfigurationError(
+            f"{label} needs arguments ({exc}); expected a function without arguments that returns "
+            "the DSN: bind them with functools.partial"
+        ) from None
+
+
+def _describe_result(result: object) -> str:
+    """Describe a result that is not a DSN, without its text. A coroutine is closed."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that it was never awaited
+        return "an awaitable, as an asynchronous function does"
+    if isinstance(result, str):
+        return "text that is not a DSN" if result else "an empty text"
+    return f"a value of type {type(result).__name__}"
+
+
+def _label_of(function: object, argument: str) -> str:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"the function {name}() that is given as {argument}="
+
+
+def _key_of(function: object) -> Hashable:
+    """Return a key by which equal functions, such as bound methods, are one source."""
+    try:
+        hash(function)
+    except TypeError:
+        return _Identity(function)
+    return function
+
+
+class _Identity:
+    """Stands for an object that cannot be hashed: equal to itself only."""
+
+    def __init__(self, instance: object) -> None:
+        self._instance = instance  # kept, so that no other object gets its id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._instance is other._instance
+
+    def __hash__(self) -> int:
+        return id(self._instance)
+
+
+def source_of(dsn: object, argument: str = "dsn") -> DsnSource:
+    """Return the source for a DSN, or for a function that returns one.
+
+    Args:
+        dsn: What the user gave.
+        argument: The name of the parameter, for messages.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if isinstance(dsn, AsyncConnectionPool):
+        raise ConfigurationError(
+            f"{argument} is an AsyncConnectionPool, whose connections belong to one event loop; "
+            "expected a psycopg_pool.ConnectionPool: perdure uses it in threads and never blocks "
+            "the event loop"
+        )
+    if isinstance(dsn, ConnectionPool):
+        raise ConfigurationError(
+            f"{argument} is a pool; expected a DSN or a function that returns one, as locks keep "
+            "their connection"
+        )
+    if callable(dsn):
+        advice = "it has to return a DSN like postgresql://user:password@host/database"
+        return DsnFunction(dsn, _label_of(dsn, argument), _key_of(dsn), advice)
+    return FixedDsn(dsn)
+
+
+def source_of_pool(pool: ConnectionPool[Any]) -> DsnSource:
+    """Return a source with the parameters from which the user's pool makes its connections."""
+
+    def build_dsn() -> str:
+        conninfo, kwargs = pool.conninfo, pool.kwargs
+        text = conninfo() if callable(conninfo) else conninfo
+        given: dict[str, Any] = dict(kwargs() if callable(kwargs) else kwargs or {})
+        parameters = {name: given[name] for name in given.keys() - _NOT_IN_A_DSN}
+        return make_conninfo(text, **parameters) or "dbname="
+
+    label = f"the conninfo of the pool {pool.name!r}, from which the connection for locks is made,"
+    return DsnFunction(build_dsn, label, _Identity(pool), "give direct=, a DSN for locks")

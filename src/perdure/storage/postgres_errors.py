@@ -1,0 +1,70 @@
+"""Translate errors of psycopg into perdure's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+from psycopg import errors
+
+from perdure.errors import StorageError, StorageFull, StorageUnavailable
+
+_TOO_LONG: Final = "Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {}"
+_LOCKED: Final = (
+    "another transaction holds a lock for longer than timeout_s ({}): see pg_locks and "
+    "pg_blocking_pids() there, or try again"
+)
+_POOLED: Final = "{}; a pooler is between: open it with pooled=True"
+_STANDBY: Final = (
+    "{}; it is a standby, or has default_transaction_read_only=on: name all hosts in the DSN, with "
+    "target_session_attrs=read-write"
+)
+_NO_RIGHT: Final = "{}; grant it to the role, or open it once as a role that may"
+_CANCELED: Final = "{}; try again, or give the role a larger statement_timeout"
+_ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
+    (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
+    (errors.ProgramLimitExceeded, StorageError, _TOO_LONG),
+    (errors.LockNotAvailable, StorageUnavailable, _LOCKED),
+    (errors.InvalidSqlStatementName, StorageError, _POOLED),
+    (errors.DuplicatePreparedStatement, StorageError, _POOLED),
+    (errors.ReadOnlySqlTransaction, StorageUnavailable, _STANDBY),
+    (errors.InsufficientPrivilege, StorageError, _NO_RIGHT),
+    (errors.QueryCanceled, StorageUnavailable, _CANCELED),
+    (psycopg.Error, StorageError, "{}"),
+)
+
+
+def is_lost(exc: psycopg.Error) -> bool:
+    """Return whether the error means that the connection is gone.
+
+    Such an error does not tell whether the last statement was executed.
+    """
+    if isinstance(exc, psycopg.InterfaceError):
+        return True
+    if not isinstance(exc, psycopg.OperationalError):
+        return False
+    return exc.sqlstate is None or (exc.sqlstate[:2] in ("08", "57") and exc.sqlstate != "57014")
+
+
+@contextmanager
+def mapped(name: str) -> Iterator[None]:
+    """Raise errors of psycopg as `StorageError`, with the name of the database in the message."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise translated(exc, name) from exc
+
+
+def translated(exc: psycopg.Error, name: str) -> StorageError:
+    """Return the `StorageError` for an error of psycopg. `name` is the database in its message."""
+    if is_lost(exc):
+        reason = " ".join(str(exc).split())  # libpq's has several lines
+        return StorageUnavailable(
+            f"{name}: {reason}; check that the server runs and can be reached"
+        )
+    if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
+        return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
+    _, becomes, advice = next(row for row in _ADVICE if isinstance(exc, row[0]))
+    return becomes(f"{name}: {advice.format(exc)}")
