@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -59,6 +59,7 @@ def chat_graph(
         tools: The tools that the model may call.
         memory: What the model is shown, in order, the part that cuts last. After the answer
             learners run, like `remember_turns()`, and then `summarize(…)`, which changes the state.
+            If a summary is due within a turn, they run between two calls of the model, too.
         checkpointer: Makes the thread resumable.
         store: Keeps memories and instructions.
     """
@@ -94,11 +95,18 @@ def chat_graph(
     builder.add_edge(START, "respond")
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
-        builder.add_edge("tools", "respond")
+        if summaries:
+            after_tools = partial(_next_within_turn, steps, after)
+            builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
+        else:
+            builder.add_edge("tools", "respond")
+    repeats = bool(tools and summaries)
+    ends = ["respond", END] if repeats else [END]
     for number, (name, part) in enumerate(after.items(), 1):
         builder.add_node(name, _quiet(part))
         rest = steps[number:]
-        builder.add_conditional_edges(name, partial(_next, rest, after), [*rest, END])
+        following = partial(_next, rest, after, repeats=repeats)
+        builder.add_conditional_edges(name, following, [*rest, *ends])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
@@ -151,10 +159,24 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
     return RunnableLambda(blocking(updating), awaiting(updating))
 
 
-def _next(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
-    """The next step; one in which nothing is due would cost a checkpoint."""
+def _next(
+    steps: Sequence[str], after: dict[str, Part], state: Any, *, repeats: bool = False
+) -> str:
+    """Return the next of these steps, without summaries that are not due: each costs a checkpoint.
+
+    Without such a step it is the end; or, if the graph `repeats`, the model, as long as it has not
+    answered the results of tools.
+    """
     due = (n for n in steps if not isinstance(p := after[n], Summarize) or p.is_due(state))
-    return next(due, END)
+    is_unanswered = repeats and isinstance(next(reversed(state["messages"]), None), ToolMessage)
+    return next(due, "respond" if is_unanswered else END)
+
+
+def _next_within_turn(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
+    """Return the step after the results of tools: the model, if no summary is due."""
+    summaries = (part for part in after.values() if isinstance(part, Summarize))
+    is_due = any(summary.is_due(state) for summary in summaries)
+    return _next(steps, after, state) if is_due else "respond"
 
 
 graph = chat_graph()  # for loaders that read `langgraph.json`; they bring their own checkpointer

@@ -59,15 +59,20 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._with_tools: tuple[list[Any], View | None] = ([], self._view)
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Summarise, if that is due and what is removed is remembered."""
+        """Summarise, if that is due and everything that will be removed has been learned from.
+
+        Within a turn all learners run first. Before whole turns are removed only `remember_turns`
+        runs, because the others have run at the end of these turns.
+        """
         parts = self._view.parts if self._view else ()
         summaries = (part for part in parts if isinstance(part, Summarize))
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
             return None
         config = get_config()
+        splits = due.splits_turn(state)
         for learner in self._learners:
-            if isinstance(learner, RememberTurns):
+            if splits or isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
                 if (await learner.learning(messages, state, config)) is None:
                     due.skip_turn(state)

@@ -177,7 +177,7 @@ async def _expand(
             continue
         if message.id not in originals or SHORTENED not in message.additional_kwargs:
             originals[message.id] = message
-    return [originals[uid] for uid in dict.fromkeys(ids) if uid in originals]
+    return list(originals.values())
 
 
 expand, aexpand = blocking(_expand), awaiting(_expand)
