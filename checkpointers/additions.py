@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread, Write
+from perdure.checkpointers.delta import ChannelUpdate
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DELTA,
     DICT,
     DICT_HERE,
     ITEM,
     LIMIT,
     LIST,
     LIST_HERE,
+    SNAPSHOT,
     Range,
     Ranges,
     count,
@@ -85,15 +88,22 @@ class Additions:
 
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
+        if node.update is not None:
+            return self._replayed(channel, node.update, snapshot, parent)
         log = self.thread.named[channel]
         first = log.next
         kept, rest = node.kept, self._placed(log, node.parts) if node.parts else []
         ranges = joined([*kept, *rest]) if rest else kept
         if node.kind == ITEM:
-            return [ITEM, log.key, ranges[0][0]]
+            item = [ITEM, log.key, ranges[0][0]]
+            return [SNAPSHOT, item] if node.is_snapshot else item
         before = parent.said.get(channel) if parent is not None else None
         if before is None or before[0] != log.key:
             said = once(ranges)
+        elif node.repeated:
+            repeated = [place for item in node.repeated if (place := log.find(item)) is not None]
+            new = missing(rest, covered((place, place + 1) for place in repeated))
+            said = _said(log, before[1], new, first)
         elif before[1] == kept and rest in ([], [(first, log.next)]):  # it only grew
             said = ranges
         else:
@@ -101,12 +111,47 @@ class Additions:
         few = self._few(log, ranges)
         snapshot.ranges[channel] = (log.key, few)
         snapshot.said[channel] = (log.key, few if said == ranges else self._few(log, said))
-        return [node.kind, log.key, flat(few)]
+        ref = [node.kind, log.key, flat(few)]
+        return [SNAPSHOT, ref] if node.is_snapshot else ref
+
+    def _replayed(
+        self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
+    ) -> Any:
+        """Add to the log what tasks wrote to a `DeltaChannel`; return the channel's reference."""
+        log, places = self.thread.named[channel], list[int | None]()
+        first = log.next
+        for entry in update.entries:
+            item, position = entry.item, None
+            if item is not None:
+                position = None if entry.is_new else log.find(item)
+                if position is None:
+                    position = log.plan(item)
+                    self._add(log, position, content_hash(self.seal, log.key, item), item)
+                    self.items.append((log, position, item))
+                self.placed[channel, item] = position
+            places.append(position)
+        told = [
+            place
+            for entry, place in zip(update.entries, places, strict=True)
+            if place is not None and entry.item not in update.repeated
+        ]
+        rest = joined((place, place + 1) for place in told)
+        if update.base:  # what it has, the transcript has, perhaps in another form
+            rest = missing(rest, covered(_origins(log, update.base)))
+        before = parent.said.get(channel) if parent is not None else None
+        said = _said(log, before[1] if before else [], rest, first)
+        snapshot.said[channel] = (log.key, self._few(log, said))
+        if update.base is None:
+            return [DELTA, update.kind]
+        held = update.value_ranges(places)
+        few = snapshot.said[channel][1] if held == said else self._few(log, held)
+        snapshot.ranges[channel] = (log.key, few)
+        return [DELTA, [LIST, log.key, flat(few)]]
 
     def referring(self, snapshot: Snapshot, write: Write) -> Write:
         """A write that led to a checkpoint, pointing into the log where that holds all of it."""
         index, channel, ref = write
-        held = snapshot.ranges.get(channel)
+        held = snapshot.ranges.get(channel) or snapshot.said.get(channel)
         if held is None:
             return write
         if isinstance(ref, bytes):

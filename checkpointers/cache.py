@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.manifest import ALIASES, Ranges
+from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges
 from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
@@ -50,12 +50,13 @@ class ChannelLog:
     Attributes:
         items: By position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
+        ids: The ids of the messages of a `DeltaChannel`, by position, as far as they were needed.
         next, next_alias: The positions of the next item and the next alias.
         planned: How many items are planned, and not committed yet.
     """
 
     __slots__ = (
-        *("_index", "_indexed", "items", "key", "name", "next", "next_alias", "origins"),
+        *("_index", "_indexed", "ids", "items", "key", "name", "next", "next_alias", "origins"),
         "planned",
     )
 
@@ -65,6 +66,7 @@ class ChannelLog:
         self.name = name
         self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
         self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
+        self.ids: dict[int, str | None] = {} if kept is None else kept.ids.copy()
         self.next, self.next_alias = 0, ALIASES
         self.planned = 0
         self._index: dict[bytes, int] = {}
@@ -167,6 +169,10 @@ class Snapshot:
         """Whether it has a value of a channel, in this version."""
         return channel in self.refs and self.versions.get(channel) == version
 
+    def stored_channels(self) -> frozenset[str]:
+        """Return the channels whose values are stored, without those replayed from writes."""
+        return frozenset(channel for channel, ref in self.refs.items() if ref[0] != DELTA)
+
     def take(self, channel: str, parent: Snapshot) -> None:
         """Have a channel as the parent has it."""
         self.refs[channel] = parent.refs[channel]
@@ -249,6 +255,23 @@ class Thread:
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
         """Keep items at their positions."""
         self.size += sum(log.add(position, item) for position, item in items)
+
+    def committed_heads(self, stamp: int) -> dict[str, Head]:
+        """Return the committed heads, by namespace, if the thread still has a stamp.
+
+        A put may be planned upon them. Their pending writes are not known.
+        """
+        if not self.lock.acquire(blocking=False):  # a write is being planned
+            return {}
+        try:
+            heads = self.heads.copy().items() if self.stamp == stamp else ()
+            return {
+                ns: Head(head.namespace, head.pinned, head.snapshot)
+                for ns, head in heads
+                if not head.flying
+            }
+        finally:
+            self.lock.release()
 
     def snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot, Thread
-from perdure.checkpointers.manifest import DICT, LIST, Ranges, covered, joined, positions
+from perdure.checkpointers.manifest import (
+    DICT,
+    LIST,
+    Ranges,
+    covered,
+    joined,
+    positions,
+    value_reference,
+)
 from perdure.checkpointers.manifest import missing as lacking
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
@@ -85,6 +94,13 @@ class Differences:
         channels = {}
         for channel in dict.fromkeys([*before, *new.refs]):
             had, has = before.get(channel), new.refs.get(channel)
+            if _is_unknown(had) or _is_unknown(has):
+                parts = thread_id, thread, channel, old, new, most
+                found = yield from self._of_transcript(*parts)
+                if found.added_count:
+                    channels[channel] = found
+                continue
+            had, has = value_reference(had), value_reference(has)
             if had == has:
                 continue
             log = next((ref[1] for ref in (has, had) if isinstance(ref, list)), None)
@@ -122,6 +138,21 @@ class Differences:
             )
         return ChannelDifference(parts[0], parts[1], len(come), len(gone), whole=False)
 
+    def _of_transcript(
+        self,
+        thread_id: str,
+        thread: Thread,
+        channel: str,
+        old: Snapshot | None,
+        new: Snapshot,
+        most: int,
+    ) -> Flow[ChannelDifference]:
+        """Compare what was written to a channel. What was removed from it is not known."""
+        key, later = new.said.get(channel, (0, []))
+        _, earlier = old.said.get(channel, (0, [])) if old else (0, [])
+        change = yield from self._of_log(thread_id, thread, key, earlier, later, most)
+        return replace(change, removed={}, removed_count=0)
+
     def _of_value(
         self, thread_id: str, thread: Thread, had: Any, has: Any
     ) -> Flow[ChannelDifference]:
@@ -133,6 +164,11 @@ class Differences:
             parts.append(values)
         added, removed = parts
         return ChannelDifference(added, removed, len(added), len(removed), whole=True)
+
+
+def _is_unknown(ref: Any) -> bool:
+    """Return whether a reference is that of a `DeltaChannel` whose value is not known."""
+    return ref is not None and value_reference(ref) is None
 
 
 def _saw(old: Snapshot | None, new: Snapshot) -> list[str]:

@@ -25,9 +25,11 @@ from perdure.checkpointers.cache import NO_TITLE, Snapshot, Thread, Title, Write
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DELTA,
     DICT,
     ITEM,
     LIST,
+    SNAPSHOT,
     Range,
     Ranges,
     count,
@@ -36,6 +38,7 @@ from perdure.checkpointers.manifest import (
     positions,
     references,
     unflat,
+    value_reference,
 )
 from perdure.checkpointers.put import TITLE_LENGTH
 from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_paused
@@ -63,7 +66,7 @@ from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.said import unsay
 from perdure.checkpointers.status import CANCELLED
-from perdure.checkpointers.values import pack, unpack
+from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import ALL, Flow, Row
 
@@ -177,6 +180,7 @@ class _Eraser:
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
         dicts: Logs whose items are pairs.
+        deltas: Logs of `DeltaChannel`s, whose items may be what tasks wrote.
         runs: How many runs of the server changed.
         crons: How many crons of the server were deleted.
     """
@@ -192,6 +196,7 @@ class _Eraser:
         self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
+        self.deltas: set[int] = set()
         self._needles = remover.needles()
         self._looking = True  # nothing is written yet
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
@@ -416,6 +421,8 @@ class _Eraser:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
         texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS
         where, new = Where(inputs, texts, tasks or self._in_sent), ref
+        if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
+            return (yield from self._delta(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new = yield from self._split(ref, where)
         elif self._may_change(ref):
@@ -423,6 +430,21 @@ class _Eraser:
         if new is not ref and self._looking and not channel.startswith("__"):
             self.remover.channels.add(channel)
         return new
+
+    def _delta(self, channel: str, ref: Any) -> Flow[Any]:
+        """Return the reference to what is left of a `DeltaChannel`.
+
+        Messages without ids go from its replayed value as they go from the writes that it is
+        replayed from.
+        """
+        kind, inner = ref
+        if isinstance(inner, int):
+            return ref
+        left = yield from self._ref(channel, inner, kind == DELTA)
+        if left is GONE:  # langgraph would go back to an older snapshot if it had none
+            empty = self._encoded(DeltaSnapshot(None))
+            return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
+        return ref if left is inner else [kind, left]
 
     def _may_change(self, ref: Any) -> bool:
         return self._may_name(ref if isinstance(ref, bytes) else pack(ref)) or any(
@@ -473,9 +495,17 @@ class _Eraser:
     def _said(self, held: Any, log: int, numbers: Any) -> Any:
         """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
         ranges = unflat(numbers)
-        split = isinstance(held, list) and held[0] in (LIST, DICT)
-        pairs = held[0] == DICT if split else log in self.dicts
-        parts = self._parts(log, ranges, Where(tasks=self._in_sent), pairs=pairs)
+        is_delta = isinstance(held, list) and held[0] in (SNAPSHOT, DELTA)
+        if is_delta:
+            self.deltas.add(log)
+        if is_delta and isinstance(held[1], int):
+            pairs, split = held[1] == DICT, False
+        else:
+            held = value_reference(held)
+            split = isinstance(held, list) and held[0] in (LIST, DICT)
+            pairs = held[0] == DICT if split else log in self.dicts
+        where = Where(inputs=log in self.deltas, tasks=self._in_sent)
+        parts = self._parts(log, ranges, where, pairs=pairs)
         gone = self._parts_of_gone and self._parts_of_gone.intersection(
             (log, position) for position in positions(ranges)
         )

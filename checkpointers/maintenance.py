@@ -249,7 +249,7 @@ class Maintenance:
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
                 at = self.reader.active_at(snapshot, row[4])
                 parts = row[0], snapshot.uid, snapshot.parent, at, metadata
-                kept.append(Kept(*parts, frozenset(snapshot.refs), is_head, len(row[5])))
+                kept.append(Kept(*parts, snapshot.stored_channels(), is_head, len(row[5])))
             stay = _with_ancestors(kept, keep(kept))
             doomed += [
                 (namespace, checkpoint)

@@ -9,6 +9,9 @@ A reference is what a checkpoint, or a pending write, stores in a value's place:
     [4, {key: reference}]     a dict whose values are references themselves
     [5, [element, ...]]       a list whose elements stand here: bytes, or [log, start, length]
     [6, [element, ...]]       a dict whose `[key, value]` pairs stand here, likewise
+    [7, reference]            a snapshot of a `DeltaChannel`, with the value that it holds
+    [-1, reference]           the messages of a `DeltaChannel` of which langgraph stores no value
+    [-1, kind]                such a channel whose value, a LIST or a DICT, is not known
 
 Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
 has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the
@@ -25,7 +28,8 @@ from typing import Any, Final
 Range = tuple[int, int]
 Ranges = list[Range]
 
-ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE = 1, 2, 3, 4, 5, 6
+ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
+DELTA: Final = -1  # no byte is -1, so `ref[0] == DELTA` is False for a reference that is bytes
 ALIASES: Final = 1 << 31
 LIMIT: Final = 8  # ranges that any value may have
 
@@ -163,9 +167,20 @@ def unflat(numbers: Sequence[int]) -> Ranges:
     return [(start, start + length) for start, length in zip(it, it, strict=True)]
 
 
+def value_reference(ref: Any) -> Any:
+    """Return the reference to the value of a channel, or None if the value is not known.
+
+    A snapshot of a `DeltaChannel` counts as the list or dict that it holds.
+    """
+    if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
+        return None if isinstance(ref[1], int) else ref[1]
+    return ref
+
+
 def references(ref: Any) -> Iterator[tuple[int, Any]]:
     """Each `(log, written ranges)` a reference points to."""
-    if isinstance(ref, bytes):
+    ref = value_reference(ref)
+    if ref is None or isinstance(ref, bytes):
         return
     kind = ref[0]
     if kind == ITEM:

@@ -151,6 +151,13 @@ WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6) RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
 
+-- advance_replayed: see sqlite.sql and `advance`
+WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?8),
+    waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6)::int ELSE waiting END WHERE thread = ?3 AND stamp = ?4
+    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
+    AND (SELECT coalesce(sum(1 + length(body)), 0) FROM writes WHERE namespace = ?5 AND uid = ?9) = ?10 RETURNING 1)
+SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) FROM advanced;
+
 -- advance_into: see sqlite.sql and `advance`
 WITH advanced AS (UPDATE threads SET seq = ?1, stamp = ?2, updated_at = greatest(updated_at, ?6) WHERE thread = ?3 AND stamp = ?4
     AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RETURNING 1)

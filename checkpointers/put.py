@@ -7,7 +7,7 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +24,10 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Thread, Title, Write
 from perdure.checkpointers.codec import MESSAGE, Codec
+from perdure.checkpointers.delta import COUNTERS, ChannelUpdate, DeltaWrites
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DELTA,
     DICT,
     DICT_HERE,
     ITEM,
@@ -38,7 +40,7 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.messages import unpacked_messages
-from perdure.checkpointers.values import pack
+from perdure.checkpointers.values import DeltaSnapshot, pack
 from perdure.errors import Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
@@ -59,12 +61,18 @@ class Split(NamedTuple):
         kept: The ranges of the parent's value with which it begins.
         parts: What follows: ranges of the log, and items that are not known to be stored.
         whole: Whether all items of the log were at hand: what was not found is not stored.
+        is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
+        repeated: Items of a snapshot that are left out of the transcript; see `DeltaWrites`.
+        update: What tasks wrote to a `DeltaChannel` that has no snapshot.
     """
 
     kind: int
     kept: Ranges
     parts: list[bytes | Range]
     whole: bool
+    is_snapshot: bool = False
+    repeated: frozenset[bytes] = frozenset()
+    update: ChannelUpdate | None = None
 
 
 Node = Split | bytes | list[Any]  # the last two are references that need no log
@@ -77,12 +85,14 @@ class Encoded(NamedTuple):
         kind: LIST, DICT or ITEM; None: `stored` stands in the checkpoint itself.
         values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
         stored: A value that is not split.
+        is_snapshot: Whether the list or dict is that of a snapshot of a `DeltaChannel`.
     """
 
     kind: int | None
     values: Sequence[Any]
     full: list[bytes]
     stored: bytes
+    is_snapshot: bool = False
 
 
 @dataclass(slots=True)
@@ -98,6 +108,9 @@ class CheckpointPut:
         kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
         config: The config of the put, which may name the user; None if no run puts it.
+        deltas: The `DeltaChannel`s that have a version but no snapshot.
+        snapshots: The `DeltaChannel`s that have a snapshot, unless it is short and has no parts.
+        replayed: What tasks wrote to them at the parent, once it is read.
     """
 
     at: Address
@@ -109,6 +122,9 @@ class CheckpointPut:
     kept: Thread | None = None
     title: Title | None = None
     config: RunnableConfig | None = None
+    deltas: Sequence[str] = ()
+    snapshots: Sequence[str] = ()
+    replayed: DeltaWrites | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -132,6 +148,9 @@ class CheckpointPut:
                 self._here[channel] = here(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.at.checkpoint_id is None:
                 self._held(codec, channel)
+        if COUNTERS in self.metadata:
+            known = self.metadata[COUNTERS] or ()
+            self.deltas = [c for c in known if c in self._versions and c not in self._values]
         if not self.at.checkpoint_ns:
             self.title = title_of(self.metadata, self._values.get("messages"))
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
@@ -158,7 +177,18 @@ class CheckpointPut:
         if held is None:
             path = f"channel_values[{channel!r}]"
             held = self._encoded[channel] = encoded(codec, self._values[channel], path)
+            if held.is_snapshot:
+                self.snapshots = [*self.snapshots, channel]
         return held
+
+    def version(self, channel: str) -> Any:
+        """Return the version of a channel."""
+        return self._versions[channel]
+
+    def elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
+        """Return the elements of a channel's value, each with its bytes."""
+        value = self._encoded[channel]
+        return zip(value.values, value.full, strict=True)
 
     def nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
@@ -168,7 +198,12 @@ class CheckpointPut:
         out: dict[str, Node | None] = {}
         for channel in self._values:
             kept = channel not in changed and channel in versions
-            if kept and parent is not None and parent.holds(channel, versions[channel]):
+            if (
+                kept
+                and parent is not None
+                and parent.holds(channel, versions[channel])
+                and parent.refs[channel][0] != DELTA
+            ):
                 out[channel] = None
             elif channel in self._here:
                 out[channel] = self._here[channel]
@@ -180,7 +215,22 @@ class CheckpointPut:
                 log = logs.get(channel) or ChannelLog(0, channel)
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 out[channel] = _split(codec, log, value, hint, f"channel_values[{channel!r}]")
+        if self.replayed is not None:
+            self._replay(self.replayed, logs, out)
         return out
+
+    def _replay(
+        self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], out: dict[str, Node | None]
+    ) -> None:
+        """Add the updates of `DeltaChannel`s to the nodes, and what snapshots repeat."""
+        for channel, update in replayed.updates.items():
+            log = logs.get(channel) or ChannelLog(0, channel)
+            whole = log.whole
+            out[channel] = Split(DELTA, [], update.parts(log), whole, update=update)
+        for channel, repeated in replayed.repeated.items():
+            node = out[channel]
+            if isinstance(node, Split):
+                out[channel] = node._replace(repeated=repeated)
 
     def snapshot(self) -> Snapshot:
         """The checkpoint, without the values of its channels."""
@@ -272,6 +322,7 @@ def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     with suppress(Exception):  # of a message that is none by its own rules
         if metadata.get("title"):
             return Title(_cut(str(metadata["title"])), None)
+        messages = messages.value if type(messages) is DeltaSnapshot else messages
         for message in messages[:TITLE_AMONG] if type(messages) is list else ():
             if isinstance(message, BaseMessage) and message.type == "human":
                 return Title(_cut(str(message.text)), message.id or "")
@@ -308,11 +359,14 @@ def encoded(codec: Codec, value: Any, path: str) -> Encoded:
     Raises:
         Unstorable: It cannot be stored.
     """
-    if _splittable(value):
-        kind = DICT if type(value) is dict else LIST
-        return Encoded(kind, *_elements(codec, value, path), b"")
+    content = value.value if type(value) is DeltaSnapshot else value
+    if _splittable(content):
+        kind = DICT if type(content) is dict else LIST
+        return Encoded(kind, *_elements(codec, content, path), b"", content is not value)
     stored = codec.encode(value, lambda: path)
     inline = len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage)
+    if content is not value and not inline:
+        return Encoded(ITEM, [], [], codec.encode(content, lambda: path), True)
     return Encoded(None if inline else ITEM, [], [], stored)
 
 
@@ -321,9 +375,10 @@ def _split(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: st
     whole = log.whole  # before the comparison: another thread may be reading the rest
     if value.kind == ITEM:
         at = log.find(value.stored)
-        return Split(ITEM, [], [value.stored if at is None else (at, at + 1)], whole)
+        parts: list[bytes | Range] = [value.stored if at is None else (at, at + 1)]
+        return Split(ITEM, [], parts, whole, value.is_snapshot)
     kept, parts = _match(codec, log, log.find, value.values, value.full, hint, path)
-    return Split(value.kind or LIST, kept, parts, whole)
+    return Split(value.kind or LIST, kept, parts, whole, value.is_snapshot)
 
 
 def here(

@@ -28,12 +28,14 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.labels import labels_in
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DELTA,
     DICT,
     DICT_HERE,
     ITEM,
     LIST,
     LIST_HERE,
     MAP,
+    SNAPSHOT,
     Range,
     Ranges,
     count,
@@ -57,7 +59,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import ThreadStatus
 from perdure.checkpointers.status import TaskWrite, needs_value, thread_status
-from perdure.checkpointers.values import unpack
+from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import ALL, Flow, Last, NamedSQL, Row, Statement
@@ -211,8 +213,10 @@ class CheckpointReader:
         if snapshot is None or head.flying:
             return None
         for channel, ref in snapshot.refs.items():
-            if isinstance(ref, bytes):
+            if isinstance(ref, bytes) or ref[0] == DELTA:
                 continue
+            if ref[0] == SNAPSHOT:
+                ref = ref[1]
             log = thread.logs.get(ref[1]) if ref[0] in (ITEM, LIST, DICT) else None
             if log is None:
                 return None
@@ -220,6 +224,10 @@ class CheckpointReader:
             if not all(log.has(*pair) for pair in ranges):
                 return None
         return StoredCheckpoint(thread, head.namespace, snapshot)
+
+    def rows_of_writes(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
+        """Read the rows `(uid, task, path, body)` of the pending writes of a checkpoint."""
+        return [*self._own((yield self._writes_of(checkpoint)))]
 
     def _writes_of(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql("writes_of", checkpoint.namespace, pack_id(checkpoint.snapshot.uid))
@@ -229,7 +237,8 @@ class CheckpointReader:
     ) -> Flow[CheckpointTuple]:
         snapshot, values = stored.snapshot, {}
         for channel, ref in snapshot.refs.items():
-            values[channel] = yield from self.value(at.thread_id, stored.thread, ref)
+            if ref[0] != DELTA:
+                values[channel] = yield from self.value(at.thread_id, stored.thread, ref)
         writes = yield from self.writes(at, stored, rows)
         checkpoint = {
             **self.codec.decode(snapshot.fields[0]),
@@ -251,8 +260,8 @@ class CheckpointReader:
         checkpoint = yield from self.find(at)
         if checkpoint is None:
             return None
-        rows = self._own((yield self._writes_of(checkpoint)))
-        return (yield from self.status(*at[:2], checkpoint.snapshot, [*rows]))
+        rows = yield from self.rows_of_writes(checkpoint)
+        return (yield from self.status(*at[:2], checkpoint.snapshot, rows))
 
     def status(
         self, thread_id: str, ns: str, snapshot: Snapshot, rows: Sequence[Row]
@@ -261,7 +270,7 @@ class CheckpointReader:
 
         Of the values only those are read that tell it.
         """
-        values: dict[str, Any] = dict.fromkeys(snapshot.refs)
+        values: dict[str, Any] = {c: None for c, ref in snapshot.refs.items() if ref[0] != DELTA}
         for channel in filter(needs_value, values):
             values[channel] = yield from self.value_of(thread_id, snapshot.refs[channel])
         writes = []
@@ -361,6 +370,8 @@ class CheckpointReader:
         for channel, (key, numbers) in written.items():
             snapshot.said[channel] = (key, unflat(numbers))
         for channel, ref in snapshot.refs.items():
+            if ref[0] in (SNAPSHOT, DELTA) and isinstance(ref, list):
+                ref = ref[1]
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
                 held = snapshot.ranges[channel] = (ref[1], unflat(ref[2]))
                 if not channel.startswith("__"):
@@ -418,6 +429,8 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         kind = ref[0]
+        if kind == SNAPSHOT:
+            return DeltaSnapshot((yield from self.value(thread_id, thread, ref[1])))
         if kind == MAP:
             out = {}
             for key, inner in ref[1].items():
@@ -525,10 +538,11 @@ class CheckpointReader:
             writes = yield from self.writes(at, here, rows, remaining)
             for channel in remaining:
                 out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
-            for channel in remaining & snapshot.refs.keys():
+            stored = snapshot.stored_channels()
+            for channel in remaining & stored:
                 ref = snapshot.refs[channel]
                 out[channel]["seed"] = yield from self.value(at.thread_id, here.thread, ref)
-            remaining -= snapshot.refs.keys()
+            remaining -= stored
         return out
 
 

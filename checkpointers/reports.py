@@ -17,13 +17,15 @@ class HistoryItem:
 
     Attributes:
         value: The message, the element of a list or `(key, value)` of a dict.
-        seen: Whether it is still part of the channel's value at that checkpoint.
+        seen: Whether it is still part of the channel's value at that checkpoint. None: it is not
+            known, since the channel is a `DeltaChannel` of langgraph whose reducer is not one of
+            messages, and whose last snapshot is older than the checkpoint.
         position: Its place in the channel's log; grows with time, never reused.
         branch: Whether it is only on a branch that does not lead to the head.
     """
 
     value: Any
-    seen: bool
+    seen: bool | None
     position: int
     branch: bool = False
 
@@ -150,7 +152,8 @@ class CheckpointInfo:
         is_head: Whether a run that names no `checkpoint_id` starts from it.
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
-        counts: For each channel that holds a list or dict, how many items it has here.
+        counts: For each channel that holds a list or dict, how many items it has here. A
+            `DeltaChannel` whose value is not known has none; see `HistoryItem.seen`.
         next: The nodes that were to run when it was put, each once a task.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain, compress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import ALIASES, references, unflat
@@ -86,7 +86,9 @@ def _moments(
         for row in reversed(rows):
             snapshot = threads.reader.open_row(thread_id, "", row)
             held = chain(*(unflat(part) for _, part in references(snapshot.refs.get(channel, b""))))
-            stop = max([0, *(stop for _, stop in held if stop <= ALIASES)])
+            written: Any = snapshot.said.get(channel, (0, []))
+            ranges = chain(held, unflat(written[1]))
+            stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
             if not moments or stop > moments[-1][0]:
                 moments.append((stop, threads.reader.active_at(snapshot, row[4])))
     return moments

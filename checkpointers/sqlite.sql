@@ -164,6 +164,13 @@ updated_at = max(updated_at, ?8) WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
+-- advance_replayed: the same, if the tasks of the parent ?9 wrote as many rows and bytes as were read
+UPDATE threads SET seq = ?1, stamp = ?2, waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) ELSE waiting END,
+updated_at = max(updated_at, ?8) WHERE thread = ?3 AND stamp = ?4
+AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
+AND (SELECT coalesce(sum(1 + length(body)), 0) FROM writes WHERE namespace = ?5 AND uid = ?9) = ?10
+RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
+
 -- advance_into: the same, with a namespace that is made
 UPDATE threads SET seq = ?1, stamp = ?2, updated_at = max(updated_at, ?6) WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = ?3 AND n.ns = ?5) RETURNING 0;

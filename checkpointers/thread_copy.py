@@ -25,10 +25,12 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
+    DELTA,
     DICT_HERE,
     LIST,
     LIST_HERE,
     MAP,
+    SNAPSHOT,
     joined,
     positions,
 )
@@ -303,6 +305,8 @@ def _moved(ref: Any, logs: Mapping[int, Any]) -> Any:
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
+    if kind in (SNAPSHOT, DELTA):
+        return [kind, rest[0] if isinstance(rest[0], int) else _moved(rest[0], logs)]
     if kind == MAP:
         return [MAP, {key: _moved(inner, logs) for key, inner in rest[0].items()}]
     if kind in (LIST_HERE, DICT_HERE):

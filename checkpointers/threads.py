@@ -19,8 +19,19 @@ from perdure.checkpointers.address import (
     optional_text,
 )
 from perdure.checkpointers.cache import NO_TITLE, Snapshot, Title
+from perdure.checkpointers.delta import Transcript
 from perdure.checkpointers.listing import Where, matches, number_of
-from perdure.checkpointers.manifest import ALIASES, DICT, count, joined, positions
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    DELTA,
+    DICT,
+    ITEM,
+    SNAPSHOT,
+    count,
+    joined,
+    positions,
+    value_reference,
+)
 from perdure.checkpointers.put import TITLE_AMONG, title_of
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
 from perdure.checkpointers.records import leading_to, open_listed, place, seal_listed, span, told_of
@@ -32,6 +43,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
 )
 from perdure.checkpointers.status import IDLE
+from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import ALL, Flow, Row
 
@@ -78,23 +90,59 @@ class ThreadReader:
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
         full = log.full(ranges)
-        ref = snapshot.refs.get(channel)
-        if isinstance(ref, bytes):
-            pairs = type(self.reader.codec.decode(ref)) is dict  # an empty one
-        else:
-            pairs = ref is not None and ref[0] == DICT
+        is_dict, is_known = self._form(snapshot.refs.get(channel))
         found_at = [(log.origin(place), branch) for place, branch in places]
+        seen |= yield from self._repeated(at, checkpoint, channel, seen)
 
         def decoded() -> list[HistoryItem]:
             values = self.reader.codec.values(full)
-            if pairs:
+            if is_dict:
                 values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
             return [
-                HistoryItem(value, not branch and origin in seen, origin, branch)
+                HistoryItem(
+                    value, not branch and (origin in seen if is_known else None), origin, branch
+                )
                 for value, (origin, branch) in zip(values, found_at, strict=True)
             ]
 
         return decoded
+
+    def _form(self, ref: Any) -> tuple[bool, bool]:
+        """Return whether a reference is that of a dict, and whether its items are known.
+
+        They are not known of a `DeltaChannel` with an unknown value, or with a snapshot that is
+        neither a list nor a dict.
+        """
+        if ref is not None and ref[0] == DELTA and isinstance(ref[1], int):
+            return ref[1] == DICT, False
+        is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, value_reference(ref)
+        if not isinstance(ref, bytes):
+            return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
+        value = self.reader.codec.decode(ref)  # an empty one
+        if type(value) is DeltaSnapshot:
+            return type(value.value) is dict, type(value.value) in (list, dict)
+        return type(value) is dict, True
+
+    def _repeated(
+        self, at: Address, checkpoint: StoredCheckpoint, channel: str, held: set[int]
+    ) -> Flow[set[int]]:
+        """Find the items of the transcript that a `DeltaChannel` holds in another form."""
+        key, said = checkpoint.snapshot.said.get(channel, (0, []))
+        ref = checkpoint.snapshot.refs.get(channel)
+        if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
+            return set()
+        origins = yield from self.reader.origins(at.thread_id, checkpoint.thread, key, said)
+        others = sorted(held.difference(origins))
+        if not others:
+            return set()
+        removed, parts = [place for place in origins if place not in held], []
+        for places in (removed, others):
+            ranges = joined((place, place + 1) for place in places)
+            log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
+            parts.append(self.reader.codec.values(log.full(ranges)))
+        transcript = Transcript(parts[0])
+        numbers = map(transcript.take, parts[1])
+        return {removed[number] for number in numbers if number is not None}
 
     def _on_branches(
         self, at: Address, checkpoint: StoredCheckpoint, channel: str

@@ -96,6 +96,12 @@ _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
 # langgraph's serializer, for values that hold no others
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
+DeltaSnapshot: Final[Any] = type(
+    _LANGGRAPH.loads_typed(
+        ("msgpack", ormsgpack.packb(ormsgpack.Ext(_SNAPSHOT, ormsgpack.packb(None))))
+    )
+)
+"""langgraph's class of the snapshots of a `DeltaChannel`, which it does not export."""
 
 
 # -- plain data

@@ -18,9 +18,10 @@ from perdure.checkpointers.additions import IN_LOG, Additions, Commit
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
 from perdure.checkpointers.codec import MESSAGE
+from perdure.checkpointers.delta_writes import delta_writes_at_hand, read_delta_writes
 from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
-from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     INNER,
     UNTOLD,
@@ -139,6 +140,10 @@ class CheckpointWriter:
                 or (parent.uid if parent is not None else None) != uid
             ):
                 return None
+            if parent is not None and (request.deltas or request.snapshots):
+                request.replayed = delta_writes_at_hand(self.reader, request, thread, head, parent)
+                if request.replayed is None:
+                    return None
             made = self._put(request, thread, head, parent)
             return made if isinstance(made, Commit) else None
         except BaseException:  # half planned
@@ -206,8 +211,8 @@ class CheckpointWriter:
         tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if thread.pending:
-            statements += self._referring(put.at, head.namespace, thread, snapshot, additions)
+        if thread.pending or put.replayed is not None:
+            statements += self._referring(put, head.namespace, thread, snapshot, additions)
 
         thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
@@ -253,6 +258,11 @@ class CheckpointWriter:
             thread.key, thread.updated_at = keys.pop(), now
             return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
         state, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
+        if put.replayed is not None and put.replayed.size is not None and head.writes is not None:
+            thread.updated_at = now
+            upon = pack_id(put.at.checkpoint_id), put.replayed.size
+            changed = seq, stamp, *state, head.namespace, uid, len(ns), now
+            return self.sql("advance_replayed", *changed, *upon)
         if head.namespace and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
             return self.sql("advance", seq, stamp, *state, head.namespace, uid, len(ns))
         thread.updated_at = now
@@ -367,15 +377,17 @@ class CheckpointWriter:
 
     def _referring(
         self,
-        at: Address,
+        put: CheckpointPut,
         namespace: int,
         thread: Thread,
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
         """What tasks wrote that led to a checkpoint, pointing into the logs that hold it now."""
-        out = []
+        out, at = [], put.at
         pending = thread.pending.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
+        if put.replayed is not None:
+            pending |= put.replayed.pending
         for task, (path, writes, body) in pending.items():
             referring = [additions.referring(snapshot, write) for write in writes]
             if referring != writes:
@@ -401,12 +413,17 @@ class CheckpointWriter:
         thread_id, _, uid = put.at
         thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
         put.detach(*self._state(put, (thread.key, thread.generation), holds))
+        put.replayed = None
         parent = before = None
         if uid is not None and head.namespace:
             parent = thread.snapshot(put.at.checkpoint_ns, uid)
             if parent is None:
                 rows = yield self.sql("find_checkpoint", head.namespace, pack_id(uid))
                 parent = yield from self._opened(put.at, thread, rows)
+        if parent is not None and (put.deltas or put.snapshots):
+            stored = StoredCheckpoint(thread, head.namespace, parent)
+            rows = (yield from self.reader.rows_of_writes(stored)) if put.deltas else []
+            put.replayed = yield from read_delta_writes(self.reader, put, thread, parent, rows)
         if existing is not None:
             rows = yield self.sql("checkpoint_at", existing)
             before = yield from self._opened(put.at, thread, rows)
@@ -453,7 +470,7 @@ class CheckpointWriter:
             thread.told = self.codec.decode(told), told
         if kept is not None:
             thread.pending, thread.size = kept.pending.copy(), kept.size
-            thread.heads = _heads_of(kept, stamp)
+            thread.heads = kept.committed_heads(stamp)
         for log, name, *last in (yield self.sql("thread_logs", key)):
             made = thread.log(log, name, kept)
             made.next, made.next_alias = (stop for _, stop in log_spans(*last))
@@ -549,24 +566,6 @@ class CheckpointWriter:
         _keep_pending(thread, request, writes, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
-
-
-def _heads_of(thread: Thread, stamp: int) -> dict[str, Head]:
-    """The heads that are kept of a thread with this stamp, as far as they are committed.
-
-    They are good to plan upon. What tasks wrote at them, in this transaction too, is not known.
-    """
-    if not thread.lock.acquire(blocking=False):  # a write is being planned
-        return {}
-    try:
-        heads = thread.heads.copy().items() if thread.stamp == stamp else ()
-        return {
-            ns: Head(head.namespace, head.pinned, head.snapshot)
-            for ns, head in heads
-            if not head.flying
-        }
-    finally:
-        thread.lock.release()
 
 
 def _keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body: bytes) -> None:

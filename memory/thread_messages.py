@@ -132,7 +132,7 @@ async def _history(
     at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
     read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
-    messages = _latest(zip(read, (item.seen for item in items), strict=True))
+    messages = _latest(zip(read, (item.seen is not False for item in items), strict=True))
     untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
     count = len(messages) - min(untimed, default=len(messages))
     infos = (await _checkpoints(saver, thread_id, _STEPS * (count + 1))) if count else infos
@@ -155,7 +155,7 @@ async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[Ch
 
 
 def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Each message once, at its first place; `versions` tell whether the state has them.
+    """Return each message once, at its first place; `versions` say whether the state may have it.
 
     If the state has a shortened version of a message, or none, the last whole version is taken.
     """

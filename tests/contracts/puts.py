@@ -57,7 +57,7 @@ def listed(saver: BaseCheckpointSaver[Any], *args: Any, **options: Any) -> list[
     return [uid_of(found.config) for found in saver.list(*args, **options)]
 
 
-def told(items: list[HistoryItem]) -> list[tuple[str, bool]]:
+def told(items: list[HistoryItem]) -> list[tuple[str, bool | None]]:
     """A history of messages as `(text, whether the model is shown it)`."""
     return [(item.value.content, item.seen) for item in items]
 

@@ -211,7 +211,7 @@ def _resume(talk: _Talk) -> None:
         note(f"thread {talk.thread!r} is new", "dim")
         return
     items = [item for item in talk.file.saver.history(talk.thread) if not item.branch]
-    seen = sum(item.seen for item in items)
+    seen = sum(bool(item.seen) for item in items)
     counts = f"thread {talk.thread!r}: {counted(len(items), 'message')} said, the model sees {seen}"
     note(counts + (f", {len(items) - seen} are only history" if seen < len(items) else ""), "dim")
     for item in items[-_SHOWN:]:

@@ -1,0 +1,211 @@
+"""Pending writes to `DeltaChannel`s, read from the parent of a checkpoint that is put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import writes_sort_key
+
+from perdure.checkpointers.cache import NO_TITLE, Head, Pending, Snapshot, Thread
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.delta import (
+    ChannelUpdate,
+    DeltaWrites,
+    Transcript,
+    find_put_back,
+    message_ids,
+    plan_update,
+)
+from perdure.checkpointers.manifest import (
+    DICT_HERE,
+    LIST,
+    MAP,
+    Ranges,
+    positions,
+    value_reference,
+)
+from perdure.checkpointers.put import TITLE_AMONG, CheckpointPut, title_of
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import open_writes, unpack_id
+from perdure.checkpointers.values import DeltaSnapshot
+from perdure.storage.flow import Flow, Row
+
+
+def delta_writes_at_hand(
+    reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
+) -> DeltaWrites | None:
+    """Return the writes at the head of a namespace, or None if the database must be read."""
+    rows = head.writes.copy() if head.writes is not None else None
+    if rows is None and put.deltas:
+        return None
+    flow = read_delta_writes(reader, put, thread, parent, [*(rows or {}).values()])
+    try:
+        flow.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    flow.close()
+    return None
+
+
+def read_delta_writes(
+    reader: CheckpointReader,
+    put: CheckpointPut,
+    thread: Thread,
+    parent: Snapshot,
+    rows: Sequence[Row],
+) -> Flow[DeltaWrites]:
+    """Read what the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
+
+    It asks the database only for items that are not at hand.
+
+    Args:
+        reader: Reads items.
+        put: The checkpoint. Its title is set if the writes have the message that it quotes.
+        thread: The thread, to whose logs the writes may refer.
+        parent: The parent of the checkpoint.
+        rows: The rows `(uid, task, path, body)` of all writes at the parent.
+    """
+    out = DeltaWrites()
+    changed = [c for c in put.deltas if parent.versions.get(c) != put.version(c)]
+    values = yield from _values(reader, put, thread, rows, changed, out)
+    for channel in changed:
+        update = yield from _update(reader, put, thread, parent, channel, values[channel])
+        out.updates[channel] = update
+        if channel == "messages":
+            yield from _title(reader, put, thread, parent, update)
+    for channel in put.snapshots:
+        repeated = yield from _repeated(reader, put, thread, parent, channel)
+        if repeated:
+            out.repeated[channel] = repeated
+    return out
+
+
+def _values(
+    reader: CheckpointReader,
+    put: CheckpointPut,
+    thread: Thread,
+    rows: Sequence[Row],
+    channels: Sequence[str],
+    out: DeltaWrites,
+) -> Flow[dict[str, list[Any]]]:
+    """Read the values written to channels, in the order in which langgraph applies them.
+
+    Notes the pending writes and their size in `out`.
+    """
+    found: list[tuple[Any, str, Any]] = []
+    out.size = 0 if channels else None
+    for row in rows if channels else ():
+        task, path, writes = unpack_id(row[1]) or "", row[2], []
+        for index, channel, ref in open_writes(reader.seal, *put.at[:2], row):
+            if channel in channels:
+                value = yield from reader.value(put.at.thread_id, thread, ref)
+                found.append((writes_sort_key(path, task, index), channel, value))
+                if not isinstance(ref, bytes) and ref[0] == MAP:
+                    ref = _with_pairs(reader.codec, value)
+            writes.append([index, channel, ref])
+        pending: Pending = (path, writes, row[3])
+        out.pending[task] = pending
+        out.size = (out.size or 0) + 1 + len(row[3])
+    found.sort(key=lambda entry: entry[0])
+    values: dict[str, list[Any]] = {channel: [] for channel in channels}
+    for _, channel, value in found:
+        values[channel].append(value)
+    return values
+
+
+def _with_pairs(codec: Codec, value: dict[Any, Any]) -> Any:
+    """Return the reference of a dict whose pairs are encoded as items of a log are."""
+    return [DICT_HERE, codec.full([[*pair] for pair in value.items()], "the pair {}".format)]
+
+
+def _update(
+    reader: CheckpointReader,
+    put: CheckpointPut,
+    thread: Thread,
+    parent: Snapshot,
+    channel: str,
+    values: Sequence[Any],
+) -> Flow[ChannelUpdate]:
+    """Plan the update of a channel, upon the value that it has at the parent, if that is known."""
+    base, has_messages = _base(reader, parent, channel), None
+    key, before = parent.said.get(channel, (0, []))
+    if base or before:
+        last = (base or before)[-1][1] - 1
+        log = yield from reader.load(put.at.thread_id, thread, key, [(last, last + 1)])
+        [value] = reader.codec.values(log.full([(last, last + 1)]))
+        has_messages = isinstance(value, BaseMessage)
+    update = plan_update(reader.codec, channel, values, base, has_messages)
+    if update.is_messages and base:
+        wanted = {entry.message_id for entry in update.entries}
+        log = yield from reader.load(put.at.thread_id, thread, key, base)
+        ids = message_ids(reader.codec, log, base)
+        update.places = {uid: place for uid, place in ids.items() if uid in wanted}
+    if update.is_messages and update.clears:
+        key, said = parent.said.get(channel, (0, []))
+        messages = list[Any]()
+        if said:
+            log = yield from reader.load(put.at.thread_id, thread, key, said)
+            messages = reader.codec.values(log.full(said))
+        update.repeated = find_put_back(update, messages)
+    return update
+
+
+def _base(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
+    """Return the ranges of the value that a channel has at the parent; None: they are unknown."""
+    if channel not in parent.refs:
+        return None if channel in parent.versions else []
+    ref = value_reference(parent.refs[channel])
+    if isinstance(ref, bytes):
+        value = reader.codec.decode(ref)
+        value = value.value if type(value) is DeltaSnapshot else value
+        return [] if value in ([], None) else None
+    return parent.ranges[channel][1] if ref is not None and ref[0] == LIST else None
+
+
+def _title(
+    reader: CheckpointReader,
+    put: CheckpointPut,
+    thread: Thread,
+    parent: Snapshot,
+    update: ChannelUpdate,
+) -> Flow[None]:
+    """Set the title of the put by the first messages of the transcript, if it may be another."""
+    if put.title or put.at.checkpoint_ns:
+        return
+    new_ids = {entry.message_id or "" for entry in update.entries}
+    title = thread.title
+    if title is not None and title != NO_TITLE and title.message not in new_ids:
+        return
+    key, said = parent.said.get("messages", (0, []))
+    first = [(place, place + 1) for place in islice(positions(said), TITLE_AMONG)]
+    items = list[bytes]()
+    if first:
+        items = (yield from reader.load(put.at.thread_id, thread, key, first)).full(first)
+    items += [entry.item for entry in update.entries if entry.item is not None]
+    put.title = title_of({}, reader.codec.values(items[:TITLE_AMONG]))
+
+
+def _repeated(
+    reader: CheckpointReader, put: CheckpointPut, thread: Thread, parent: Snapshot, channel: str
+) -> Flow[frozenset[bytes]]:
+    """Find the items of a snapshot that repeat a message of the transcript in another form."""
+    key, said = parent.said.get(channel, (0, []))
+    log = thread.named.get(channel)
+    if log is None or not said or log.key != key:
+        return frozenset()
+    known = {*(yield from reader.origins(put.at.thread_id, thread, key, said))}
+    new: list[tuple[Any, bytes]] = []
+    for value, full in put.elements(channel):
+        if log.find(full) not in known:
+            stored = reader.codec.stored(value, full, partial("{}".format, channel))
+            if log.find(stored) not in known:
+                new.append((value, stored))
+    if not new:
+        return frozenset()
+    yield from reader.load(put.at.thread_id, thread, key, said)
+    transcript = Transcript(reader.codec.values(log.full(said)))
+    return frozenset(stored for value, stored in new if transcript.take(value) is not None)
