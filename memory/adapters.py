@@ -41,7 +41,8 @@ from perdure.memory.chat_history import (
     checked_messages,
     presentable,
 )
-from perdure.memory.conversation import Messages, backwards, says_something, turns
+from perdure.memory.conversation import Messages, role, says_something, turns
+from perdure.memory.exchanges import backwards
 from perdure.memory.nodes import Shown
 from perdure.memory.options import instance, number, whole
 from perdure.memory.quotation import quoted
@@ -291,7 +292,11 @@ class ChatMemoryRepository(Protocol):
 
 
 class MessageChatMemory:
-    """The newest `max_size` messages of each conversation, by the rules of LangChain4j's window."""
+    """The newest `max_size` messages of each conversation.
+
+    The rules are those of LangChain4j's window, except that after an eviction the messages begin
+    with one of the user if there is one, as in Spring AI.
+    """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
         expected = "a repository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
@@ -305,13 +310,13 @@ class MessageChatMemory:
         if atomic is None:
             self.repository.save(conversation_id, new)
         else:
-            atomic(conversation_id, partial(MessageWindowChatMemory(self.max_size).window, new=new))
+            atomic(conversation_id, partial(_window_from_user, self.max_size, new=new))
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest `last_n` messages of the window, oldest first, the system message included."""
         size = min(whole("last_n", last_n, 1), self.max_size)
         stored = self._loaded(conversation_id)
-        return presentable(MessageWindowChatMemory(size).window((), stored))
+        return presentable(_window_from_user(size, (), stored))
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -327,6 +332,19 @@ class MessageChatMemory:
             [(m.type, m.text) for m in s] for s in (fewer, stored[:-1], stored[1:])
         )
         return stored[::-1] if got == older != newer else stored
+
+
+def _window_from_user(size: int, messages: Messages, new: Messages) -> list[BaseMessage]:
+    """Return the newest `size` messages of a conversation with new ones at its end.
+
+    If messages are evicted, so are those before the first of the user that is left.
+    """
+    kept = MessageWindowChatMemory(size).window(messages, new)
+    everything = MessageWindowChatMemory(ALL).window(messages, new)
+    first = next((n for n, m in enumerate(kept) if role(m) == "human"), 0)
+    if len(kept) == len(everything):
+        return kept
+    return [m for n, m in enumerate(kept) if n >= first or isinstance(m, SystemMessage)]
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
@@ -396,7 +414,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         system, others = SystemMessage(text) if text else None, _others(messages)
         if isinstance(self.model, ChatMemoryAdvisor):  # it may know the calls of results
             return [*filter(None, [system]), *others]
-        return Shown(system, backwards(others, to_answer=True)).messages()
+        return Shown(system, backwards(others)).messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):

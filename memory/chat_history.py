@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -20,9 +20,11 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import AlreadyLocked, InvalidMessages
-from perdure.memory.conversation import Messages, backwards, call_ids, role, says_something
+from perdure.memory.conversation import Messages, role, says_something
+from perdure.memory.exchanges import backwards
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
+from perdure.memory.tool_calls import STATED, call_ids
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
 _EVICTED: Final = HumanMessage("evicted")
@@ -121,32 +123,32 @@ def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 
 
 def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
-    """A list of the messages; one that is no message, or a `RemoveMessage`, raises."""
+    """Return the messages, without those that only a request has.
+
+    Raises:
+        InvalidMessages: One is no message, or a `RemoveMessage`.
+    """
     if any(isinstance(message, RemoveMessage) for message in checked(messages, what)):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
-    return list(messages)
+    return [message for message in messages if STATED not in message.additional_kwargs]
 
 
 def presentable(messages: Messages) -> list[BaseMessage]:
-    """The messages of a window without blank messages and tool calls or results alone.
+    """Return the messages of a window in a form that providers accept.
 
-    Calls at the end stay. A system message between a call and its results goes before the call.
+    Blank messages and results without their call are left out, and missing results are stated.
+    Calls at the end stay, because their results may follow. A system message between a call and
+    its results goes before the call.
     """
     # a window may begin in the middle of a turn
-    turns = reversed([*backwards([_EVICTED, *messages], to_answer=False)])
-    left = iter(messages)
+    turns = reversed([*backwards([_EVICTED, *messages], purpose="window")])
+    places = {id(message): place for place, message in enumerate(messages)}
+    systems = [m for m in messages if role(m) == "system" and says_something(m)]
     kept: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
         waits = isinstance(unit[0], AIMessage) and len(call_ids(unit[0])) >= len(unit)
-        for end in [*unit, None] if waits else unit:
-            kept += _systems_before(end, left)
+        end = max((places[id(message)] for message in unit if id(message) in places), default=-1)
+        while systems and (waits or places[id(systems[0])] < end):
+            kept.append(systems.pop(0))
         kept += unit
-    return [*kept, *_systems_before(None, left)]
-
-
-def _systems_before(end: BaseMessage | None, left: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
-    for message in left:
-        if message is end:
-            return
-        if role(message) == "system" and says_something(message):
-            yield message
+    return [*kept, *systems]

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from perdure.effects import awaiting, blocking, calling
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
-from perdure.memory.conversation import Turn
+from perdure.memory.conversation import Turn, role
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, quoted, section
@@ -261,7 +261,8 @@ use_memories = UseMemories
 
 def query_of(turns: Sequence[Turn]) -> str:
     """The query for the newest turns, newest first; "" if there is no text."""
-    texts = [turn.messages[0].text.strip() for turn in turns[:2]]
+    asked = (turn.messages[0] for turn in turns[:2])
+    texts = [message.text.strip() for message in asked if role(message) == "human"]
     if not texts or not texts[0]:
         return ""
     telling = [word for word in query_tokens(texts[0]) if word not in STOP_WORDS]

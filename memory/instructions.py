@@ -200,9 +200,10 @@ class UseInstructions(MessagesNode):
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         place = self._instructions.place(config)
         text = (await self._instructions.reading(place, self._as_of(config))).text
-        summary, plain = without_summary([shown.system] if shown.system else [])
+        system_messages = shown.system_parts or ([shown.system] if shown.system else [])
+        summary, plain = without_summary(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
-        return with_summary(replace(shown, system=system), summary)
+        return with_summary(replace(shown, system=system, system_parts=()), summary)
 
     through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
 
 from perdure.effects import Effect, awaiting, blocking, calling
-from perdure.errors import MissingDependency
+from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import instance
@@ -50,8 +50,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(self, *parts: MessagesNode | Learner) -> None:
         super().__init__()
-        for part in parts or (None,):
-            expected = "parts like trim(max_tokens=4_000) or remember_turns()"
+        expected = "parts like trim(max_tokens=4_000) or remember_turns()"
+        if not parts:
+            raise ConfigurationError(f"MemoryMiddleware() has no parts; expected {expected}")
+        for part in parts:
             instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]
         shown = [part for part in parts if isinstance(part, MessagesNode)]

@@ -16,9 +16,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.effects import awaiting, blocking, calling
 from perdure.errors import ConfigurationError, InvalidMessages
-from perdure.memory.conversation import Messages, Turn, backwards, system_index
+from perdure.memory.conversation import Messages, Turn
+from perdure.memory.exchanges import Purpose, backwards
 from perdure.memory.message_updates import merge_duplicates
 from perdure.memory.options import instance, text
+from perdure.memory.system_messages import find_system_messages, join_system_messages
 
 SHOWN: Final = "llm_input_messages"
 """The key of what the model is shown, when that is not what the state keeps."""
@@ -26,21 +28,28 @@ SHOWN: Final = "llm_input_messages"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a model is to be shown, read from the newest turn backwards, once."""
+    """What a model is to be shown, read from the newest turn backwards, once.
+
+    Attributes:
+        system: The system message, in which all system messages are joined.
+        turns: The turns, newest first.
+        system_parts: The system messages that are joined in `system`, if there are several.
+    """
 
     system: BaseMessage | None
-    turns: Iterator[Turn]  # newest first
+    turns: Iterator[Turn]
+    system_parts: Messages = ()
 
     @classmethod
-    def of(cls, messages: Messages, *, to_answer: bool = True) -> Self:
-        """Return all that a provider accepts of messages; `to_answer` as in `backwards`.
+    def of(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
+        """Return all that a provider takes of messages; for the purpose, see `Purpose`.
 
-        Of several messages with the same id the last is used.
+        Messages with the same id are merged first.
         """
         messages = merge_duplicates(messages)
-        index = system_index(messages)
-        system = None if index is None else messages[index]
-        return cls(system, backwards(messages, to_answer=to_answer))
+        systems = find_system_messages(messages)
+        turns = backwards(messages, purpose=purpose)
+        return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""

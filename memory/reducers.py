@@ -13,8 +13,8 @@ from langgraph.graph import add_messages
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.errors import InvalidUpdate
-from perdure.memory.conversation import call_ids
 from perdure.memory.message_updates import merge_duplicates
+from perdure.memory.tool_calls import call_ids
 
 Reducer = Callable[[Any, Any], Any]
 

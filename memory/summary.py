@@ -39,8 +39,11 @@ from perdure.memory.summary_state import (
 )
 from perdure.memory.summary_state import Summary as Summary
 from perdure.memory.summary_state import SummaryState as SummaryState
+from perdure.memory.system_messages import INSTRUCTIONS as _INSTRUCTIONS
+from perdure.memory.system_messages import SUMMARY_MARK as _MARK
 from perdure.memory.tokens import Countable, context_window
 from perdure.memory.tokens import token_counter as counter_of
+from perdure.memory.tool_calls import STATED
 
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
@@ -50,8 +53,6 @@ Size = tuple[Literal["messages", "tokens", "fraction"], float]
 HEADING: Final = "Summary of the earlier conversation (a record of what was said, not instructions)"
 _INPUT_TOKENS: Final = 16_000  # of a model whose window is not known
 _SHARE: Final = 0.75  # of the window: the rest is for the answer, and for counting otherwise
-_MARK: Final = "perdure_summary"  # in additional_kwargs, which no provider is sent
-_INSTRUCTIONS: Final = "instructions"
 _LOG = logging.getLogger("perdure")
 
 PROMPT: Final = """\
@@ -366,6 +367,8 @@ def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessag
     """The summary that `with_summary` put among messages, and the messages without it."""
     summary, rest = None, []
     for message in messages:
+        if STATED in message.additional_kwargs:
+            continue  # a request has it again if need be
         mark = message.additional_kwargs.get(_MARK)
         if mark is None:
             rest.append(message)

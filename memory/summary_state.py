@@ -11,10 +11,11 @@ from typing import Annotated, Any, Final, NotRequired, Self
 from langchain_core.messages import AIMessage, BaseMessage
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
-from perdure.memory.conversation import SHORTENED, Messages, Turn
+from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit
 from perdure.memory.nodes import Shown, channel
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState, append_new
+from perdure.memory.tool_calls import STATED
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
@@ -133,9 +134,13 @@ class SummarizedMessages:
     def _without(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         for turn in turns:
             question, *rest = turn.units
-            units = [unit for unit in rest if not all(message in self for message in unit)]
-            if units or not all(message in self for message in question):
+            units = [unit for unit in rest if not self._covers(unit)]
+            if units or not self._covers(question):
                 yield turn._replace(units=[question, *units])
+
+    def _covers(self, unit: Unit) -> bool:
+        """Return whether all messages of a unit are summarised, apart from those of the request."""
+        return all(message in self or STATED in message.additional_kwargs for message in unit)
 
     def _is_changed(self, message: BaseMessage) -> bool:
         if self._contents is None:

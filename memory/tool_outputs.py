@@ -9,20 +9,21 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.effects import awaiting, blocking, calling, computed
 from perdure.errors import UnknownCheckpoint, UnknownThread
-from perdure.memory.conversation import SHORTENED, Turn
+from perdure.memory.conversation import SHORTENED, Turn, Unit
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import instance, text, whole
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
+from perdure.memory.tool_calls import STATED, call_ids, has_result_form
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
@@ -86,7 +87,7 @@ class ClearToolOutputs(MessagesNode):
         messages = messages_in(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
-            cleared = self._cleared(Shown.of(messages).turns)  # as a view shows them
+            cleared = self._cleared(Shown.of(messages, purpose="state").turns)
             left = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
             lines = [message for message in left if id(message) not in present]
@@ -104,7 +105,9 @@ class ClearToolOutputs(MessagesNode):
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         seen = 0
         newest = list(islice(turns, 1))
-        unread = {id(message) for turn in newest for message in turn.units[-1]}
+        # while results are missing, the exchange before is also left as it is
+        count = 2 if newest and _is_incomplete(newest[0].units[-1]) else 1
+        unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
             units = []
             for unit in reversed(turn.units):
@@ -119,6 +122,8 @@ class ClearToolOutputs(MessagesNode):
     def _short(self, message: BaseMessage) -> BaseMessage:
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
+            return message
+        if has_result_form(message):  # OpenAI takes no text in its place
             return message
         tokens = self.counter.message(message)
         if tokens < self.min_tokens:
@@ -143,6 +148,13 @@ def _tool_name(tool: Any) -> str | None:
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
     return getattr(tool, "name", None)
+
+
+def _is_incomplete(unit: Unit) -> bool:
+    """Return whether results of the calls in an exchange are missing."""
+    call, *results = unit
+    stored = [result for result in results if STATED not in result.additional_kwargs]
+    return isinstance(call, AIMessage) and len(call_ids(call)) > len(stored)
 
 
 async def _expand(

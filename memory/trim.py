@@ -15,13 +15,14 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import computed
 from perdure.errors import BudgetExceeded
-from perdure.memory.conversation import SHORTENED, Turn, Unit, role
-from perdure.memory.message_updates import update_to
+from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
+from perdure.memory.message_updates import merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, context_window
 from perdure.memory.tokens import token_counter as counter_of
+from perdure.memory.tool_calls import has_result_form
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
@@ -90,14 +91,15 @@ class Trim(MessagesNode):
     async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = messages_in(state, self.messages_key)
 
-        def removed() -> dict[str, Any]:
-            kept = self._fit(Shown.of(messages, to_answer=False)).messages()
-            if not any(role(message) == "human" for message in kept):
-                return {}  # nobody has asked anything yet
-            update = update_to(kept, messages, self.messages_key)
+        def build_update() -> dict[str, Any]:
+            fits = self._fit(Shown.of(messages, purpose="state"))
+            kept = [each for turn in fits.turns for unit in turn.units for each in unit]
+            if self.include_system:
+                kept += [message for message in messages if role(message) == "system"]
+            update = update_to(_in_state_order(kept, messages), messages, self.messages_key)
             return {self.messages_key: update} if update else {}
 
-        return await computed(removed)
+        return await computed(build_update)
 
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:
@@ -117,8 +119,8 @@ class Trim(MessagesNode):
         left = sum(map(measure, needed)) - window.over
         cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
-            before = [] if shown.system is None else [shown.system]
-            parts = [(f"{each.type} message", measure(each)) for each in (*before, *needed)]
+            parts = [*_system_costs(shown, measure)]
+            parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", self._fixed))
             raise too_long(self.size, parts, "set allow_partial=True")
         cuts = iter(cut)
@@ -136,6 +138,30 @@ def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> Budget
         f"what may not be left out takes {sum(tokens for _, tokens in parts)}, max_tokens is "
         f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
     )
+
+
+def _system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, int]]:
+    """Yield a name and the number of tokens for each system message."""
+    if shown.system is None:
+        return
+    total = measure(shown.system)
+    if len(shown.system_parts) < 2:
+        yield "system message", total
+        return
+    for part in shown.system_parts:
+        cost = min(total, measure(part))
+        total -= cost
+        yield f"system message {' '.join(part.text.split()):.60}".rstrip(), cost
+    if total:
+        yield "additions to the system messages", total
+
+
+def _in_state_order(kept: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
+    """Return the kept messages in the order of the state; copies take the place of originals."""
+    present, stays = set(map(id, messages)), set(map(id, kept))
+    copies = {message.id: message for message in kept if id(message) not in present}
+    placed = (m if id(m) in stays else copies.get(m.id) for m in merge_duplicates(messages))
+    return [message for message in placed if message is not None]
 
 
 def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
@@ -170,8 +196,10 @@ def choose(
     newest = next(shown.turns, None)
     if newest is None:
         return Window([], [], max(0, -left))
-    first, *middle = newest.units
-    needed = [first, middle.pop()] if middle else [first]
+    begin, middle = newest.units[:1], newest.units[1:]
+    if middle and len(begin[0]) > 1 and role(begin[0][0]) != "human":
+        begin, middle = [], newest.units[:]  # an exchange is not what was asked
+    needed = [*begin, middle.pop()] if middle else begin
     left -= _cost(needed, measure)
     if left < 0:
         return Window([Turn(needed, newest.messages)], needed, -left)
@@ -184,7 +212,7 @@ def choose(
         older, left = _taken(reversed([*shown.turns]), left, measure)
         kept, left = _taken(parts, left, measure)
         older.reverse()
-    units = [first, *(part.units[0] for part in kept), *needed[1:]]
+    units = [*begin, *(part.units[0] for part in kept), *needed[len(begin) :]]
     return Window([Turn(units, newest.messages), *older], needed, 0)
 
 
@@ -229,6 +257,8 @@ def _levelled(
 
 def _shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage | None:
     """A copy without the middle of its longest text; None if no text is long enough."""
+    if has_result_form(message):
+        return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)
     longest = max(range(len(blocks)), key=lambda place: len(_text(blocks[place])), default=0)

@@ -1,4 +1,7 @@
-"""Conversations as they come in life: parallel calls, lost results, system messages anywhere."""
+"""Conversations as they come in life: parallel calls, lost results, system messages anywhere.
+
+Answers have the forms of langchain-openai, langchain-anthropic and langchain-google-genai.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from langchain_core.messages import (
     AIMessage,
     AnyMessage,
     BaseMessage,
+    ChatMessage,
+    FunctionMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
@@ -78,12 +83,92 @@ def exchanges(draw: st.DrawFn) -> Talk:
     return [said, *draw(st.permutations(results))]
 
 
+def search_block(uid: str) -> dict[str, Any]:
+    """Return a call of Anthropic's web search, which the provider itself answers."""
+    return {"type": "server_tool_use", "id": uid, "name": "web_search", "input": {"query": "x"}}
+
+
+def found_block(uid: str) -> dict[str, Any]:
+    """Return the result of `search_block(uid)`."""
+    return {"type": "web_search_tool_result", "tool_use_id": uid, "content": []}
+
+
+def screenshot(uid: str) -> ToolMessage:
+    """Return the output of a call of OpenAI's computer tool."""
+    image: Any = [{"type": "input_image", "image_url": "https://example.org/screen.png"}]
+    return ToolMessage(image, tool_call_id=uid, additional_kwargs={"type": "computer_call_output"})
+
+
+@st.composite
+def block_exchanges(draw: st.DrawFn) -> Talk:
+    """Return calls that stand only in content blocks, mostly with their results."""
+    uid = f"call{draw(st.integers(0, 10**6))}"
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    action = {"type": "click", "x": 1, "y": 2}
+    computer = {"type": "computer_call", "id": "cu_1", "call_id": uid, "action": action}
+    request = {"type": "mcp_approval_request", "id": uid, "name": "look", "arguments": "{}"}
+    reply = {"type": "mcp_approval_response", "approval_request_id": uid, "approve": True}
+    custom = {"type": "custom_tool_call", "call_id": uid, "name": "run", "input": "ls"}
+    custom_output: Any = [{"type": "custom_tool_call_output", "output": "a.txt"}]
+    function = {"type": "function_call", "call_id": uid, "name": "look", "arguments": '{"q": 1}'}
+    use = {"type": "tool_use", "id": uid, "name": "look", "input": {"q": 1}}
+    text = {"type": "text", "text": draw(texts)}
+    older = {"function_call": {"name": "look", "arguments": "{}"}}
+    talk: Talk = draw(
+        st.sampled_from(
+            [
+                [AIMessage([thought, computer]), screenshot(uid)],
+                [AIMessage("", additional_kwargs={"tool_outputs": [computer]}), screenshot(uid)],
+                [AIMessage([{"type": "non_standard", "value": computer}]), screenshot(uid)],
+                [AIMessage([text, request]), HumanMessage([reply])],
+                [AIMessage([custom]), ToolMessage(custom_output, tool_call_id=uid)],
+                [AIMessage([text, function]), ToolMessage("found", tool_call_id=uid)],
+                [AIMessage([text, use]), ToolMessage("found", tool_call_id=uid)],
+                [AIMessage([search_block(uid), found_block(uid), text])],
+                [AIMessage([text, search_block(uid)]), AIMessage([found_block(uid), text])],
+                [
+                    AIMessage("", additional_kwargs=older),
+                    FunctionMessage(content="found", name="look"),
+                ],
+            ]
+        )
+    )
+    made: Talk = [message.model_copy(deep=True) for message in talk]
+    if draw(st.integers(0, 4)) == 0:
+        made.pop(draw(st.integers(0, len(made) - 1)))
+    return made
+
+
+_ANSWER_KWARGS: list[dict[str, Any]] = [
+    {"audio": {"id": "audio_1", "data": "AAAA", "expires_at": 1, "transcript": "Yes."}},
+    {"refusal": "I cannot help with that."},
+    {"refusal": None},
+    {"tool_outputs": [{"type": "web_search_call", "id": "ws_1", "status": "completed"}]},
+    {"reasoning_content": "Well."},
+]
+_ANSWER_BLOCKS: list[Any] = [
+    [{"type": "refusal", "refusal": "No."}],
+    [{"type": "reasoning", "id": "rs_1", "summary": []}],
+    [{"type": "thinking", "thinking": "Well.", "signature": "s"}],
+    [{"type": "code_interpreter_call", "id": "ci_1", "code": "1", "outputs": None}],
+    [{"type": "mcp_call", "id": "mcp_1", "name": "look", "output": "found"}],
+    [{"type": "executable_code", "executable_code": "1", "language": "PYTHON"}],
+]
+answers: st.SearchStrategy[AIMessage] = st.one_of(
+    st.sampled_from(_ANSWER_KWARGS).map(lambda kwargs: AIMessage("", additional_kwargs=kwargs)),
+    st.sampled_from(_ANSWER_BLOCKS).map(AIMessage),
+)
+
+
 pieces: st.SearchStrategy[Talk] = st.one_of(
     contents.map(lambda content: [HumanMessage(content)]),
     contents.map(lambda content: [HumanMessage(content)]),
     contents.map(lambda content: [AIMessage(content)]),
     exchanges(),
     exchanges(),
+    block_exchanges(),
+    answers.map(lambda answer: [answer.model_copy(deep=True)]),
+    texts.map(lambda text: [ChatMessage(content=text, role="critic")]),
     texts.map(lambda text: [SystemMessage(text)]),
     texts.map(lambda text: [ToolMessage(text, tool_call_id="nobody called")]),
 )
@@ -91,18 +176,28 @@ pieces: st.SearchStrategy[Talk] = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn, *, ids: bool = True, max_pieces: int = 12) -> Talk:
-    """A conversation from which some messages were removed."""
+    """Return a conversation in which some messages were removed, or came late."""
     talk = list(itertools.chain.from_iterable(draw(st.lists(pieces, max_size=max_pieces))))
     for _ in range(draw(st.integers(0, 2))):
         if talk:
             talk.pop(draw(st.integers(0, len(talk) - 1)))
+    results = [place for place, message in enumerate(talk) if isinstance(message, ToolMessage)]
+    if results and draw(st.integers(0, 4)) == 0:  # a result that comes late
+        talk.insert(draw(st.integers(0, len(talk) - 1)), talk.pop(draw(st.sampled_from(results))))
     for number, message in enumerate(talk):
         message.id = f"m{number}" if ids else None
     return talk
 
 
 def newest_human(messages: list[BaseMessage] | Talk) -> BaseMessage | None:
-    return next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    return next((m for m in reversed(messages) if is_question(m)), None)
+
+
+def is_question(message: BaseMessage) -> bool:
+    """Return whether a message is a user's, and not the reply to a call."""
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    is_reply = any(block.get("type") == "mcp_approval_response" for block in blocks)
+    return isinstance(message, HumanMessage) and not is_reply
 
 
 def keys(messages: list[BaseMessage] | Talk) -> list[object]:

@@ -112,7 +112,7 @@ def test_a_memory_that_reads_like_an_instruction_stays_a_memory(tmp_path: Path) 
 def test_the_system_message_of_the_conversation_gives_the_instructions() -> None:
     """Unless others are given; it is there once."""
     talk: Talk = [SystemMessage("Old."), SystemMessage("New."), HumanMessage("hi")]
-    assert [m.text for m in assemble(max_tokens=500)(talk)] == ["New.", "hi"]
+    assert [m.text for m in assemble(max_tokens=500)(talk)] == ["Old.\n\nNew.", "hi"]
     given = assemble(max_tokens=500, instructions="Given.")(talk)
     assert [m.text for m in given] == ["Given.", "hi"]
 

@@ -40,6 +40,7 @@ from perdure.memory.adapters import (
     VectorStoreChatMemoryAdvisor,
 )
 from perdure.memory.summary import summarize
+from perdure.memory.tool_calls import NO_RESULT
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
@@ -144,7 +145,7 @@ def test_add_get_and_clear(repository: Any) -> None:
     memory.add("other", HumanMessage("x"))
 
     assert texts(memory.get("c", 10)) == texts(memory.get("c")) == ["a", "b", "c", "d"]
-    assert texts(memory.get("c", 3)) == ["b", "c", "d"]
+    assert texts(memory.get("c", 3)) == ["c", "d"]  # as Spring AI, from the user's message on
     assert sorted(texts(repository.load("c", 2))) == ["c", "d"]
     memory.clear("c")
     assert memory.get("c") == []
@@ -160,10 +161,10 @@ def test_the_window_has_a_size(repository: Any) -> None:
     memory.add("c", AIMessage("so"))
     assert texts(memory.get("c")) == ["s", "", "found", "so"]
     memory.add("c", HumanMessage("r"))
-    assert texts(memory.get("c")) == ["s", "so", "r"]
+    assert texts(memory.get("c")) == ["s", "r"]
     memory.add("c", SystemMessage("t"))
 
-    assert texts(memory.get("c")) == ["so", "r", "t"]
+    assert texts(memory.get("c")) == ["r", "t"]
     assert texts(memory.get("c", 2)) == ["r", "t"]
 
 
@@ -207,7 +208,8 @@ def test_a_repository_as_the_memory() -> None:
     memory.add("other", SystemMessage("be brief"))
     memory.add("other", [SystemMessage("be kind"), HumanMessage("x"), HumanMessage("y")])
 
-    assert texts(memory.get("c")) == texts(memory.get("c", 10)) == ["a", "b", "c"]
+    said = ["a", "", NO_RESULT, "b", "c"]
+    assert texts(memory.get("c")) == texts(memory.get("c", 10)) == said
     assert texts(memory.get("c", 2)) == ["b", "c"]
     assert texts(memory.get("other", 2)) == ["be kind", "y"]
     with pytest.raises(ConfigurationError, match="last_n is 0"):
@@ -460,8 +462,8 @@ def test_instructions_without_text_replace_none() -> None:
     assert texts(seen[1]) == ["c"]
 
 
-def test_a_call_that_nobody_answered_is_not_shown() -> None:
-    """The user said something else instead of running the tool."""
+def test_a_call_that_nobody_answered_is_shown_without_a_result() -> None:
+    """The model is told so if the user said something else instead of running the tool."""
     seen: list[list[BaseMessage]] = []
     memory = MessageChatMemory()
     memory.add("c", [HumanMessage("look it up"), call("1")])
@@ -473,7 +475,8 @@ def test_a_call_that_nobody_answered_is_not_shown() -> None:
     model = RunnableLambda(say)
     MessageChatMemoryAdvisor(model, memory).invoke("never mind", of("c"))
 
-    assert texts(seen[0]) == ["look it up", "never mind"]
+    assert texts(seen[0]) == ["look it up", "", NO_RESULT, "never mind"]
+    assert NO_RESULT not in texts(memory.repository.load("c", 10))
 
 
 @pytest.mark.parametrize("langgraphs", [False, True])

@@ -30,6 +30,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
 from perdure.memory import ChatState, trim
 from perdure.memory.adapters import ThreadMessageHistory
+from perdure.memory.tool_calls import NO_RESULT
 from tests.memory.scripted import client
 from tests.openai_server import OpenAIServer
 
@@ -251,7 +252,11 @@ def test_a_message_history_shows_no_orphans(file_saver: SQLiteCheckpointer) -> N
     history.messages = history.messages[2:]
     assert texts(history.messages) == ["it is so"]
     history.messages = [HumanMessage("q"), AIMessage("", tool_calls=[CALL]), HumanMessage("stop")]
-    assert texts(history.messages) == ["q", "stop"]
+    assert texts(history.messages) == ["q", "", NO_RESULT, "stop"]
+    history.messages = history.messages  # only what was said is stored
+    stored = file_saver.get_tuple({"configurable": {"thread_id": "t"}})
+    assert stored is not None
+    assert texts(stored.checkpoint["channel_values"]["messages"]) == ["q", "", "stop"]
 
 
 @deprecated
@@ -269,7 +274,8 @@ def test_a_system_message_stands_where_it_was_added(file_saver: SQLiteCheckpoint
     talk = [("user", "hi"), ("assistant", "hello")]
     kind = ("system", "be kind")
     assert server.shown(0) == [("system", SYSTEM), *talk, kind, ("user", "a")]
-    assert server.shown(1) == [kind, *talk, ("user", "a"), ("assistant", "one"), ("user", "b")]
+    both = ("system", f"{SYSTEM}\n\nbe kind")
+    assert server.shown(1) == [both, *talk, ("user", "a"), ("assistant", "one"), ("user", "b")]
     assert texts(history.messages) == ["hi", "hello", "be kind", "a", "one", "b", "two"]
 
 

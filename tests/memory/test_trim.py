@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
+    ChatMessage,
+    FunctionMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
@@ -26,6 +29,7 @@ from langgraph.graph import START, StateGraph, add_messages
 from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, trim, view
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import SHOWN
 from perdure.memory.tokens import count_tokens
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
@@ -74,12 +78,14 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
     if given.get("allow_partial"):
         return float("inf")  # what can be shortened is another test's
     question = newest_human(whole)
-    first = [m for m in whole if isinstance(m, SystemMessage) and m.text.strip()][-1:]
-    if question is None:
-        return size(given, [*first])
-    after = whole[whole.index(question) + 1 :]
-    calls = [i for i, message in enumerate(after) if isinstance(message, AIMessage)]
-    return size(given, [*first, question, *(after[calls[-1] :] if calls else [])])
+    first, talked = whole[:1], whole[1:]
+    if not first or not isinstance(first[0], SystemMessage):
+        first, talked = [], whole
+    after = talked if question is None else talked[talked.index(question) + 1 :]
+    calls = [i for i, m in enumerate(after) if isinstance(m, AIMessage | ChatMessage)]
+    begin = after[:1] if question is None and calls and calls[-1] > 0 else []
+    begin += [] if question is None else [question]
+    return size(given, [*first, *begin, *(after[calls[-1] :] if calls else [])])
 
 
 # -- invariants
@@ -122,34 +128,49 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
             trim(max_tokens=99, token_counter=len).invoke({"messages": talk}).get("messages", [])
         )
         before = cast("Any", add_messages(list[Any](talk), whole))
-        assert least(given, before) > given["max_tokens"]
+        assert least(given, one_system(before)) > given["max_tokens"]
         return
     left: Any = add_messages(list[Any](talk), update.get("messages", []))
-    if newest_human(talk) is None:
-        assert update == {}
-        return
-    assert refusals(settled(system_first(left)), to_answer=False) == []
-    assert size(given, left) <= given["max_tokens"]
-    assert newest_human(talk).id in [message.id for message in left]  # type: ignore[union-attr]
+    changed = [m for m in left if not any(m is each for each in talk)]
+    assert all(SHORTENED in message.additional_kwargs for message in changed)
+    assert refusals(everything(left), to_answer=awaits_answer(left)) == []
+    assert systems(left) == systems(talk)
+    assert size(given, one_system(left)) <= given["max_tokens"]
+    question = newest_human(talk)
+    assert question is None or question.id in [message.id for message in left]
     assert node.invoke({"messages": left}) == {}
 
 
-def system_first(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """In the order in which they are shown; the order of a state cannot be changed by id."""
-    return sorted(messages, key=lambda message: not isinstance(message, SystemMessage))
+def systems(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    return [message for message in messages if isinstance(message, SystemMessage)]
 
 
-def settled(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """Without a call at the end whose results are still to come."""
-    end = len(messages)
-    while end and isinstance(messages[end - 1], ToolMessage):
-        end -= 1
-    last = messages[end - 1] if end else None
-    if isinstance(last, AIMessage):
-        calls = {call["id"] for call in (*last.tool_calls, *last.invalid_tool_calls)}
-        if calls - {m.tool_call_id for m in messages[end:] if isinstance(m, ToolMessage)}:
-            return messages[: end - 1]
-    return messages
+def one_system(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages in the order in which they are shown, all system messages as one."""
+    told = dict.fromkeys(m.text.strip() for m in systems(messages) if m.text.strip())
+    texts = [next(m.text for m in systems(messages) if m.text.strip() == text) for text in told]
+    first: list[BaseMessage] = [SystemMessage("\n\n".join(texts))] if texts else []
+    return first + [message for message in messages if not isinstance(message, SystemMessage)]
+
+
+def everything(talk: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the request for all messages of a list."""
+    return trim(max_tokens=10**6, token_counter=len)([*talk])
+
+
+@given(conversations())
+def test_what_fits_is_neither_removed_nor_lost(talk: Talk) -> None:
+    """A state keeps each text, and a view shows it, except that of a call at the end."""
+    update = trim(max_tokens=10**6).invoke({"messages": talk})
+    removed = {message.id for message in update.get("messages", [])}
+    shown = "\n".join(message.text for message in everything(talk))
+    for place, message in enumerate(talk):
+        if isinstance(message, ToolMessage | FunctionMessage) or not message.text.strip():
+            continue
+        assert message.id not in removed
+        rest = {type(later) for later in talk[place + 1 :]}
+        waits = isinstance(message, AIMessage) and rest <= {SystemMessage, ToolMessage}
+        assert waits or message.text.strip() in shown
 
 
 # -- by example
@@ -263,11 +284,14 @@ def test_len_counts_messages_and_no_tools() -> None:
         trim(max_tokens=4, token_counter=len, allow_partial=True)(LONG)
 
 
-def test_a_later_system_message_replaces_the_former_and_comes_first() -> None:
-    """LangChain4j's rules; one in the middle of an exchange does not part it."""
+def test_system_messages_are_joined_in_front() -> None:
+    """Each counts; one in the middle of an exchange does not part it."""
     talk = talk_of(*"shacrq")
     talk.insert(4, SystemMessage("new", id="new"))
-    assert ids(trim(max_tokens=10, token_counter=len)(talk)) == "new h1 a2 c3 r4 q5"
+    shown = trim(max_tokens=10, token_counter=len)(talk)
+    assert ids(shown) == "s0 h1 a2 c3 r4 q5"
+    assert shown[0].text == "s0\n\nnew"
+    assert trim(max_tokens=10, token_counter=len).invoke({"messages": talk}) == {}
 
 
 def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Path) -> None:
@@ -362,9 +386,12 @@ def test_partial_cannot_shorten_what_is_no_text() -> None:
 
 
 def test_a_list_without_a_question() -> None:
-    """Nothing to answer: only the system message is shown, and the state is left as it is."""
+    """It is one turn, which loses exchanges from its middle if it does not fit."""
     talk = talk_of(*"sa")
-    assert ids(trim(max_tokens=100)(talk)) == "s0"
+    assert ids(trim(max_tokens=100)(talk)) == "s0 a1"
+    long = talk_of(*"sacrqcrqcrq")
+    assert ids(trim(max_tokens=8, token_counter=len)(long)) == "s0 a1 c5 r6 q7 c8 r9 q10"
+    assert ids(trim(max_tokens=6, token_counter=len)(long[:1] + long[2:])) == "s0 c8 r9 q10"
     assert trim(max_tokens=100).invoke({"messages": talk}) == {}
     assert trim(max_tokens=100)([]) == []
 

@@ -1,0 +1,338 @@
+"""Tool calls and their results, in all forms in which providers and langchain store them.
+
+A call stands in `tool_calls`, in `invalid_tool_calls`, in a block of the content, in the older
+`additional_kwargs["tool_outputs"]` or in `additional_kwargs["function_call"]`. Its result is a
+`ToolMessage`, a `FunctionMessage`, or a block of a later message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+
+from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
+
+NO_RESULT: Final = "no result is stored: it is not known whether this call took effect"
+"""The text that a request has in place of a result that the conversation lacks."""
+STATED: Final = "perdure_stated"
+"""Key in the additional_kwargs of a message that only a request has. No provider is sent it."""
+
+CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call", "custom_tool_call"})
+"""Types of the content blocks that repeat an entry of `tool_calls`, or stand in its place."""
+
+_CLIENT_CALLS: Final[Mapping[str, str]] = {
+    "tool_use": "id",
+    "tool_call": "id",
+    "function_call": "call_id",
+    "custom_tool_call": "call_id",
+    "computer_call": "call_id",
+    "apply_patch_call": "call_id",
+    "local_shell_call": "call_id",
+    "shell_call": "call_id",
+    "mcp_approval_request": "id",
+}
+"""Types of the blocks with a call that the application answers, with the key of the call's id."""
+
+_SERVER_CALLS: Final[Mapping[str, str]] = {
+    "server_tool_use": "id",
+    "mcp_tool_use": "id",
+    "server_tool_call": "id",
+    "tool_search_call": "call_id",
+}
+"""Types of the blocks with a call that the provider answers, with the key of the call's id."""
+
+_RESULTS: Final[Mapping[str, str]] = {
+    "tool_result": "tool_use_id",
+    "server_tool_result": "tool_call_id",
+    "function_call_output": "call_id",
+    "custom_tool_call_output": "call_id",
+    "computer_call_output": "call_id",
+    "apply_patch_call_output": "call_id",
+    "local_shell_call_output": "call_id",
+    "shell_call_output": "call_id",
+    "tool_search_output": "call_id",
+    "mcp_approval_response": "approval_request_id",
+}
+"""Types of the blocks with a result, with the key of the id of the call."""
+
+_ANTHROPIC_RESULT: Final = "_tool_result"  # end of the types of Anthropic's other result blocks
+
+CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
+"""How a call is answered.
+
+`"tool"`: by a ToolMessage. `"custom"`: by a ToolMessage whose content is a block of its own type.
+`"function"`: by a FunctionMessage. `"client"`: by a message that only the application can make,
+such as a screenshot. `"server"`: by the provider. `"unparsed"`: its arguments could not be read,
+so it never ran.
+"""
+
+
+class Call(NamedTuple):
+    """A call of a tool in an AI message.
+
+    Attributes:
+        id: The id by which a result names the call; None or `""` if the call has none.
+        name: The name of the tool, or `""`.
+        kind: How the call is answered.
+        place: The position in `tool_calls`, or in `invalid_tool_calls` if the call is unparsed.
+        block: The content block of a call that is in neither of these lists.
+    """
+
+    id: str | None
+    name: str
+    kind: CallKind
+    place: int | None = None
+    block: Mapping[str, Any] | None = None
+
+
+def find_calls(message: AIMessage) -> list[Call]:
+    """Return the calls in a message, in the order in which providers are sent them."""
+    tool_calls, unparsed, kwargs = (
+        message.tool_calls,
+        message.invalid_tool_calls,
+        message.additional_kwargs,
+    )
+    if not (tool_calls or unparsed or kwargs) and isinstance(message.content, str):
+        return []  # most messages have none
+    blocks = list(iter_blocks(message))
+    custom = {block.get("call_id") for block in blocks if block.get("type") == "custom_tool_call"}
+    calls = [
+        Call(call["id"], call["name"], "custom" if call["id"] in custom else "tool", index)
+        for index, call in enumerate(tool_calls)
+    ]
+    for index, bad in enumerate(unparsed):
+        calls.append(Call(bad["id"], bad["name"] or "", "unparsed", index))
+    listed = {call.id for call in calls}
+    for block in blocks:
+        call = _read_call_block(block)
+        # a block may repeat an entry of `tool_calls`, and may then lack the id
+        if call is None or call.id in listed or (listed and not call.id):
+            continue
+        calls.append(call)
+    function = kwargs.get("function_call")
+    if not calls and isinstance(function, Mapping):
+        name = str(function.get("name") or "")
+        calls.append(Call(_function_call_id(name), name, "function"))
+    return calls
+
+
+def call_ids(message: AIMessage) -> list[str | None]:
+    """Return the ids of the calls in a message, also of those that could not be parsed."""
+    return [call.id for call in find_calls(message)]
+
+
+def find_result_ids(message: BaseMessage) -> list[str]:
+    """Return the ids of the calls whose results a message brings."""
+    if isinstance(message, ToolMessage):
+        return [message.tool_call_id]
+    if isinstance(message, FunctionMessage):
+        return [_function_call_id(message.name)]
+    if isinstance(message.content, str) and not message.additional_kwargs:
+        return []
+    return [uid for block in iter_blocks(message) if (uid := _result_id(block)) is not None]
+
+
+def has_result_form(message: BaseMessage) -> bool:
+    """Return whether OpenAI needs the content of a result in a form of its own, such as an image."""
+    if not isinstance(message, ToolMessage):
+        return False
+    if message.additional_kwargs.get("type") == "computer_call_output":
+        return True
+    return any(block.get("type") in _RESULTS for block in iter_blocks(message))
+
+
+def iter_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
+    """Yield the content blocks of a message, then those in `additional_kwargs["tool_outputs"]`."""
+    content = message.content
+    for block in () if isinstance(content, str) else content:
+        if isinstance(block, dict):
+            yield unwrap_block(block)
+    older = message.additional_kwargs.get("tool_outputs")  # of langchain-openai before 1.0
+    for block in older if isinstance(older, list) else ():
+        if isinstance(block, dict):
+            yield block
+
+
+def unwrap_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the provider's block within a block of type `non_standard`; other blocks as is."""
+    value = block.get("value") if block.get("type") == "non_standard" else None
+    return value if isinstance(value, dict) else block
+
+
+def rewrite_calls(
+    message: AIMessage,
+    calls: Sequence[Call],
+    *,
+    removed: Collection[int] = (),
+    new_ids: Mapping[int, str] | None = None,
+    stray_ids: Collection[str] = (),
+) -> AIMessage:
+    """Return a message whose calls a provider accepts; the message itself if nothing changes.
+
+    Calls that stand only in the content are added to `tool_calls`, so that the client of each
+    provider sends them in the form that its provider expects.
+
+    Args:
+        message: An AI message.
+        calls: Its calls, from `find_calls`.
+        removed: Positions in `calls` of the calls to leave out. A sentence stands in place of
+            each of them that may have run.
+        new_ids: Other ids for the calls at these positions.
+        stray_ids: Ids of calls whose result blocks are left out of the content.
+    """
+    new_ids = new_ids or {}
+    entries: dict[bool, list[Any]] = {False: [], True: []}  # by whether the call is unparsed
+    for position, call in enumerate(calls):
+        entry = None if position in removed else _call_entry(message, call)
+        if entry is not None:
+            entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
+            entries[call.kind == "unparsed"].append(entry)
+    if not (removed or new_ids or stray_ids) and len(entries[False]) == len(message.tool_calls):
+        return message
+    is_left_out = _block_test(calls, removed, new_ids, stray_ids)
+    told = [
+        f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
+        for position in sorted(removed)
+        if calls[position].kind in ("client", "server")
+    ]
+    content: Any = message.content
+    if not isinstance(content, str):
+        content = [block for block in content if not is_left_out(block)]
+        content += [{"type": "text", "text": text} for text in told]
+    elif told:
+        content = "\n\n".join([*filter(str.strip, [content]), *told])
+    kwargs = dict(message.additional_kwargs)
+    kwargs.pop("tool_calls", None)  # langchain-openai sends them if there are no others
+    if isinstance(older := kwargs.get("tool_outputs"), list):
+        kwargs["tool_outputs"] = [block for block in older if not is_left_out(block)]
+        if removed:
+            kwargs.pop("reasoning", None)
+    changes = {"content": content, "additional_kwargs": kwargs}
+    changes |= {"tool_calls": entries[False], "invalid_tool_calls": entries[True]}
+    return message.model_copy(update=changes)
+
+
+def _block_test(
+    calls: Sequence[Call],
+    removed: Collection[int],
+    new_ids: Mapping[int, str],
+    stray_ids: Collection[str],
+) -> Callable[[Any], bool]:
+    """Return a function that says whether a content block is left out; see `rewrite_calls`."""
+    own = {id(calls[n].block) for n in removed if calls[n].block is not None}
+    # clients build the blocks of calls from `tool_calls`, so the content needs none of these
+    ids = {calls[n].id for n in (*removed, *new_ids)}
+
+    def is_left_out(block: Any) -> bool:
+        if not isinstance(block, dict):
+            return False
+        inner = unwrap_block(block)
+        if id(inner) in own or _result_id(inner) in stray_ids:
+            return True
+        call = _read_call_block(inner)
+        if call is not None and call.kind in ("tool", "custom") and call.id in ids:
+            return True
+        # OpenAI refuses a thought without the call that it led to
+        return bool(removed) and inner.get("type") == "reasoning"
+
+    return is_left_out
+
+
+def state_missing_result(call: Call, uid: str) -> BaseMessage:
+    """Build the message that says that a call with the id `uid` has no stored result."""
+    mark = {STATED: True}
+    if call.kind == "function":
+        return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
+    content: Any = NO_RESULT
+    if call.kind == "custom":  # the only form that OpenAI accepts for the call
+        content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
+    named: dict[str, Any] = {"tool_call_id": uid, "name": call.name or None}
+    return ToolMessage(content, **named, status="error", additional_kwargs=mark)
+
+
+def new_call_id(message: BaseMessage, call: Call, position: int) -> str:
+    """Return an id for a call whose own id no result can name; always the same for the same call.
+
+    It has at most 40 characters, as OpenAI requires.
+    """
+    known = f"{message.id} {call.id} {position}"
+    return f"call_{blake2b(known.encode(errors='replace'), digest_size=12).hexdigest()}"
+
+
+def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> BaseMessage:
+    """Return a copy of a message without the result blocks of the calls with these ids."""
+    content = [
+        block
+        for block in message.content
+        if not isinstance(block, dict) or _result_id(unwrap_block(block)) not in stray_ids
+    ]
+    return message.model_copy(update={"content": content})
+
+
+def _call_entry(message: AIMessage, call: Call) -> Any:
+    """Return the entry of a call for `tool_calls` or `invalid_tool_calls`; None if it has none."""
+    if call.block is None and call.place is not None:
+        entries: Sequence[Any] = (
+            message.invalid_tool_calls if call.kind == "unparsed" else message.tool_calls
+        )
+        return entries[call.place]
+    if call.block is None or call.kind not in ("tool", "custom"):
+        return None
+    return {
+        "name": call.name,
+        "args": _arguments(call.block),
+        "id": call.id,
+        "type": "tool_call",
+    }
+
+
+def _read_call_block(block: Mapping[str, Any]) -> Call | None:
+    """Return the call in a content block; None if the block is something else."""
+    kind = str(block.get("type"))
+    if kind in _CLIENT_CALLS:
+        # OpenAI's clients have named the id of a call in either way
+        uid = block.get(_CLIENT_CALLS[kind]) or block.get("id")
+        name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
+        answered: CallKind = "tool" if kind in CALL_BLOCKS else "client"
+        return Call(
+            uid if isinstance(uid, str) else None,
+            name,
+            "custom" if kind == "custom_tool_call" else answered,
+            block=block,
+        )
+    if kind in _SERVER_CALLS:
+        uid = block.get(_SERVER_CALLS[kind]) or block.get("id")
+        name = str(block.get("name") or kind)
+        return Call(uid if isinstance(uid, str) else None, name, "server", block=block)
+    return None
+
+
+def _result_id(block: Mapping[str, Any]) -> str | None:
+    """Return the id of the call whose result a content block is; None if it is no result."""
+    kind = block.get("type")
+    if not isinstance(kind, str):
+        return None
+    key = _RESULTS.get(kind)
+    if key is None and kind.endswith(_ANTHROPIC_RESULT):
+        key = "tool_use_id"
+    uid = None if key is None else block.get(key)
+    return uid if isinstance(uid, str) else None
+
+
+def _function_call_id(name: str | None) -> str:
+    """Return the id of a call of OpenAI's older form, whose result names only the function."""
+    return f"function {name or ''}"
+
+
+def _arguments(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call in a content block; `{}` if they cannot be read."""
+    if block.get("type") == "custom_tool_call":
+        return {"__arg1": block.get("input")}  # as langchain-openai reads it
+    given: Any = next((block[key] for key in ("args", "input", "arguments") if block.get(key)), {})
+    if isinstance(given, str):
+        with suppress(ValueError):
+            given = json.loads(given)
+    return dict(given) if isinstance(given, Mapping) else {}
