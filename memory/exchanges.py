@@ -32,7 +32,7 @@ the end may wait for its results. `"state"`: to find out which messages of a sta
 message is added or changed, and a call at the end may wait for its results.
 """
 
-NOT_ASKED: Final = "[The conversation begins without a message from the user.]"
+NOT_ASKED: Final = "[No message from the user precedes what follows.]"
 """The text of the human message before the messages that no human message precedes."""
 _LOGGED_CALLS: Final = 10_000  # ids of calls that are remembered as logged; then all are forgotten
 _logged: set[tuple[str | None, str]] = set()

@@ -136,7 +136,7 @@ def find_result_ids(message: BaseMessage) -> list[str]:
 
 
 def has_result_form(message: BaseMessage) -> bool:
-    """Return whether OpenAI needs the content of a result in a form of its own, such as an image."""
+    """Return whether OpenAI takes a result only in a form of its own, such as an image."""
     if not isinstance(message, ToolMessage):
         return False
     if message.additional_kwargs.get("type") == "computer_call_output":

@@ -33,16 +33,16 @@ Measure = Callable[[BaseMessage], int]
 class Trim(MessagesNode):
     """A node that keeps what fits: `trim(4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit, or
-    precedes the first human message, leaves the state and stays in history; in a `view` it is not
-    shown. The rest is a valid sequence. The newest human message and the last after it stay.
+    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit leaves
+    the state and stays in history; in a `view` it is not shown. The rest is a valid sequence. The
+    newest human message and the last after it stay, and so do all system messages.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         token_counter: See `perdure.memory.token_counter`; `len` counts messages.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
-        include_system: Whether the system message is shown.
+        include_system: Whether the system messages are shown.
         end_on: Show nothing after the last message of these types; the state keeps it.
         allow_partial: Shorten what is too long and has to stay; else that is a `BudgetExceeded`.
     """
