@@ -1,14 +1,13 @@
 """Tokens of texts, messages, requests and tools, and the windows of models.
 
-OpenAI's encodings come from the extra `tokens`. For other models a token is four bytes, and more if
-providers report more (`usage_metadata`).
+OpenAI's encodings come from the extra `tokens`. For other models tokens are estimated
+(`token_estimates`), and an estimate is raised if providers report more (`usage_metadata`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +20,18 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
 from perdure.memory.options import instance, whole
+from perdure.memory.token_estimates import (
+    count_block_tokens,
+    count_voice_tokens,
+    estimate_text_tokens,
+)
 
 if TYPE_CHECKING:  # they take a second to import, and an estimate of texts needs none
     from langchain_core.runnables import Runnable
 
 # around each; source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-_BYTES = 4  # in a token of an estimate, which answers of 50 tokens or more raise up to 4 times
-_MEASURABLE, _MOST = 50, 4.0
-_TEXTS: Final = ("text", "reasoning", "thinking", "refusal")
+_MEASURABLE, _MOST = 50, 4.0  # answers of 50 tokens or more raise an estimate up to 4 times
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three times as fast
 
 
@@ -58,8 +60,7 @@ class TokenCounter:
             return self._encoded(text)
         if self._function is not None:
             return self.message(HumanMessage(text))
-        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
-        return -(-size // _BYTES) if self._scale == 1.0 else math.ceil(size / _BYTES * self._scale)
+        return estimate_text_tokens(text, self._scale)
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
@@ -77,6 +78,9 @@ class TokenCounter:
         if message.name:
             total += _NAME + self.text(message.name)
         if kind == "ai":
+            audio = message.additional_kwargs.get("audio")
+            if isinstance(audio, Mapping):
+                total += count_voice_tokens(audio, self.text)
             return total + self._calls(message)
         return total + _RESULT if kind == "tool" else total
 
@@ -112,17 +116,13 @@ class TokenCounter:
         return total
 
     def _blocks(self, blocks: Sequence[Any]) -> int:
-        """Text as text, images and files as langchain-core estimates them, without calls."""
+        """Return the tokens of content blocks, except calls, which `_calls` counts."""
         total = 0
         for block in blocks:
-            given = {"text": block} if isinstance(block, str) else block
-            text = next((given[key] for key in _TEXTS if isinstance(given.get(key), str)), None)
-            if text is not None:
-                total += self.text(text)
-            elif given.get("type") not in CALL_BLOCKS:
-                from langchain_core.messages.utils import count_tokens_approximately
-
-                total += count_tokens_approximately([HumanMessage([given])]) - _FRAME
+            if isinstance(block, str):
+                total += self.text(block)
+            elif str(block.get("type")) not in CALL_BLOCKS:
+                total += count_block_tokens(block, self.text)
         return total
 
 

@@ -1,0 +1,251 @@
+"""Estimates of tokens: of texts without their encoding, and of images, files, sounds and videos.
+
+The weights of texts were fitted to `o200k_base`. The estimate of a text is between 0.8 and 1.5
+times the real number for prose, code, JSON, CSV, identifiers and emoji in Latin script, and up to
+twice as high in scripts of which one character takes three bytes.
+
+The figures for media are the published ones: OpenAI counts 765 tokens for a square image of 1024
+pixels and 85 for one in low detail (https://platform.openai.com/docs/guides/images-vision).
+Anthropic counts 1,500 to 3,000 tokens for a page of a PDF
+(https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google counts 32 tokens for a
+second of sound and about 300 for a second of video (https://ai.google.dev/gemini-api/docs/tokens).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+BYTES_PER_TOKEN: Final = 4  # of prose in UTF-8
+_DIGITS: Final = b"0123456789"
+_SPACES: Final = b" \t\r\n\v\f"
+_LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_ASCII: Final = bytes(range(0x80))
+_FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))  # first bytes of emoji and rare characters
+_PER_DIGIT: Final = 0.55  # tokens
+_PER_PUNCTUATION: Final = 0.7
+_PER_MIXED_LETTER: Final = 0.55  # of a letter beside digits, as in a UUID or a hash
+_PER_LETTER: Final = 0.15
+_PER_SPACE: Final = 0.2
+_PER_FOUR_BYTES: Final = 1.9
+_MIXED_LETTERS_PER_DIGIT: Final = 5  # as many letters count as mixed for each digit
+
+IMAGE_TOKENS: Final = 765
+LOW_DETAIL_IMAGE_TOKENS: Final = 85
+_PAGE_TOKENS: Final = 2_000  # of a page of a PDF or another document
+_PAGE_BYTES: Final = 50_000
+_SOUND_TOKENS_PER_S: Final = 32
+_SOUND_BYTES_PER_S: Final = 16_000  # 128 kbit/s, as of an MP3
+_RAW_SOUND_BYTES_PER_S: Final = 48_000  # 16 bit at 24 kHz
+_VIDEO_TOKENS_PER_S: Final = 300
+_VIDEO_BYTES_PER_S: Final = 125_000  # 1 Mbit/s
+_CHARACTERS_PER_HIDDEN_TOKEN: Final = 32  # of encrypted reasoning, which later turns do not send
+_TRANSCRIPT_FACTOR: Final = 3  # tokens of speech for a token of its transcript
+_UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}  # of a URL
+
+_KINDS: Final = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "image_generation_call": "image",
+    "audio": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "file",
+    "media": "file",
+    "text-plain": "file",
+}
+"""Kind of media by the type of a content block."""
+_TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
+_HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
+_HIDDEN_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_DATA_KEYS: Final = ("base64", "data", "file_data", "url", "image_url", "result", "bytes")
+_MIME_KEYS: Final = ("mime_type", "media_type", "format", "filename")
+_NESTED_KEYS: Final = (
+    "image_url",
+    "file",
+    "input_audio",
+    "source",
+    "video_url",
+    "inline_data",
+    "audio",
+)
+_DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{512,}={0,2}\s*")
+_RAW_SOUNDS: Final = ("wav", "pcm", "l16")
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
+
+CountText = Callable[[str], int]
+
+
+def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
+    """Return an estimate of the tokens of a text.
+
+    Prose has one token for four bytes of UTF-8. Digits, punctuation, letters among digits and
+    emoji have more tokens for their bytes, so a text of these is estimated by its characters.
+
+    Args:
+        text: The text; a lone surrogate counts as one character.
+        scale: A factor by which the estimate is multiplied.
+    """
+    data = text.encode(errors="replace")
+    size = len(data)
+    digits = size - len(data.translate(None, _DIGITS))
+    spaces = size - len(data.translate(None, _SPACES))
+    letters = size - len(data.translate(None, _LETTERS))
+    beyond_ascii = 0 if text.isascii() else len(data.translate(None, _ASCII))
+    four_bytes = size - len(data.translate(None, _FOUR_BYTE_LEADS)) if beyond_ascii else 0
+    punctuation = size - beyond_ascii - digits - spaces - letters
+    mixed = min(letters, _MIXED_LETTERS_PER_DIGIT * digits)
+    by_character = (
+        digits * _PER_DIGIT
+        + punctuation * _PER_PUNCTUATION
+        + mixed * _PER_MIXED_LETTER
+        + (letters - mixed) * _PER_LETTER
+        + spaces * _PER_SPACE
+        + four_bytes * _PER_FOUR_BYTES
+        + (beyond_ascii - 4 * four_bytes) / BYTES_PER_TOKEN
+    )
+    return math.ceil(max(size / BYTES_PER_TOKEN, by_character) * scale)
+
+
+def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
+    """Return the tokens of one block of a message's content.
+
+    Args:
+        block: A content block in the form of OpenAI, Anthropic, Google or langchain.
+        count_text: Returns the tokens of a text.
+    """
+    kind = block.get("type")
+    kind = kind if isinstance(kind, str) else ""
+    texts = [block[key] for key in _TEXT_KEYS if isinstance(block.get(key), str)]
+    if kind in _HIDDEN_TYPES:
+        return sum(map(count_text, texts)) + _count_reasoning(block, count_text)
+    if texts:
+        return count_text(texts[0])
+    if kind in _KINDS:
+        return _count_media(_KINDS[kind], block, count_text)
+    return _count_value(block, count_text)
+
+
+def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
+    """Return the tokens of a spoken answer, as OpenAI's models give it.
+
+    Args:
+        audio: The value of `additional_kwargs["audio"]`.
+        count_text: Returns the tokens of a text.
+    """
+    transcript = audio.get("transcript")
+    if isinstance(transcript, str) and transcript:
+        return _TRANSCRIPT_FACTOR * count_text(transcript)
+    data = audio.get("data")
+    return _estimate_media("audio", "wav", len(data) * 3 // 4) if isinstance(data, str) else 0
+
+
+def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
+    """Return the tokens of the summary and of the encrypted part of a block of reasoning."""
+    total = 0
+    summary = block.get("summary")
+    for part in summary if isinstance(summary, list) else ():
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            total += count_text(part["text"])
+    extras = block.get("extras")
+    for holder in (block, extras if isinstance(extras, Mapping) else {}):
+        for key in _HIDDEN_KEYS:
+            hidden = holder.get(key)
+            if isinstance(hidden, str | bytes):
+                total += -(-len(hidden) // _CHARACTERS_PER_HIDDEN_TOKEN)
+    return total
+
+
+def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
+    """Return the tokens of a block with an image, a file, a sound or a video."""
+    parts: list[Mapping[str, Any]] = [block]
+    parts += [part for key in _NESTED_KEYS if isinstance(part := block.get(key), Mapping)]
+    mime, data = _find_data(parts)
+    prefix = mime.partition("/")[0]
+    kind = prefix if prefix in ("image", "audio", "video") else kind
+    if kind == "image":
+        low = any(part.get("detail") == "low" for part in parts)
+        return LOW_DETAIL_IMAGE_TOKENS if low else IMAGE_TOKENS
+    source = block.get("source")
+    if isinstance(source, Mapping) and source.get("type") == "content":
+        return _count_value(source.get("content"), count_text)
+    if data is None:
+        return _UNKNOWN_LENGTH_TOKENS[kind]
+    if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(data, str):
+        return count_text(data)
+    size = len(data) if isinstance(data, bytes) else len(data) * 3 // 4
+    if prefix == "text" or mime.endswith("json"):
+        return -(-size // BYTES_PER_TOKEN)
+    return _estimate_media(kind, mime, size)
+
+
+def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
+    """Return the MIME type of a block's media, or what is known of it, and the data in it.
+
+    The data is None if the block has only a URL or the id of a file.
+
+    Args:
+        parts: The block, and the dicts in it that may hold the data.
+    """
+    names = [part.get(key) for part in parts for key in _MIME_KEYS]
+    mime = next((name.lower() for name in names if isinstance(name, str) and name), "")
+    values = [part.get(key) for part in parts for key in _DATA_KEYS]
+    data = next((value for value in values if isinstance(value, str | bytes)), None)
+    if isinstance(data, str) and (url := _DATA_URL.match(data)):
+        return mime or str(url[1] or ""), data[url.end() :]
+    if isinstance(data, str) and "://" in data[:16]:
+        return mime, None
+    return mime, data
+
+
+def _estimate_media(kind: str, mime: str, size: int) -> int:
+    """Return the tokens of `size` bytes of a file, a sound or a video."""
+    if kind == "audio":
+        raw = any(name in mime for name in _RAW_SOUNDS)
+        seconds = size / (_RAW_SOUND_BYTES_PER_S if raw else _SOUND_BYTES_PER_S)
+        return math.ceil(seconds * _SOUND_TOKENS_PER_S)
+    if kind == "video":
+        return math.ceil(size / _VIDEO_BYTES_PER_S * _VIDEO_TOKENS_PER_S)
+    return math.ceil(size / _PAGE_BYTES) * _PAGE_TOKENS
+
+
+def _count_value(value: Any, count_text: CountText) -> int:
+    """Return the tokens of a JSON value. Base64 in it counts as a file, not as text."""
+    if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
+        return sum(
+            count_block_tokens(part, count_text)
+            if isinstance(part, Mapping)
+            else _count_value(part, count_text)
+            for part in value
+        )
+    files = 0
+
+    def without_files(part: Any) -> Any:
+        nonlocal files
+        if isinstance(part, Mapping):
+            if part is not value and str(part.get("type")) in _KINDS:
+                files += count_block_tokens(part, count_text)
+                return {}
+            return {key: without_files(inner) for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [without_files(inner) for inner in part]
+        if isinstance(part, bytes) or (isinstance(part, str) and _is_base64(part)):
+            files += _estimate_media("file", "", len(part) * 3 // 4)
+            return ""
+        return part
+
+    text = _JSON.encode(without_files(value))
+    return files + count_text(text)
+
+
+def _is_base64(text: str) -> bool:
+    """Return whether a text is a data URL or long base64 without any words."""
+    return _DATA_URL.match(text) is not None or _BASE64.fullmatch(text) is not None
