@@ -20,6 +20,7 @@ from perdure.checkpointers.reports import (
     ThreadUsage,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.checkpointers.stored_types import StoredType
 from perdure.checkpointers.titles import aabout, about, atitle, title
 from perdure.settings import is_dsn
 
@@ -37,6 +38,7 @@ __all__ = [
     "Retention",
     "SQLiteCheckpointer",
     "StateDifference",
+    "StoredType",
     "ThreadHead",
     "ThreadInfo",
     "ThreadStatus",

@@ -477,5 +477,5 @@ class Checkpointer(CheckpointSaver):
             return Merge(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
-        other = source_of(source, Codec(serde or self.serde))
+        other = source_of(source, Codec(serde or self.serde, self.types))
         return Importer(other, self._reader, self._read, self._write)

@@ -32,6 +32,7 @@ from perdure.checkpointers.messages import (
     unpacked_messages,
 )
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
+from perdure.checkpointers.stored_types import NO_TYPES, StoredTypes
 from perdure.checkpointers.values import (
     PACK,
     SURROGATES,
@@ -61,11 +62,16 @@ class Codec:
     Args:
         serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
             see `Allowlist`; messages have their own form only with it.
+        types: Registered types and aliases, which count only with langgraph's serializer.
+
+    Attributes:
+        former_names: Tables from the present names of classes to earlier ones; see `former_forms`.
     """
 
-    def __init__(self, serde: SerializerProtocol) -> None:
-        self.serde = serde
-        self._allowlist = Allowlist(serde) if type(serde) is JsonPlusSerializer else None
+    def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
+        self.serde, self.types = serde, types
+        self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
+        self.former_names = types.former_names() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
         self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
         self.replacement_noted = False
@@ -191,6 +197,19 @@ class Codec:
             full = self._checked(value, path)
         return self._as_read(full)
 
+    def former_forms(self, value: Any, stored: bytes) -> Iterator[bytes]:
+        """Yield the bytes that were stored for a value before its class was renamed.
+
+        Without them, a thread would store all objects of the class again after the renaming.
+        """
+        for names in self.former_names:
+            if not any(name.encode() in stored for _, name in names):
+                continue
+            with suppress(Exception):  # the value itself was encoded already
+                former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
+                if former != stored:
+                    yield former
+
     def values(self, stored: Sequence[bytes]) -> list[Any]:
         """New values; no two callers share a mutable part.
 
@@ -258,11 +277,20 @@ def _refusal(
         return Unstorable(
             f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
         )
-    shown = f"a {type(value).__qualname__} ({reprlib.repr(value)[:80]})"
-    return Unstorable(
-        f"{where} is {shown}, which cannot be stored: {reason}. Keep plain data, messages, "
-        "pydantic models, dataclasses, enums or named tuples in the state"
+    cls = type(value)
+    shown = f"a {cls.__qualname__} ({reprlib.repr(value)[:80]})"
+    remedy = (
+        "Keep plain data, messages, pydantic models, dataclasses, enums or named tuples in the "
+        "state"
     )
+    if cls.__module__ != "builtins" and not isinstance(value, BaseException):
+        remedy += (
+            ", or register the type when you open the checkpointer, "
+            f"types=[StoredType({cls.__qualname__}, dump, load)] (docs/threads.md). "
+            "serde=JsonPlusSerializer(pickle_fallback=True) would store it by pickle, which runs "
+            "code from the file when it is read"
+        )
+    return Unstorable(f"{where} is {shown}, which cannot be stored: {reason}. {remedy}")
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:

@@ -107,7 +107,8 @@ def _erased(
     of_runs = rows[0][0], 0, ALL
     yield reader.sql("without_events", *of_runs)
     events = len((yield reader.sql("drop_events", *of_runs, ALL)))
-    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
+    remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
+    eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
@@ -198,6 +199,7 @@ class _Eraser:
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
         self._needles = remover.needles()
+        self._types_with_texts = reader.codec.types.names_with_texts
         self._looking = True  # nothing is written yet
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
         # the positions of those whose bytes may name a message, and of those that may change
@@ -268,7 +270,9 @@ class _Eraser:
 
     def _may_name(self, stored: bytes) -> bool:
         """Whether something to erase may be in these bytes; what cannot hold it is not decoded."""
-        return not self.codec.packs_messages or any(needle in stored for needle in self._needles)
+        if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
+            return True
+        return any(name in stored for name in self._types_with_texts)
 
     def run(self, *, looking: bool) -> Flow[None]:
         """Go over the thread once."""

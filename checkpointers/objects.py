@@ -88,6 +88,20 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
     return cast("type | None", part)
 
 
+def missing_part(module: str, name: str) -> str:
+    """Return the reason why `find_class` does not find a class, as the end of a sentence."""
+    imported = sys.modules.get(module)
+    if not issubclass(type(imported), ModuleType):
+        return f"this process has not imported the module {module!r}"
+    names, path = _module_dict(imported), module
+    for step in name.partition("[")[0].split("."):
+        part = names.get(step)
+        if not issubclass(type(part), type):
+            return f"{path!r} has no class {step!r}"
+        names, path = _class_dict(part), f"{path}.{step}"
+    return "it is not found in its module"
+
+
 # -- taking apart
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.saver import serde_and_seal
+from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
@@ -32,8 +33,8 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         dsn: A connection string or URI of libpq; a function without arguments that returns one,
             which is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
             stays the caller's. See docs/postgres.md.
-        key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `read_only` and
-            `cache_bytes`.
+        key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `types`, `aliases`,
+            `read_only` and `cache_bytes`.
         schema: The schema that holds the tables; made if it is not there.
         tenant: Whose rows these are, in tables that tenants share: no other's can be seen or
             changed, by row-level security. None: the tables have no tenants.
@@ -58,6 +59,8 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
         strict: bool = False,
+        types: Sequence[StoredType[Any]] = (),
+        aliases: Aliases = (),
         read_only: bool = False,
         cache_bytes: int = 128 << 20,
         schema: str = "perdure",
@@ -67,7 +70,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         pool_size: int = 10,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        serde, seal = serde_and_seal(key, serde, allow, strict)
+        serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
         sql = _SQL[tenant is not None]
         database = PostgresDatabase(
             dsn,
@@ -81,4 +84,4 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
             pool_size=pool_size,
             timeout_s=timeout_s,
         )
-        super().__init__(database, sql, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, sql, serde, seal, cache_bytes, known)

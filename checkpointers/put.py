@@ -463,6 +463,9 @@ def _match(
         if position is None:
             stored = codec.stored(values[i], full[i], partial("{}[{}]".format, path, i))
             position = find(stored) if stored is not full[i] else None
+            if position is None and codec.former_names:
+                former = map(find, codec.former_forms(values[i], stored))
+                position = next((at for at in former if at is not None), None)
             if position is None:
                 parts.append(stored)
                 i += 1

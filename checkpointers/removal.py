@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -55,6 +55,7 @@ class Remover:
 
     Args:
         ids: Which messages.
+        texts_of: Returns the texts in a value of a registered type; None for other values.
 
     Attributes:
         found: Whether any was found.
@@ -63,6 +64,7 @@ class Remover:
     """
 
     ids: frozenset[str]
+    texts_of: Callable[[Any], Iterable[str] | None] = lambda value: None
     found: bool = False
     removed: dict[str, BaseMessage] = field(default_factory=dict)
     channels: set[str] = field(default_factory=set)
@@ -111,6 +113,8 @@ class Remover:
             return GONE
         if isinstance(value, str):
             return "" if not isinstance(value, Enum) and self._quotes(value, where) else value
+        if (texts := self.texts_of(value)) is not None:
+            return GONE if any(self._repeats(text, where) for text in texts) else value
         self._path.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
@@ -149,6 +153,11 @@ class Remover:
         if len(text) < _LONG or where.kept:
             return False
         return text in self._texts or (where.tasks and any(t in text for t in self._traces))
+
+    def _repeats(self, text: str, where: Where) -> bool:
+        """Whether a text of a registered type has a message's text in it, alone or with others."""
+        known = {*self._texts, *self._traces} if where.tasks else self._texts
+        return any(said in text for said in known)
 
     def _parts(self, value: Any, where: Where) -> Any:
         """A dict or an object with other parts, if they change. A `Send` is never altered."""

@@ -50,6 +50,7 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, collector_paused
+from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
@@ -71,6 +72,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: The serializer.
         seal: Encrypts rows.
         cache_bytes: About how much memory decoded items may take.
+        types: Registered types, and aliases of renamed classes.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: SerializerProtocol,
         seal: Seal,
         cache_bytes: int,
+        types: StoredTypes = NO_TYPES,
     ) -> None:
         super().__init__(serde=serde)
-        self.database = database
+        self.database, self.types = database, types
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
@@ -90,7 +93,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _bind(self) -> None:
         """Make the parts, for the serializer as it is."""
-        self._codec = Codec(self.serde)
+        self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes)
         self._reader = CheckpointReader(self._sql, self._seal, self._cache, self._codec)
         self._watch = Watch()
@@ -331,22 +334,30 @@ def serde_and_seal(
     serde: SerializerProtocol | None,
     allow: Sequence[type | tuple[str, str]],
     strict: bool,
-) -> tuple[SerializerProtocol, Seal]:
-    """The serializer and the encryption that these options of a checkpointer mean."""
-    seal = seal_for(key)
+    types: Iterable[StoredType[Any]] = (),
+    aliases: Aliases = (),
+) -> tuple[SerializerProtocol, Seal, StoredTypes]:
+    """Return the serializer, the encryption and the stored types that options of `open` name."""
+    seal, known = seal_for(key), StoredTypes(types, aliases)
     if serde is None:
         names = [name_of(t) if isinstance(t, type) else t for t in allow]
-        names += [] if strict else [Allowlist.LOADED]
+        names += [*map(name_of, known.classes), *([] if strict else [Allowlist.LOADED])]
         serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
+    plain = serde.serde if isinstance(serde, EncryptedSerializer) else serde
+    if known.is_used and type(plain) is not JsonPlusSerializer:
+        raise ConfigurationError(
+            f"types= and aliases= need langgraph's JsonPlusSerializer, and serde is {serde!r:.80}; "
+            "let that serializer store your types, or leave it out"
+        )
     if not isinstance(serde, EncryptedSerializer):
-        return serde, seal
+        return serde, seal, known
     if not isinstance(seal, Clear):
         raise ConfigurationError(
             "both a key and an EncryptedSerializer are given; take one of them: key= (or "
             "PERDURE_KEY) also binds each row to its place"
         )
     # its ciphertext differs each time; what is compared is the plain text within
-    return serde.serde, LangGraphCipher(serde.cipher)
+    return serde.serde, LangGraphCipher(serde.cipher), known
 
 
 def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:

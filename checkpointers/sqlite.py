@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.saver import serde_and_seal
+from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
 from perdure.storage.encryption import agree_on_key
@@ -41,6 +42,10 @@ class SQLiteCheckpointer(Checkpointer):
             others raise `ForbiddenType` at put and at read. By default pydantic models,
             dataclasses, enums and named tuples are rebuilt if the process has imported their
             class, without running its code, and otherwise come back as a dict of their fields.
+        types: Types to store that perdure does not store by itself: `StoredType(cls, dump, load)`.
+        aliases: For classes that were renamed or moved, the new class by the old
+            `(module, qualified name)`, or by text like `"module:Name"`. A value that was stored
+            under the old name is rebuilt as the new class.
         synchronous: `"full"`, the default: an acknowledged write survives a power cut.
             `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created.
@@ -60,13 +65,15 @@ class SQLiteCheckpointer(Checkpointer):
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
         strict: bool = False,
+        types: Sequence[StoredType[Any]] = (),
+        aliases: Aliases = (),
         synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = TIMEOUT_S,
         cache_bytes: int = 128 << 20,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
-        serde, seal = serde_and_seal(key, serde, allow, strict)
+        serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
         text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else path
         database = SQLiteDatabase(
             path,
@@ -77,4 +84,4 @@ class SQLiteCheckpointer(Checkpointer):
             timeout_s=timeout_s,
             factory=factory,
         )
-        super().__init__(database, _SQL, serde, seal, cache_bytes)
+        super().__init__(database, _SQL, serde, seal, cache_bytes, known)

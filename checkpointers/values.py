@@ -13,7 +13,7 @@ import importlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType
 from typing import Any, Final
@@ -23,18 +23,19 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
 
+from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
     attributes_of,
     find_class,
     kind_of,
+    missing_part,
     name_of,
     private_of,
     rebuilt,
 )
+from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, renamed
 
 _log = logging.getLogger("perdure")
-
-Name = tuple[str, str]  # of a class: its module and qualified name
 
 # langgraph's options, but that it takes subclasses for their base, and replaces lone surrogates at
 # once, where `Converter` does so only if there are some
@@ -58,38 +59,10 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# ours: an array that is to be a tuple, and the pairs of a dict with keys that msgpack has not
-_TUPLE, _PAIRS = 64, 65
+# ours: an array that is to be a tuple, the pairs of a dict with keys that msgpack has not, and
+# a value of a registered type: [module, name, what its `dump` returned]
+_TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
-# the types that langgraph's serializer rebuilds in strict mode, by calling them, and pydantic's own
-_KNOWN_NAMES: Final = {
-    "datetime": "datetime date time timedelta timezone",
-    "uuid": "UUID",
-    "decimal": "Decimal",
-    "builtins": "set frozenset bytearray",
-    "collections": "deque",
-    "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
-    "pathlib": "Path PosixPath WindowsPath",
-    "pathlib._local": "Path PosixPath WindowsPath",
-    "zoneinfo": "ZoneInfo",
-    "re": "compile Pattern",
-    "pydantic.types": "SecretStr SecretBytes",
-    "pydantic.networks": "AnyUrl AnyHttpUrl HttpUrl FileUrl",
-    "langchain_core.messages.base": "BaseMessage BaseMessageChunk",
-    "langchain_core.messages.human": "HumanMessage HumanMessageChunk",
-    "langchain_core.messages.ai": "AIMessage AIMessageChunk",
-    "langchain_core.messages.system": "SystemMessage SystemMessageChunk",
-    "langchain_core.messages.chat": "ChatMessage ChatMessageChunk",
-    "langchain_core.messages.tool": "ToolMessage ToolMessageChunk",
-    "langchain_core.messages.function": "FunctionMessage FunctionMessageChunk",
-    "langchain_core.messages.modifier": "RemoveMessage",
-    "langchain_core.documents.base": "Document",
-    "langgraph.types": "Send TimeoutPolicy Interrupt Command StateSnapshot PregelTask Overwrite",
-    "langgraph.store.base": "Item GetOp",
-}
-KNOWN: Final = frozenset(
-    (module, name) for module, names in _KNOWN_NAMES.items() for name in names.split()
-)
 _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
@@ -142,11 +115,16 @@ class Allowlist:
 
     With `LOADED` among them, or `True` in their place, these are the plain data classes that the
     process has imported, and all classes named. Without they are those named: the strict rule.
+
+    Attributes:
+        types: The types that the program registered, and its aliases of stored names.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
 
-    def __init__(self, serde: JsonPlusSerializer) -> None:
+    def __init__(self, serde: JsonPlusSerializer, types: StoredTypes = NO_TYPES) -> None:
+        self.types = types
+
         def has(name: Name) -> bool:
             return serde.with_msgpack_allowlist([name]) is serde  # adding it changes nothing
 
@@ -189,15 +167,25 @@ class Converter:
         allowlist: Which classes may be in it.
         exact: Whether a text with a lone surrogate is refused everywhere, not only in what is
             stored exactly (sets, enums, data classes), as the key of a dict or the id of a message.
+        former: Names under which to store classes in place of their own.
 
     Attributes:
         replacing: Whether lone surrogates become "?", because the value has some.
     """
 
-    def __init__(self, allowlist: Allowlist, *, exact: bool = False) -> None:
-        self._allowlist = allowlist
+    def __init__(
+        self,
+        allowlist: Allowlist,
+        *,
+        exact: bool = False,
+        former: Mapping[Name, Name] | None = None,
+    ) -> None:
+        self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
+        self._in_registered = (
+            False  # then a registered type in it that cannot be loaded is an error
+        )
         self._depth = 0
         self._error: Exception | None = None  # the innermost; ormsgpack would tell only its class
 
@@ -262,6 +250,8 @@ class Converter:
             return self._exact(_TUPLE, list(value))
         if cls is DetachedFields:
             return self._detached(value)
+        if (registered := self._types.by_class.get(cls)) is not None:
+            return self._registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
             ormsgpack.packb(value.id)  # raises if it has a lone surrogate
         if name in KNOWN:
@@ -272,9 +262,6 @@ class Converter:
             raise TypeError("an exception would come back as text; store str(error) or its parts")
         if kind_of(cls) is not None:
             return self._object(value)
-        for builtin, plain in _BUILTINS.items():
-            if isinstance(value, builtin):
-                return plain(value)
         return self._other(value, name)
 
     def _exact(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
@@ -309,6 +296,8 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, rest = _MODEL, value.model_dump(), ["model_validate_json"]
+            # pydantic would dump such values as text or plain dicts
+            payload |= {n: v for n, v in value.__dict__.items() if self._has_own_form(v)}
         elif kind_of(cls) is not None:
             payload = attributes_of(value)
         elif name[0] == "pydantic.networks":
@@ -330,6 +319,7 @@ class Converter:
         cls: Any = type(value)
         name, kind, fields = name_of(cls), kind_of(cls), attributes_of(value)
         self._allowlist.check(name)
+        name = renamed(name, self._former) if self._former else name
         if kind == "enum":
             return self._exact(_SINGLE, [*name, fields["value"]])
         if kind == "model":
@@ -337,14 +327,43 @@ class Converter:
             return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, fields_set])
         return self._exact(_KEYWORDS, [*name, fields])
 
+    def _registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
+        """Encode what the `dump` of a registered type returns, if its `load` gives it back."""
+        name = renamed(registered.stored_name, self._former)
+        outermost, self._in_registered = not self._in_registered, True
+        packed = self._pack(self._exactly([*name, registered.dump_value(value)]), _EXACT)
+        if outermost:
+            self._in_registered = False
+            check = Converter(self._allowlist)
+            check._in_registered = True
+            registered.load_value(check.unpack(packed)[2])
+        return ormsgpack.Ext(_REGISTERED, packed)
+
+    def _has_own_form(self, value: Any) -> bool:
+        """Whether a detached object or a value of a registered type is in plain data."""
+        cls = type(value)
+        if cls is DetachedFields or cls in self._types.by_class:
+            return True
+        if isinstance(value, dict):
+            return any(map(self._has_own_form, value.values()))
+        return isinstance(value, list | tuple | set | frozenset | deque) and any(
+            map(self._has_own_form, value)
+        )
+
     def _detached(self, value: DetachedFields) -> ormsgpack.Ext:
         code, name, rest = value.origin
         self._allowlist.check(name)
         payload = dict(value) if value.whole else value.get("value")
         return self._exact(code, [*name, payload, *rest])
 
-    def _other(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """What only langgraph's serializer knows how to take apart: arrays, and trusted classes."""
+    def _other(self, value: Any, name: Name) -> Any:
+        """Encode a subclass of a builtin as that, and what langgraph's serializer takes apart.
+
+        The latter are arrays, and objects of classes that the allowlist names.
+        """
+        for builtin, plain in _BUILTINS.items():
+            if isinstance(value, builtin):
+                return plain(value)
         if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
             dtype = value.dtype
             if (
@@ -378,8 +397,14 @@ class Converter:
                 raise ValueError("an array needs numpy to be read, or is damaged")
             return array
         module, name, payload, *rest = self._unpack(data)
-        if code > _MODEL or type(module) is not str or type(name) is not str:
+        if (
+            (code > _MODEL and code != _REGISTERED)
+            or type(module) is not str
+            or type(name) is not str
+        ):
             raise ValueError(f"it holds an unknown extension type, {code}")
+        if code == _REGISTERED:
+            return self._loaded((module, name), payload)
         if (module, name) in KNOWN:
             try:
                 return _called(getattr(importlib.import_module(module), name), code, payload, rest)
@@ -391,11 +416,16 @@ class Converter:
     def _rebuilt(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
         """An object of a class that is not known: rebuilt if its class is here, else detached."""
         code, name, rest = origin
-        self._allowlist.check(name)
-        named = self._allowlist.names(name)
-        cls = find_class(*name, load=named)
+        cls = self._types.find_alias(name)
+        if cls is None:
+            self._allowlist.check(name)
+            named = self._allowlist.names(name)
+            cls = find_class(*name, load=named)
+        else:
+            self._allowlist.check(name_of(cls))
+            named = self._allowlist.names(name_of(cls))
         kind = kind_of(cls) if cls is not None else None
-        why = "this process has not imported it"
+        why = missing_part(*name)
         try:
             if kind is not None:
                 exact = len(rest) == 3  # what langgraph writes of a model has one part more
@@ -409,10 +439,30 @@ class Converter:
         except Exception as exc:
             why = f"it cannot be rebuilt: {exc}"
         _note_detached(name, why)
-        whole = type(payload) is dict and kind != "enum"
-        detached = DetachedFields(payload if whole else {"value": payload})
-        detached.origin, detached.whole = origin, whole
-        return detached
+        return _detach(origin, payload, whole=type(payload) is dict and kind != "enum")
+
+    def _loaded(self, name: Name, payload: Any) -> Any:
+        """Return a value of a registered type, or its payload if it cannot be loaded."""
+        registered = self._types.find_registered(name)
+        if registered is None:
+            self._allowlist.check(name)
+            why = "this checkpointer was opened without a registered type of that name"
+        else:
+            try:
+                return registered.load_value(payload)
+            except TypeError as exc:
+                if self._in_registered:
+                    raise
+                why = f"it cannot be loaded: {exc}"
+        remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
+        _note_detached(name, why, remedy)
+        return _detach((_REGISTERED, name, []), payload, whole=type(payload) is dict)
+
+
+def _detach(origin: tuple[int, Name, list[Any]], payload: Any, *, whole: bool) -> DetachedFields:
+    detached = DetachedFields(payload if whole else {"value": payload})
+    detached.origin, detached.whole = origin, whole
+    return detached
 
 
 def _is_plain_key(key: Any) -> bool:
@@ -465,13 +515,16 @@ _noted: set[Name] = set()
 _MAX_NOTED: Final = 1000
 
 
-def _note_detached(name: Name, why: str) -> None:
-    """Log, once a class, that an object of it is given as a dict."""
+def _note_detached(name: Name, why: str, remedy: str = "") -> None:
+    """Log, once for each class, that an object of it is given as a dict, and what helps."""
     if name in _noted or len(_noted) >= _MAX_NOTED:
         return
     _noted.add(name)
+    remedy = remedy or (
+        "import the class before reading, or open the checkpointer with "
+        f"allow=[{name!r}]; if the class was renamed or moved, with aliases={{{name!r}: NewClass}}"
+    )
     _log.warning(
-        "a stored value is a %s.%s, and %s; its fields are given as a dict (import the class "
-        "before reading, or open the checkpointer with allow=[(%r, %r)]). Logged once",
-        *(*name, why, *name),
+        "a stored value is a %s.%s, and %s; its fields are given as a dict (%s). Logged once",
+        *(*name, why, remedy),
     )

@@ -130,7 +130,7 @@ class Importing:
         self._file, self._report, self._wanted = file, report, wanted
         self._later = wanted and later
         report.user = file.user
-        self._codec = Codec(file.saver.serde)
+        self._codec = Codec(file.saver.serde, file.saver.types)
         self._extraction = file.extraction() if wanted and not later else None
         report.memories = None if self._extraction is None else 0
 
@@ -177,7 +177,7 @@ class Importing:
         if names:
             raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
         saver = self._file.saver
-        with closing(source_of(db, Codec(saver.serde))) as source:
+        with closing(source_of(db, Codec(saver.serde, saver.types))) as source:
             done, threads, lacking = ImportReport(), list[str](), None
             with at_work(f"importing {source.path}"):
                 try:

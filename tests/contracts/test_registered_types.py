@@ -1,0 +1,431 @@
+"""Types that a program registers: stored by its functions, and by nothing that a row names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import logging
+import zlib
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import ormsgpack
+import pytest
+from langchain_core.messages import AnyMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, StateGraph, add_messages
+from langgraph.types import Send, interrupt
+from pydantic import BaseModel, ConfigDict
+
+from perdure.checkpointers import SQLiteCheckpointer, StoredType, open_checkpointer, values
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.postgres import PostgresCheckpointer
+from perdure.checkpointers.stored_types import StoredTypes
+from perdure.checkpointers.values import Allowlist
+from perdure.errors import ConfigurationError, ForbiddenType, SerializationError, Unstorable
+from tests.backends import KEY, Place, places
+from tests.contracts.plain_classes import CODEC, STRICT, Fixed, Point
+from tests.contracts.test_types import put
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+SAID = "Ann's telephone number is 0470 12 34 56"
+
+
+class Sheet:
+    """A table that perdure refuses, stored compressed."""
+
+    def __init__(self, cells: list[str]) -> None:
+        self.cells = cells
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def dumped(self) -> bytes:
+        return zlib.compress("\0".join(self.cells).encode())
+
+    @classmethod
+    def loaded(cls, data: bytes) -> Sheet:
+        return cls(zlib.decompress(data).decode().split("\0"))
+
+
+class WideSheet(Sheet):
+    pass
+
+
+class Tree:
+    """Values that hold others of their own type."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Tree and other.parts == self.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
+@dataclasses.dataclass
+class Holding:
+    share: Fraction
+    more: Any = None
+
+
+class Report(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    sheet: Sheet
+
+
+FRACTION = StoredType(Fraction, str, Fraction)
+SHEET = StoredType(Sheet, Sheet.dumped, Sheet.loaded)
+SEARCHED = dataclasses.replace(SHEET, texts=lambda sheet: sheet.cells)
+TREE = StoredType(Tree, lambda tree: tree.parts, lambda parts: Tree(*parts))
+TYPES = [FRACTION, SHEET, TREE]
+
+
+def codec_with(*types: Any, aliases: Any = ()) -> Codec:
+    serde = JsonPlusSerializer(allowed_msgpack_modules=[Allowlist.LOADED])
+    return Codec(serde, StoredTypes(types, aliases))
+
+
+def encode(codec: Codec, value: Any) -> bytes:
+    return codec.encode(value, lambda: "value")
+
+
+REGISTERED = codec_with(*TYPES)
+HALF = Fraction(1, 2)
+VALUES: dict[str, Any] = {
+    "alone": HALF,
+    "bytes": Sheet(["a", "b"]),
+    "in a list and a dict": [{"x": HALF}, [HALF]],
+    "in a set": {HALF, Fraction(1, 3)},
+    "in a dataclass": Holding(HALF, (Sheet(["a"]), {"k": HALF})),
+    "in a model": Report(sheet=Sheet(["a"])),
+    "in a Send": Send("n", {"x": HALF}),
+    "in each other": Tree(Tree(HALF, Sheet(["a"])), Tree(), 1),
+    "deep": Tree(Tree(Tree(Tree(Tree(Tree(Tree(Tree(Tree(Tree(Tree(HALF))))))))))),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_registered_type_comes_back(name: str) -> None:
+    """The same value, of the same type, with the same bytes when it is put again."""
+    stored = encode(REGISTERED, VALUES[name])
+    back = REGISTERED.decode(stored)
+
+    assert VALUES[name] == back
+    assert type(VALUES[name]) is type(back)
+    assert stored == encode(REGISTERED, back)
+
+
+def test_it_comes_back_within_messages() -> None:
+    """From where a message has room for any value."""
+    human = HumanMessage("x", id="1", additional_kwargs={"share": HALF, "deep": [{"s": HALF}]})
+    result = ToolMessage("x", id="2", tool_call_id="c", artifact=Sheet(["a"]))
+    for message in (human, result):
+        stored = encode(REGISTERED, message)
+        back = REGISTERED.decode(stored)
+        assert message == back
+        assert stored == encode(REGISTERED, back)
+        # a process that does not know the types puts the same message again
+        assert stored == encode(CODEC, CODEC.decode(stored))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_process_that_has_not_registered_it_loses_nothing(name: str) -> None:
+    """It gets what the functions stored, in a dict, and puts it again as it was."""
+    stored = encode(REGISTERED, VALUES[name])
+    back = CODEC.decode(stored)
+
+    assert stored == encode(CODEC, back)
+    assert VALUES[name] == REGISTERED.decode(encode(CODEC, back))
+    with pytest.raises(ForbiddenType):
+        STRICT.decode(stored)
+
+
+def test_what_is_not_registered_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, with the option that is missing."""
+    monkeypatch.setattr(values, "_noted", set())
+    with caplog.at_level(logging.WARNING, "perdure"):
+        for _ in range(2):
+            assert CODEC.decode(encode(REGISTERED, HALF)) == {"value": "1/2"}
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "fractions.Fraction" in line
+    assert "types=[StoredType(cls, dump, load)]" in line
+
+
+def test_the_refusal_names_the_registered_type_first_and_what_pickle_means() -> None:
+    """Whoever reads it learns what works, and what it costs."""
+    with pytest.raises(Unstorable) as refused:
+        encode(CODEC, {"a": [Sheet(["a"])]})
+    text = str(refused.value)
+
+    assert "value['a'][0] is a Sheet" in text
+    assert "types=[StoredType(Sheet, dump, load)]" in text
+    assert text.index("StoredType") < text.index("pickle_fallback=True")
+    assert "runs code from the file" in text
+
+
+# -- pairs that do not do what they should
+
+
+def fails(*_: Any) -> Any:
+    raise ValueError("no such sheet")
+
+
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "dump raises": (fails, Sheet.loaded, "dump of the registered type raised ValueError: no such"),
+    "load raises": (Sheet.dumped, fails, "load of the registered type raised ValueError: no such"),
+    "load returns another type": (Sheet.dumped, lambda data: data, "returned a bytes; expected a"),
+    "load returns a subclass": (
+        Sheet.dumped,
+        WideSheet.loaded,
+        "returned a WideSheet; expected a Sheet",
+    ),
+    "dump returns an object": (lambda sheet: object(), Sheet.loaded, "not msgpack serializable"),
+    "dump returns the value": (lambda sheet: sheet, lambda sheet: sheet, "nested deeper"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_that_is_wrong_is_found_at_put(name: str) -> None:
+    """The error names the value and its path, and nothing is written."""
+    dump, load, expected = PAIRS[name]
+    with SQLiteCheckpointer.open(":memory:", types=[StoredType(Sheet, dump, load)]) as saver:
+        with pytest.raises(Unstorable, match=expected) as refused:
+            put(saver, {"v": {"sheets": [Sheet(["a"])]}})
+        assert "channel_values['v']" in str(refused.value)
+        assert list(saver.list(None)) == []
+
+
+def test_a_load_that_fails_later_loses_nothing() -> None:
+    """The rest of the state is read, and the value is put again as it was."""
+    stored = encode(REGISTERED, [1, Sheet(["a"])])
+    broken = codec_with(StoredType(Sheet, Sheet.dumped, fails))
+    back = broken.decode(stored)
+
+    assert back[0] == 1
+    assert isinstance(back[1], dict)
+    assert stored == encode(broken, back)
+
+
+def test_a_subclass_is_refused_unless_it_is_registered() -> None:
+    """As the base class it would come back as another value."""
+    with pytest.raises(Unstorable, match="WideSheet"):
+        encode(REGISTERED, WideSheet(["a"]))
+    load: Any = WideSheet.loaded
+    wide = StoredType(WideSheet, WideSheet.dumped, load)
+    both = codec_with(SHEET, wide)
+    for value in (Sheet(["a"]), WideSheet(["a"])):
+        assert type(both.decode(encode(both, value))) is type(value)
+
+
+ROWS = [("os", "system", "touch /nowhere"), ("builtins", "eval", "1/0"), ("", "", None)]
+
+
+@pytest.mark.parametrize(("module", "name", "payload"), ROWS)
+def test_a_row_calls_only_what_is_registered(module: str, name: str, payload: Any) -> None:
+    """Whatever name a row gives, its payload comes back as data."""
+    inner = ormsgpack.packb([module, name, payload])
+    row = b"\x10" + ormsgpack.packb(ormsgpack.Ext(66, inner))
+
+    assert REGISTERED.decode(row) == {"value": payload}
+
+
+# -- options
+
+
+class Count(int):
+    pass
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "one type twice": (lambda: [SHEET, SHEET], "twice"),
+    "one name twice": (
+        lambda: [SHEET, dataclasses.replace(FRACTION, name=SHEET.stored_name)],
+        "twice, for Fraction",
+    ),
+    "no StoredType": (lambda: [Sheet], "types has .*; expected StoredType"),
+    "a dataclass": (lambda: [StoredType(Point, str, Point)], "stores values of Point by itself"),
+    "a builtin": (lambda: [StoredType(str, str, str)], "stores values of str by itself"),
+    "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "by itself"),
+    "no class": (lambda: [StoredType("Sheet", str, str)], "expected a class"),  # type: ignore[arg-type]
+    "no function": (lambda: [StoredType(Sheet, None, str)], "dump of the stored type Sheet"),  # type: ignore[arg-type]
+    "a bad name": (lambda: [dataclasses.replace(SHEET, name="Sheet")], "name is 'Sheet'"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_types_that_are_wrong_are_refused_when_it_is_opened(name: str, tmp_path: Path) -> None:
+    """By every class and function that opens a checkpointer."""
+    make, expected = FAULTS[name]
+    opening: list[Callable[[], Any]] = [
+        lambda: SQLiteCheckpointer(tmp_path / "x.db", types=make()),
+        lambda: SQLiteCheckpointer.open(tmp_path / "x.db", types=make()),
+        lambda: PostgresCheckpointer("postgresql://nobody@127.0.0.1:1/none", types=make()),
+        lambda: open_checkpointer(str(tmp_path / "x.db"), types=make()),
+    ]
+    for opened in opening:
+        with pytest.raises(ConfigurationError, match=expected):
+            opened()
+
+
+def test_a_subclass_of_a_builtin_can_be_registered() -> None:
+    """It otherwise comes back as the builtin."""
+    codec = codec_with(StoredType(Count, int, Count))
+    assert type(codec.decode(encode(codec, [Count(3)]))[0]) is Count
+    assert type(codec.decode(encode(codec, [3]))[0]) is int
+
+
+def test_a_type_can_be_renamed() -> None:
+    """By an alias of its stored name, or by a stored name of its own from the beginning."""
+    stored = encode(REGISTERED, Sheet(["a"]))
+    renamed = codec_with(
+        dataclasses.replace(SHEET, name="shop:Sheet"), aliases={(__name__, "Sheet"): Sheet}
+    )
+    assert renamed.decode(stored) == Sheet(["a"])
+    moved = encode(renamed, Sheet(["a"]))
+    assert b"shop" in moved
+    assert renamed.decode(moved) == Sheet(["a"])
+    assert list(renamed.former_forms(Sheet(["a"]), moved)) == [stored]
+
+
+def test_langgraphs_serializer_stores_a_type_alone() -> None:
+    """By pickle only where that is asked for; and it rebuilds no other class than the one."""
+    pickled = StoredType.by_serializer(Sheet, JsonPlusSerializer(pickle_fallback=True))
+    codec = codec_with(pickled)
+    stored = encode(codec, [Sheet(["a"])])
+    assert codec.decode(stored) == [Sheet(["a"])]
+    unpickled = codec_with(StoredType.by_serializer(Sheet, JsonPlusSerializer()))
+    with pytest.raises(Unstorable, match="dump of the registered type raised"):
+        encode(unpickled, Sheet(["a"]))
+    assert isinstance(unpickled.decode(stored)[0], dict)  # a row cannot ask for pickle
+
+    other = JsonPlusSerializer().dumps_typed(Fixed(1))
+    inner = ormsgpack.packb([__name__, "Sheet", [*other]])
+    row = b"\x10" + ormsgpack.packb(ormsgpack.Ext(66, inner))
+    assert isinstance(codec.decode(row), dict)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
+def test_a_data_frame() -> None:
+    """By a pair of functions, and by langgraph's serializer."""
+    pandas: Any = importlib.import_module("pandas")
+
+    frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+
+    def dump(frame: Any) -> Any:
+        return frame.to_dict("split")
+
+    def load(parts: Any) -> Any:
+        return pandas.DataFrame(**parts)
+
+    pairs = [
+        StoredType(pandas.DataFrame, dump, load),
+        StoredType.by_serializer(pandas.DataFrame, JsonPlusSerializer(pickle_fallback=True)),
+    ]
+    for pair in pairs:
+        codec = codec_with(pair)
+        assert frame.equals(codec.decode(encode(codec, [frame]))[0])
+
+
+# -- in graphs
+
+
+@pytest.fixture(params=["file", pytest.param("postgres", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return places(tmp_path)[request.param]()
+
+
+class State(TypedDict, total=False):
+    messages: Annotated[list[AnyMessage], add_messages]
+    share: Any
+    sheets: list[Any]
+
+
+def graph_with(saver: Any) -> Any:
+    def turn(state: State) -> State:
+        sheets = [*(state.get("sheets") or []), Sheet([f"{len(state['messages'])}"])]
+        return {"share": HALF, "sheets": sheets}
+
+    def ask(state: State) -> State:
+        return {"share": interrupt(state.get("share"))}
+
+    builder = StateGraph(State).add_node("turn", turn).add_node("ask", ask)
+    builder.add_edge(START, "turn").add_edge("turn", "ask")
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["clear", "encrypted"])
+def test_a_thread_with_registered_types_is_resumed_and_copied(
+    place: Place, key: Any, tmp_path: Path
+) -> None:
+    """In state, history, interrupts, copies and merged databases; equal values are stored once."""
+    with place.saver(types=TYPES, key=key) as saver:
+        graph = graph_with(saver)
+        graph.invoke({"messages": [("human", "hi")]}, CONFIG)
+    with place.saver(types=TYPES, key=key) as saver:
+        graph = graph_with(saver)
+        assert saver.status("t").interrupts[0].value == HALF
+        graph.invoke({"messages": [("human", "again")]}, CONFIG)
+        state = graph.get_state(CONFIG).values
+        assert state["sheets"] == [Sheet(["1"]), Sheet(["2"])]
+        assert [item.value for item in saver.history("t", channel="sheets")] == state["sheets"]
+    with place.saver(key=key) as saver:  # as the command line opens it
+        saver.copy_thread("t", "copy")
+        with SQLiteCheckpointer.open(tmp_path / "merged.db") as merged:
+            merged.import_from(saver)
+    with SQLiteCheckpointer.open(tmp_path / "merged.db", types=TYPES) as merged:
+        for thread in ("t", "copy"):
+            found = graph_with(merged).get_state({"configurable": {"thread_id": thread}}).values
+            assert found["sheets"] == [Sheet(["1"]), Sheet(["2"])]
+            assert found["share"] == HALF
+
+
+# -- erasure
+
+
+def talked(saver: Any, *sheets: Sheet, **more: Any) -> Any:
+    builder = StateGraph(State).add_node("turn", lambda state: {"sheets": [*sheets], **more})
+    graph: Any = builder.add_edge(START, "turn").compile(checkpointer=saver)
+    said = [HumanMessage(SAID, id="m1"), HumanMessage("and another", id="m2")]
+    graph.invoke({"messages": said}, CONFIG)
+    return graph
+
+
+def test_erase_looks_into_a_type_that_gives_its_texts(place: Place) -> None:
+    """A value that quotes an erased message goes as a whole; others of its type stay."""
+    with place.saver(types=[SEARCHED]) as saver:
+        graph = talked(saver, Sheet(["x", f"note: {SAID}!"]), Sheet(["y"]), share=Sheet([SAID]))
+        saver.erase("t", ["m1"])
+        state = graph.get_state(CONFIG).values
+
+        assert state["sheets"] == [Sheet(["y"])]
+        assert state.get("share") is None
+        assert [item.value for item in saver.history("t", channel="sheets")] == [Sheet(["y"])]
+
+
+def test_erase_does_not_look_into_a_type_without_texts(place: Place) -> None:
+    """The value stays, as the documentation says."""
+    with place.saver(types=[SHEET]) as saver:
+        graph = talked(saver, Sheet([SAID]))
+        saver.erase("t", ["m1"])
+        assert graph.get_state(CONFIG).values["sheets"] == [Sheet([SAID])]
+
+
+@pytest.mark.parametrize("texts", [fails, lambda sheet: [1], lambda sheet: None])
+def test_texts_that_fail_stop_an_erasure(texts: Any) -> None:
+    """Nothing is erased, so that the caller does not take it for done."""
+    types = [dataclasses.replace(SHEET, texts=texts)]
+    with SQLiteCheckpointer.open(":memory:", types=types) as saver:
+        talked(saver, Sheet(["x"]))
+        with pytest.raises(SerializationError, match="texts of the registered type"):
+            saver.erase("t", ["m1"])
+        assert [item.value.text for item in saver.history("t")] == [SAID, "and another"]
