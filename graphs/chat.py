@@ -86,7 +86,12 @@ def chat_graph(
         answer = await calling(chosen, "invoke", list(messages), config)
         now = {**state, "messages": [*state["messages"], answer]}
         calls = isinstance(answer, AIMessage) and answer.tool_calls
-        goto = "tools" if calls and tools else _next(steps, after, now)
+        if calls and tools:
+            goto = "tools"
+        else:
+            goto = _next(steps, after, now)
+            for summary in summaries:
+                summary.schedule(now)
         return Command(update={"messages": [answer]}, goto=goto)
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)

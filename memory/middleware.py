@@ -42,8 +42,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Args:
         parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
-            changes the thread, before the model is called. Learners, like `remember_turns()` and
-            `update_instructions(…)`, run when the agent is done.
+            changes the thread, before the model is called or, with `background=True`, after the
+            run. Learners, like `remember_turns()` and `update_instructions(…)`, run when the agent
+            is done.
     """
 
     state_schema = MemoryState
@@ -97,6 +98,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
             await calling(learner, "invoke", state, get_config())
+        for part in self._view.parts if self._view else ():
+            if isinstance(part, Summarize):
+                part.schedule(state)
 
     before_model: Any = blocking(_before_model)
     abefore_model: Any = awaiting(_before_model)
