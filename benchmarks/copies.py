@@ -21,7 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.reader import collector_paused
+from perdure.checkpointers.collector import collector_paused
 
 ROUNDS = 15
 

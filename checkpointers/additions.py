@@ -52,19 +52,23 @@ class Additions:
         seal: Encrypts what is written.
         thread_id: Whose logs they are.
         thread: What is kept of it, with a log for each channel of which something is added.
+        stored_at: When the items are first stored, in seconds since 1970.
 
     Attributes:
         placed: Where the items stand that were new to the plan, by channel and content.
         items, aliases: What is appended: log, position, and item or origin.
+        times: When items were first stored that take the place of others, by channel and content.
     """
 
     sql: NamedSQL
     seal: Seal
     thread_id: str
     thread: Thread
+    stored_at: float
     placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
     items: list[tuple[ChannelLog, int, bytes]] = field(default_factory=list)
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
+    times: dict[tuple[str, bytes], float] = field(default_factory=dict)
     _rows: list[Row] = field(default_factory=list)
 
     def fill(
@@ -189,7 +193,8 @@ class Additions:
 
     def _add(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
         body = self.seal.seal(data, item_place(self.thread_id, log.name, position))
-        self._rows.append((place(log.key, position), hashed, body))
+        stored_at = self.times.get((log.name, data), self.stored_at)
+        self._rows.append((place(log.key, position), hashed, stored_at, body))
 
     def _few(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """The same items in no more ranges than `limit` allows, scattered ones as aliases."""

@@ -86,6 +86,7 @@ class Checkpointer(CheckpointSaver):
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
         before: int | None = None,
+        missing_ok: bool = False,
     ) -> _List[HistoryItem]:
         """All items of a channel up to a checkpoint, in order, including removed ones.
 
@@ -97,14 +98,19 @@ class Checkpointer(CheckpointSaver):
             ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
                 only. None: all.
             before: Only what stands before the item at this `position`: a page further up.
+            missing_ok: Whether the history of a thread or namespace that does not exist is an
+                empty list, as a chat page needs it for a new thread. An unknown `checkpoint_id` of
+                a thread that exists is an error all the same.
 
         Raises:
             ConfigurationError: `ends` is no pair of counts.
-            UnknownThread: There is no such thread or namespace.
+            UnknownThread: There is no such thread or namespace, and `missing_ok` is False.
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.history(at, channel, ends, before))()
+        return self._read(
+            lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
+        )()
 
     async def ahistory(
         self,
@@ -115,11 +121,12 @@ class Checkpointer(CheckpointSaver):
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
         before: int | None = None,
+        missing_ok: bool = False,
     ) -> _List[HistoryItem]:
         """See `history`."""
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         decoded = await self.database.aread(
-            lambda: self._threads.history(at, channel, ends, before)
+            lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
         )
         return await self.database.in_thread(decoded)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from bisect import bisect_left
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -22,6 +24,7 @@ from langgraph.types import Send
 
 from perdure.checkpointers.additions import Additions
 from perdure.checkpointers.cache import NO_TITLE, Snapshot, Thread, Title, Write
+from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -41,7 +44,7 @@ from perdure.checkpointers.manifest import (
     value_reference,
 )
 from perdure.checkpointers.put import TITLE_LENGTH
-from perdure.checkpointers.reader import PAGE, CheckpointReader, collector_paused
+from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
     VIEWS,
     RunRow,
@@ -193,7 +196,7 @@ class _Eraser:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
         self.thread = Thread(key, generation)  # not the cache's
-        self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread)
+        self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
@@ -204,6 +207,7 @@ class _Eraser:
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
         # the positions of those whose bytes may name a message, and of those that may change
         self._suspects: dict[int, list[int]] = {}
+        self._times: dict[int, dict[int, float]] = {}  # when they were first stored
         self._hits: dict[int, list[int]] = {}
         self._items: dict[tuple[int, int, bool, Where], Any] = {}  # what is left of hits
         self._calling: set[tuple[int, int]] = set()  # messages with calls that go
@@ -223,6 +227,7 @@ class _Eraser:
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
                     items.update((yield from page))
+            self._times[key] = yield from self.reader.item_times(key, [(0, log.next)])
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
@@ -568,7 +573,12 @@ class _Eraser:
             self._calling.add((log, position))
         if entry is not None and new is not GONE:
             new = [*new.popitem()] if new else GONE
-        return GONE if new is GONE else self._encoded(new)
+        if new is GONE:
+            return GONE
+        stored = self._encoded(new)
+        times, key = self.additions.times, (self.thread.logs[log].name, stored)
+        times[key] = min(times.get(key, inf), self._times[log].get(position, inf))
+        return stored
 
 
 def _between(places: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:

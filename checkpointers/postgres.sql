@@ -41,7 +41,7 @@ CREATE TABLE logs ({tenant_column}
     UNIQUE ({tenant}thread, name),
     PRIMARY KEY ({tenant}log)
 );
-CREATE TABLE items ({tenant_column}id bigint, h bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY ({tenant}id));
+CREATE TABLE items ({tenant_column}id bigint, h bigint NOT NULL, stored_at double precision NOT NULL, body bytea NOT NULL, PRIMARY KEY ({tenant}id));
 CREATE INDEX items_h ON items ({tenant}h);
 CREATE TABLE checkpoints ({tenant_column}
     id bigint,

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import takewhile
+from math import inf
 from operator import eq
 from types import NoneType
 from typing import Any, Final, NamedTuple
@@ -108,6 +110,7 @@ class CheckpointPut:
         kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
         config: The config of the put, which may name the user; None if no run puts it.
+        made_at: When it was made, by its `ts`, in seconds since 1970; infinite if it has none.
         deltas: The `DeltaChannel`s that have a version but no snapshot.
         snapshots: The `DeltaChannel`s that have a snapshot, unless it is short and has no parts.
         replayed: What tasks wrote to them at the parent, once it is read.
@@ -122,6 +125,7 @@ class CheckpointPut:
     kept: Thread | None = None
     title: Title | None = None
     config: RunnableConfig | None = None
+    made_at: float = inf
     deltas: Sequence[str] = ()
     snapshots: Sequence[str] = ()
     replayed: DeltaWrites | None = None
@@ -148,6 +152,9 @@ class CheckpointPut:
                 self._here[channel] = here(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.at.checkpoint_id is None:
                 self._held(codec, channel)
+        with suppress(TypeError, ValueError, OverflowError):  # of a `ts` that is no time
+            made_at = datetime.fromisoformat(checkpoint["ts"])
+            self.made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC).timestamp()
         if COUNTERS in self.metadata:
             known = self.metadata[COUNTERS] or ()
             self.deltas = [c for c in known if c in self._versions and c not in self._values]

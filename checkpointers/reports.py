@@ -22,12 +22,16 @@ class HistoryItem:
             messages, and whose last snapshot is older than the checkpoint.
         position: Its place in the channel's log; grows with time, never reused.
         branch: Whether it is only on a branch that does not lead to the head.
+        stored_at: When the checkpoint that first stored it was made (UTC): its `ts`, or when it was
+            put if that is earlier. Copies, merges, imports of langgraph's databases, prunes and
+            erasures of other messages leave it.
     """
 
     value: Any
     seen: bool | None
     position: int
-    branch: bool = False
+    branch: bool
+    stored_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

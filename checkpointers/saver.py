@@ -45,11 +45,12 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.labels import LABELS, context_labels
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
-from perdure.checkpointers.reader import CheckpointReader, collector_paused
+from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter

@@ -40,6 +40,7 @@ CREATE TABLE logs (
 CREATE TABLE items (
     id INTEGER PRIMARY KEY,
     h INTEGER NOT NULL,
+    stored_at REAL NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
 CREATE INDEX items_h ON items (h);
@@ -239,8 +240,11 @@ FROM logs WHERE thread = ? ORDER BY log;
 -- same_hashes: candidates for being items that are stored already
 SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?) AS asked);
 
--- add_item: one item, at its position
-INSERT INTO items (id, h, body) VALUES (?, ?, ?);
+-- add_item: one item, at its position, and when the checkpoint that brought it was made
+INSERT INTO items (id, h, stored_at, body) VALUES (?, ?, ?, ?);
+
+-- item_times: when the items of a range of a log were first stored
+SELECT id, stored_at FROM items WHERE id >= ? AND id < ?;
 
 -- items_between: a range of a log
 SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;

@@ -93,6 +93,7 @@ class ThreadRecords:
     logs: list[Row]
     namespaces: list[NamespaceRecords]
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
+    times: dict[int, dict[int, float]] = field(default_factory=dict)  # when they were stored
 
     @property
     def keys(self) -> int:
@@ -108,6 +109,12 @@ class ThreadRecords:
             return (yield from page)
         held = self.items[log]
         return [(at, held[at]) for at in range(start, start + PAGE) if at in held]
+
+    def page_times(self, reader: CheckpointReader, log: int, start: int) -> Flow[dict[int, float]]:
+        """Return when the items of a page of a log were first stored, by position."""
+        if self.items is None:
+            return (yield from reader.item_times(log, [(start, start + PAGE)]))
+        return self.times[log]
 
 
 def thread_records(
@@ -173,6 +180,8 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
         for first, stop in log_spans(*ends):
             for start in range(first, stop, PAGE):
                 held |= dict((yield from records.page(reader, name, log, start)))
+        spans = log_spans(*ends)
+        records.times[log] = yield from reader.item_times(log, spans)
     records.items = items
 
 
@@ -272,10 +281,11 @@ class _ThreadWriter:
                 for start in range(first, stop, PAGE):
                     rows = []
                     page = self.records.page(self.reader, name, log, start)
+                    times = yield from self.records.page_times(self.reader, log, start)
                     for at, stored in (yield from page):
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
                         body = self.seal.seal(stored, item_place(self.target, name, at))
-                        rows.append((place(key, at), hashed, body))
+                        rows.append((place(key, at), hashed, times[at], body))
                     yield Statement(self.sql["add_item"], rows, many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:

@@ -59,15 +59,24 @@ class ThreadReader:
     # -- what was said
 
     def history(
-        self, at: Address, channel: str, ends: tuple[int, int] | None, before: int | None = None
+        self,
+        at: Address,
+        channel: str,
+        ends: tuple[int, int] | None,
+        before: int | None = None,
+        *,
+        missing_ok: bool = False,
     ) -> Flow[Callable[[], list[HistoryItem]]]:
-        """Everything said on the way to a checkpoint; see `Checkpointer.history`.
+        """Read the items up to a checkpoint; see `Checkpointer.history`.
 
-        Returns what decodes it, to be called where that may take its time.
+        Returns a function that decodes them, which is to be called where decoding may take long.
         """
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
         checkpoint = yield from self.reader.find(at)
         if checkpoint is None:
+            known = yield self.sql("find_thread", at.thread_id)
+            if missing_ok and (at.checkpoint_id is None or not known):
+                return list
             raise missing(at)
         snapshot = checkpoint.snapshot
         key, said = snapshot.said.get(channel, (0, []))
@@ -93,6 +102,8 @@ class ThreadReader:
         is_dict, is_known = self._form(snapshot.refs.get(channel))
         found_at = [(log.origin(place), branch) for place, branch in places]
         seen |= yield from self._repeated(at, checkpoint, channel, seen)
+        origins = joined((place, place + 1) for place in sorted({place for place, _ in found_at}))
+        times = yield from self.reader.item_times(key, origins)
 
         def decoded() -> list[HistoryItem]:
             values = self.reader.codec.values(full)
@@ -100,7 +111,11 @@ class ThreadReader:
                 values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
             return [
                 HistoryItem(
-                    value, not branch and (origin in seen if is_known else None), origin, branch
+                    value,
+                    not branch and (origin in seen if is_known else None),
+                    origin,
+                    branch,
+                    _time(at.thread_id, times[origin]),
                 )
                 for value, (origin, branch) in zip(values, found_at, strict=True)
             ]

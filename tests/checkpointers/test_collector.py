@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.checkpointers.reader import collector_paused
+from perdure.checkpointers.collector import collector_paused
 
 SET = (701, 11, 12)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,26 @@ def test_ids_are_shown_as_they_are(thread: str) -> None:
 
     assert run("show", "--", thread).splitlines()[0].strip() == thread
     assert run("threads").splitlines()[1].startswith(thread)
-    assert run("history", "--", thread).startswith("● human\nhello\n")
+    assert untimed(run("history", "--", thread)).startswith("● human\nhello\n")
 
 
 # -- history
+
+
+def untimed(shown: str) -> str:
+    """A history without the times at which its messages were stored, this year."""
+    return re.sub(rf" · {datetime.now(UTC):%Y}-\d\d-\d\d \d\d:\d\dZ", "", shown)
+
+
+def test_history_says_when_each_message_was_stored(trip: str) -> None:
+    """It is the time of the checkpoint that stored it first, to the minute, and exact as JSON."""
+    made = {info["ts"] for info in read("show", trip)}
+    whole = read("history", trip)
+    [first, *_] = run("history", trip).splitlines()
+    at = datetime.fromisoformat(whole[0]["stored_at"])
+
+    assert {item["stored_at"] for item in whole} < made
+    assert first == f"● human · {at:%Y-%m-%d %H:%MZ}"
 
 
 def test_history_marks_what_the_model_sees(db: Path) -> None:
@@ -165,7 +182,7 @@ def test_history_marks_what_the_model_sees(db: Path) -> None:
     say("trip", "one", "two")
     put("trip", Keep(-2))
     found = read("history", "trip")
-    shown = run("history", "trip").split("\n\n")
+    shown = untimed(run("history", "trip")).split("\n\n")
 
     assert [(item["type"], item["seen"]) for item in found] == [
         *(("human", False), ("ai", False), ("human", True), ("ai", True)),
@@ -182,7 +199,8 @@ def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
     nothing = attempt("history", trip, "--checkpoint", ids(trip)[0])
 
     assert read("history", trip, "--checkpoint", first) == read("history", trip)[:1]
-    assert run("history", trip, "--checkpoint", first[:18]) == "● human\nI pack a red tent\n"
+    shown = untimed(run("history", trip, "--checkpoint", first[:18]))
+    assert shown == "● human\nI pack a red tent\n"
     assert (nothing.stdout, nothing.stderr) == (
         "",
         "nothing was said on 'trip' in the channel 'messages'\n",
@@ -215,7 +233,7 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
     put("t", messages)
     shown, whole = run("history", "t"), read("history", "t")
 
-    assert shown == (
+    assert untimed(shown) == (
         "● human\nWhat is this?\n[image]\nSay.\n\n"
         '● ai\n  → look(at=1, how={"deep": true})\n'
         "  → run\n    at: pond\n    code:\n        a = 1\n        print(a)\n"
@@ -279,10 +297,10 @@ def test_long_history_is_paged_on_a_terminal(
     short = terminal("history", "u", color=True)
 
     assert printed[0] == ""
-    assert re.match(r"\x1b\[1;32m● ai\x1b\[0m\n0\n", seen[0])
+    assert re.match(r"\x1b\[1;32m● ai\x1b\[0m\n0\n", untimed(seen[0]))
     assert printed[1].splitlines()[-1] == "49"
     assert len(seen) == 1
-    assert short == "\x1b[1;36m● human\x1b[0m\nshort\n"
+    assert untimed(short) == "\x1b[1;36m● human\x1b[0m\nshort\n"
 
 
 @pytest.mark.parametrize(

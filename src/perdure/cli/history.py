@@ -57,7 +57,8 @@ def history(
 ) -> None:
     """Show everything that was said on a thread.
 
-    The model sees messages marked ●; ○ is history only, ◌ is on a branch.
+    The model sees messages marked ●; ○ is history only, ◌ is on a branch. Of items marked ? it is
+    not known: they are of a `DeltaChannel` whose reducer is code of the graph.
     """
     from perdure.checkpointers.titles import about
 
@@ -102,7 +103,8 @@ def _plain(item: HistoryItem) -> dict[str, Any]:
     fields = {"content": value}
     if _is_message(value):
         fields = {**value.model_dump(exclude_none=True), "content": value.content}
-    return {"seen": item.seen, "branch": item.branch, "position": item.position, **fields}
+    about = {"seen": item.seen, "branch": item.branch, "position": item.position}
+    return {**about, "stored_at": item.stored_at, **fields}
 
 
 def _is_message(value: Any) -> bool:
@@ -113,16 +115,21 @@ def _is_message(value: Any) -> bool:
 
 
 def heading(item: HistoryItem) -> Line:
-    """Who said something, when, and by which model, as far as that is known."""
+    """Return who said something, when, and by which model.
+
+    The time is that of the message itself, if it has one, otherwise that of its first storing.
+    """
     from perdure.memory.thread_messages import time_of
 
-    value, mark = item.value, "●" if item.seen else "◌" if item.branch else "○"
+    value = item.value
+    mark = "?" if item.seen is None else "●" if item.seen else "◌" if item.branch else "○"
     if not _is_message(value):
-        return Line(mark, "bold")
+        return Line(f"{mark} {moment(item.stored_at)}", "bold")
     of_model = value.response_metadata
     name = value.name if value.type == "tool" else None
     model = of_model.get("model_name") or of_model.get("model")
-    parts = [value.type, name, moment(time_of(of_model.get("create_time"))), model]
+    said_at = time_of(of_model.get("create_time")) or item.stored_at
+    parts = [value.type, name, moment(said_at), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 

@@ -218,7 +218,7 @@ class ThreadTables(Tables):
         Table("logs", "log, thread, name", *_OF_THREAD, key="log", names="name"),
         Table(
             "items",
-            "id, h, body",
+            "id, h, stored_at, body",
             *_OF_LOG,
             large="body",
             flags=[3],  # the hash depends on the key; aliases have none
@@ -301,7 +301,7 @@ class ThreadTables(Tables):
             row = (*row[:-4], found, by_client, *row[-2:])
         if table.name == "items":
             h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
-            row = (*row[:3], h, row[-1])
+            row = (*row[:3], h, *row[4:])
         return super().sealed(table, row)
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
