@@ -32,6 +32,8 @@ class Shared(ABC):
         users: How many have it open.
         refused: Why there is no more to do, if so.
         busy: Held while a transaction is made which a forked process must not inherit.
+        is_quiet: Of one that a forked process has inherited: whether nobody was using its
+            connections when the process was forked.
         gate: Held while work is handed in, and while it is refused from then on.
         lock: Of its kind, so that a server that does not answer keeps no file waiting; held while
             one is opened, joined or left.
@@ -49,6 +51,15 @@ class Shared(ABC):
         self.users = 1
         self.refused = ""
         self.busy, self.gate = threading.Lock(), threading.Lock()
+        self.is_quiet = True
+
+    def pause_for_fork(self) -> None:
+        """Wait until nobody makes a transaction, and let nobody begin one until `go_on`."""
+        self.busy.acquire()
+
+    def go_on(self) -> None:
+        """Let others go on after `pause_for_fork`, in the parent and in the child."""
+        self.busy.release()
 
     def check(self) -> None:
         """Refuse work once it is closed, and in a forked process."""
@@ -80,6 +91,8 @@ class Shared(ABC):
 _open: Final[dict[Any, Any]] = {}  # what others may join, by what they name
 _all: Final[WeakSet[Shared]] = WeakSet()
 _locks: Final = list[threading.RLock]()  # see `Shared.lock`
+inherited: Final = list[Shared]()
+"""What the parent of this forked process had open when it was forked."""
 
 
 class Opening(ABC, Generic[S]):
@@ -173,19 +186,20 @@ def _before_fork() -> None:
     for lock in _locks:
         lock.acquire()
     for shared in _all:
-        shared.busy.acquire()
+        shared.pause_for_fork()
 
 
 def _after_fork() -> None:
     for shared in _all:
-        shared.busy.release()
+        shared.go_on()
     for lock in _locks:
         lock.release()
 
 
 def _after_fork_in_child() -> None:
+    inherited.extend(_all)
     for shared in _all:
-        shared.busy.release()
+        shared.go_on()
         shared.refused = "is closed in this forked process: open it again here"
     _all.clear()
     _open.clear()

@@ -10,11 +10,11 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import aiosqlite
 
@@ -23,7 +23,7 @@ from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Job, Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
 from perdure.storage.locks import FileLocks, Locks, NamedLock
-from perdure.storage.shared import Opening, Shared
+from perdure.storage.shared import Opening, Shared, inherited
 from perdure.storage.sqlite_connection import (
     DURABLE,
     REUSES_WAL,
@@ -39,6 +39,8 @@ from perdure.storage.threads import Promise, ThreadPool, settle
 
 _READING_THREADS: Final = 4
 _AT_ONCE: Final = 4  # coroutines that read at a moment: each has a thread
+_FORK_WAIT_S: Final = 2.0  # how long a fork waits for reads to end
+_PAUSE_S: Final = 0.001  # between two looks whether a fork still waits
 _CHUNK: Final = 64  # rows; not used, as whole pages are fetched
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -51,6 +53,7 @@ class SQLiteFile(Shared):
 
     def __init__(self, connector: Connector, schema: Schema | None) -> None:
         self.path = path = connector.path
+        _close_inherited(path)
         super().__init__(repr(path), ThreadPool(_READING_THREADS, "perdure-read", lasting=True))
         self.connector = connector
         self.readers = Readers(connector)
@@ -112,6 +115,28 @@ class SQLiteFile(Shared):
             reading = self.async_readers.submit(flow, snapshot=snapshot)
         return await reading
 
+    def pause_for_fork(self) -> None:
+        """See `Shared.pause_for_fork`; readers are waited for too, but not for ever."""
+        super().pause_for_fork()
+        quiet = [readers.pause() for readers in (self.readers, self.async_readers)]
+        self.is_quiet = all(quiet)
+
+    def go_on(self) -> None:
+        """See `Shared.go_on`."""
+        for readers in (self.readers, self.async_readers):
+            readers.go_on()
+        super().go_on()
+
+    def close_inherited(self) -> None:
+        """Close the connections of a parent's file in a forked process, which changes no file.
+
+        The parent is not affected, as its locks on the file are those of its process.
+        """
+        writers = [] if self._writer is None else [self._writer.connection]
+        for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
+            with suppress(sqlite3.Error):
+                conn.close()
+
     def end(self) -> None:
         """See `Shared.end`."""
         with self.gate:
@@ -128,6 +153,31 @@ class SQLiteFile(Shared):
         if writer is not None:
             with suppress(StorageError):  # its folder may be gone
                 writer.close()
+
+
+def _close_inherited(path: str) -> None:
+    """Close the connections that a forked process has inherited, before it opens a file itself.
+
+    SQLite believes that a process holds the locks of all its connections to a file. In a forked
+    process those that were inherited hold none, so that new ones beside them would take none
+    either, and other processes would remove the WAL under them.
+    https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
+
+    Raises:
+        StorageUnavailable: A thread of the parent was using a connection to this file when the
+            process was forked; it cannot be closed.
+    """
+    for file in inherited[:]:
+        if not isinstance(file, SQLiteFile):
+            continue
+        if file.is_quiet:
+            file.close_inherited()
+            inherited.remove(file)
+        elif os.path.realpath(file.path) == os.path.realpath(path):
+            raise StorageUnavailable(
+                f"{path!r} was being read while this process was forked, and cannot be opened in "
+                "it: fork again when no thread reads, or start the process with spawn"
+            )
 
 
 class SQLiteDatabase(Opening[SQLiteFile]):
@@ -324,20 +374,48 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 # -- reading: a connection for each thread, or coroutine, that reads
 
 
-class Readers:
+class _Pausable:
+    """Counts the reads under way, and lets a fork wait until there are none."""
+
+    def __init__(self) -> None:
+        self._lent = 0  # reads under way
+        self._is_pausing = False
+        self._changed = threading.Condition()
+
+    def pause(self) -> bool:
+        """Let no read begin until `go_on`. Returns whether none is under way."""
+        self._changed.acquire()
+        self._is_pausing = True
+        is_quiet = self._changed.wait_for(lambda: self._lent == 0, _FORK_WAIT_S)
+        self._is_pausing = False
+        return is_quiet
+
+    def go_on(self) -> None:
+        """Let reads begin again."""
+        self._changed.notify_all()
+        self._changed.release()
+
+
+class Readers(_Pausable):
     """Connections for threads."""
 
     def __init__(self, connector: Connector) -> None:
+        super().__init__()
         self._connector = connector
         self._idle: list[sqlite3.Connection] = []
-        self._lent = 0
         self._closed = False
-        self._changed = threading.Condition()
+
+    @property
+    def connections(self) -> list[sqlite3.Connection]:
+        """Those that are not in use."""
+        return self._idle
 
     @contextmanager
     def lent(self) -> Iterator[sqlite3.Connection]:
         """One of them, for a read."""
         with self._changed:
+            while self._is_pausing:
+                self._changed.wait()
             if self._closed:
                 raise StorageUnavailable(f"the database {self._connector.path!r} is closed")
             self._lent += 1
@@ -351,7 +429,7 @@ class Readers:
                 if conn is not None and usable:
                     self._idle.append(conn)
                 self._lent -= 1
-                if self._closed:
+                if self._closed or self._is_pausing:
                     self._changed.notify_all()
 
     def close(self) -> None:
@@ -373,7 +451,14 @@ def _usable(conn: sqlite3.Connection) -> bool:
     return False
 
 
-class AsyncReaders:
+class _AsyncConnection(NamedTuple):
+    """A connection of aiosqlite, and the one of sqlite3 that it uses."""
+
+    conn: aiosqlite.Connection
+    of_sqlite: sqlite3.Connection
+
+
+class AsyncReaders(_Pausable):
     """Connections of aiosqlite, for tasks of any event loop, and an event loop of their own.
 
     A connection's thread answers to the event loop that awaits a statement, and dies if that is
@@ -382,8 +467,9 @@ class AsyncReaders:
     """
 
     def __init__(self, connector: Connector) -> None:
+        super().__init__()
         self._connector = connector
-        self._idle: list[aiosqlite.Connection] = []
+        self._idle: list[_AsyncConnection] = []
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread
@@ -406,17 +492,34 @@ class AsyncReaders:
             if not promise.claim():
                 return
             try:
-                with mapped(self._connector.path):
-                    promise.result = await self._read(flow, snapshot)
+                async with self._counted():
+                    with mapped(self._connector.path):
+                        promise.result = await self._read(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
         settle([promise])
 
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        """Count a read, once no fork waits. The event loop is not blocked: others have to end."""
+        while not self._begin():  # noqa: ASYNC110 - across threads
+            await asyncio.sleep(_PAUSE_S)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lent -= 1
+                if self._is_pausing:
+                    self._changed.notify_all()
+
+    def _begin(self) -> bool:
+        with self._changed:
+            self._lent += not self._is_pausing
+            return not self._is_pausing
+
     async def _read(self, flow: Flow[T], snapshot: bool) -> T:
-        if self._idle:
-            conn = self._idle.pop()
-        else:
-            conn = await aiosqlite.Connection(self._connector.reader, _CHUNK)
+        lent = self._idle.pop() if self._idle else await self._open()
+        conn = lent.conn
         try:
             if snapshot:
                 await conn.execute_fetchall("BEGIN")
@@ -424,9 +527,24 @@ class AsyncReaders:
         finally:
             try:
                 await conn.rollback()
-                self._idle.append(conn)
+                self._idle.append(lent)
             except sqlite3.Error:
                 await conn.close()
+
+    async def _open(self) -> _AsyncConnection:
+        opened: list[sqlite3.Connection] = []
+
+        def connect() -> sqlite3.Connection:
+            opened.append(self._connector.reader())
+            return opened[0]
+
+        conn = await aiosqlite.Connection(connect, _CHUNK)
+        return _AsyncConnection(conn, opened[0])
+
+    @property
+    def connections(self) -> list[sqlite3.Connection]:
+        """Those that are not in use."""
+        return [each.of_sqlite for each in self._idle]
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
@@ -435,8 +553,9 @@ class AsyncReaders:
 
     async def _finish(self) -> None:
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-        for conn in self._idle:
-            await conn.close()
+        async with self._counted():
+            for each in self._idle:
+                await each.conn.close()
 
     def close(self) -> None:
         """Close them, once what was handed in is read."""

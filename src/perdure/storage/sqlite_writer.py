@@ -82,6 +82,11 @@ class SQLiteWriter:
         self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
         self._thread.start()
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for a forked process that closes what it has inherited."""
+        return self._conn
+
     def _run(self) -> None:
         more = True
         while more:
@@ -399,7 +404,7 @@ class SQLiteWriter:
 
     def close(self) -> None:
         """Close the connection; the last one of a file also moves the WAL into it."""
-        with self._connector.between_processes():
+        with self.lock, self._connector.between_processes():
             self._conn.close()
 
 
