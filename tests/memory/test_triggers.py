@@ -74,7 +74,7 @@ def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
         (("messages", 7), 3),
         (("tokens", 2 * EACH), 1),
         ([("messages", 7), ("tokens", 8)], 1),
-        ([("messages", 99), ("tokens", 5 * EACH)], 3),
+        ([("messages", 99), ("tokens", 6 * EACH)], 3),
     ],
 )
 def test_half_of_what_triggers_stays_by_default(trigger: Any, kept: int) -> None:

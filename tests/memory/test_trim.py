@@ -462,7 +462,7 @@ def test_tools_that_leave_no_room_are_refused() -> None:
 
 def test_a_share_of_the_window_of_a_model() -> None:
     """By its profile."""
-    model = ChatOpenAI(model="a", api_key=lambda: "none", profile={"max_input_tokens": 400})
+    model = ChatOpenAI(model="a", api_key=lambda: "none", profile={"max_input_tokens": 440})
     talk = talk_of(*"hahah")
     assert ids(trim(max_tokens=0.05, token_counter=model)(talk)) == "h2 a3 h4"
     assert ids(trim(max_tokens=1.0, token_counter=model)(talk)) == "h0 a1 h2 a3 h4"

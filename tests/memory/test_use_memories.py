@@ -300,7 +300,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     counter = token_counter(None)
     cuts = trim(max_tokens=1_000, token_counter=counter)
     with filled(*puts) as store:
-        shown = shows(view(use_memories(store, max_tokens=400, min_score=0), cuts), talk)
+        shown = shows(view(use_memories(store, max_tokens=500, min_score=0), cuts), talk)
         bare = shows(cuts, talk)
     tokens = counter.request + sum(map(counter.message, shown))
 
