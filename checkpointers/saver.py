@@ -335,7 +335,7 @@ def serde_and_seal(
     serde: SerializerProtocol | None,
     allow: Sequence[type | tuple[str, str]],
     strict: bool,
-    types: Iterable[StoredType[Any]] = (),
+    types: Sequence[StoredType[Any]] = (),
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
     """Return the serializer, the encryption and the stored types that options of `open` name."""

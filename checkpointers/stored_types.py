@@ -128,9 +128,11 @@ class StoredTypes:
         former: For classes that an alias leads to, the names under which they were stored before.
     """
 
-    def __init__(self, types: Iterable[StoredType[Any]] = (), aliases: Aliases = ()) -> None:
+    def __init__(self, types: Sequence[StoredType[Any]] = (), aliases: Aliases = ()) -> None:
         self.by_class: dict[type, StoredType[Any]] = {}
         self._by_name: dict[Name, StoredType[Any]] = {}
+        if not isinstance(types, list | tuple):
+            raise ConfigurationError(f"types is {types!r:.80}; expected a list of StoredType")
         for each in types:
             if not isinstance(each, StoredType):
                 raise ConfigurationError(
@@ -261,6 +263,8 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
             no class that can be imported.
     """
     pairs = aliases.items() if isinstance(aliases, Mapping) else aliases
+    if not isinstance(aliases, Mapping | list | tuple):
+        raise ConfigurationError(f"aliases is {aliases!r:.80}; expected a dict of old and new")
     steps: dict[Name, type | Name] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:

@@ -272,6 +272,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no name": ({"A": NewData}, "a name in aliases is 'A'; expected"),
     "a class as a name": ({OldData: NewData}, "a name in aliases is"),
     "no target": ({("m", "A"): 5}, "a target in aliases is 5; expected"),
+    "no dict": (5, "aliases is 5; expected a dict"),
     "no pairs": ([5], "aliases has 5; expected pairs"),
 }
 

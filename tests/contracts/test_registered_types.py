@@ -252,6 +252,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [SHEET, dataclasses.replace(FRACTION, name=SHEET.stored_name)],
         "twice, for Fraction",
     ),
+    "no list": (lambda: SHEET, "types is .*; expected a list"),
     "no StoredType": (lambda: [Sheet], "types has .*; expected StoredType"),
     "a dataclass": (lambda: [StoredType(Point, str, Point)], "stores values of Point by itself"),
     "a builtin": (lambda: [StoredType(str, str, str)], "stores values of str by itself"),

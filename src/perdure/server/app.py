@@ -150,8 +150,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        measured = (telemetry.measured,) if telemetry is not None else ()
-        app.state.databases = Databases(chosen, *measured)
+        options: dict[str, Any] = {"saver_options": getattr(served, "saver_options", {})}
+        if telemetry is not None:
+            options["measured"] = telemetry.measured
+        app.state.databases = Databases(chosen, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
         runs = Runs(served, limits, app.state.databases, players, telemetry, webhooks)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)

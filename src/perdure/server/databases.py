@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -34,12 +34,17 @@ class Databases:
     Args:
         settings: Name the database.
         measured: Makes a subclass of a class of threads or items, whose methods are measured.
+        saver_options: Options of the checkpointers, `types` and `aliases`.
     """
 
     def __init__(
-        self, settings: Settings, measured: Callable[[Any], Any] = lambda plain: plain
+        self,
+        settings: Settings,
+        measured: Callable[[Any], Any] = lambda plain: plain,
+        saver_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._measured = settings, measured
+        self._saver_options = dict(saver_options or {})
         self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
         self._uses = Counter[str | None]()
 
@@ -75,7 +80,7 @@ class Databases:
 
     def _opened(self, tenant: str | None) -> OpenDatabase:
         db, options = self._settings.db, {"key": self._settings.key}
-        of_saver, of_store = dict[str, Any](options), dict[str, Any](options)
+        of_saver, of_store = {**options, **self._saver_options}, dict[str, Any](options)
         if is_dsn(db):
             of_saver["direct"] = self._settings.direct
         if tenant is not None:

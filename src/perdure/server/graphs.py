@@ -23,6 +23,7 @@ from langgraph.pregel import Pregel
 from langgraph_sdk.runtime import AccessContext, ServerRuntime
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.stored_types import StoredTypes
 from perdure.errors import ConfigurationError
 from perdure.server.access import Refused
 from perdure.settings import Settings
@@ -46,10 +47,18 @@ class Graphs:
     """Graphs by their names.
 
     Args:
-        sources: By name.
+        sources: The graphs by name.
+        saver_options: The options `types` and `aliases` of the checkpointers that the graphs get.
+
+    Raises:
+        ConfigurationError: The options are wrong.
     """
 
-    def __init__(self, sources: Mapping[str, Source]) -> None:
+    def __init__(
+        self, sources: Mapping[str, Source], saver_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.saver_options = dict(saver_options or {})
+        StoredTypes(**self.saver_options)  # a server that starts has no wrong options
         self._sources = {
             name: source.compile() if isinstance(source, StateGraph) else source
             for name, source in sources.items()
@@ -64,8 +73,11 @@ class Graphs:
     def load(cls, path: str | Path) -> Self:
         """Import the graphs of a `langgraph.json`; its folder and dependencies join `sys.path`.
 
+        `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
+        names the options of the checkpointer; `aliases` may be a place as well.
+
         Raises:
-            ConfigurationError: The file, or a graph that it names, cannot be read or imported.
+            ConfigurationError: The file, or what it names, cannot be read or imported.
         """
         file = Path(path).resolve()
         try:
@@ -84,7 +96,8 @@ class Graphs:
             if folder.startswith(".") and place not in sys.path:  # the others are packages
                 sys.path.insert(0, place)
         os.environ.update(_environment(found.get("env", {}), file.parent))
-        return cls({name: imported(place, file.parent) for name, place in places.items()})
+        sources = {name: imported(place, file.parent) for name, place in places.items()}
+        return cls(sources, _saver_options(found.get("perdure", {}), file.parent))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -152,6 +165,19 @@ class _Own(NamedTuple):
 def id_of(name: str) -> str:
     """The id of a graph's own assistant."""
     return str(uuid5(_ASSISTANTS, name))
+
+
+def _saver_options(given: Any, folder: Path) -> dict[str, Any]:
+    """Return the options of a checkpointer that the part `perdure` of a langgraph.json names."""
+    if not isinstance(given, Mapping) or given.keys() - {"types", "aliases"}:
+        raise ConfigurationError(
+            f'"perdure" of the langgraph.json is {given!r:.80}; expected "types" and "aliases", '
+            'for example {"types": "./file.py:TYPES"}'
+        )
+    return {
+        name: imported(value, folder) if isinstance(value, str) else value
+        for name, value in given.items()
+    }
 
 
 def imported(place: str, folder: Path) -> Any:
