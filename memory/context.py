@@ -78,12 +78,23 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
+        self.system_prompt: SystemMessage | str | None = None  # that is not among the messages
         self.max_tokens = whole("max_tokens", max_tokens, 1)
 
-    def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools."""
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
+        """Return the same node for requests with these tools and this system prompt."""
         made = copy(self)
-        made.tools = tools
+        made.tools, made.system_prompt = tools, system_prompt
+        return made
+
+    def for_model(self, model: str | None) -> Self:
+        """Return the same node for requests to this model."""
+        if self.counter.model is not None or model is None:
+            return self
+        made = copy(self)
+        made.counter = self.counter.for_model(model)
         return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -107,13 +118,14 @@ class Assemble(MessagesNode):
         if text is None:
             text = "" if shown.system is None else shown.system.text
         tools, system = counter.tools(self.tools), _system(text, counter)
+        prompt = counter.prompt(self.system_prompt)
         newest = list(islice(shown.turns, 1))
-        left = self.max_tokens - counter.request - tools
+        left = self.max_tokens - counter.request - tools - prompt
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
             named = [("instructions", system), ("tools", tools), ("the newest messages", must)]
-            named.append(("the request itself", counter.request))
+            named.append(("the request itself", counter.request + prompt))
             raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(contents):
             text = self._with_section(text, name, entries, left - must, counter)

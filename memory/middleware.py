@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
 from langchain_core.messages import SystemMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
 
@@ -18,6 +19,8 @@ from perdure.memory.options import instance
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize
 from perdure.memory.summary_state import Summary, latest_summary
+from perdure.memory.tokens import name_of_model
+from perdure.memory.usage import model_of
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -25,6 +28,9 @@ except ImportError as exc:
     raise MissingDependency(
         'perdure.memory.middleware needs langchain: pip install ".[agents]" in a checkout'
     ) from exc
+
+
+_MAX_NOTES: Final = 256  # agents, or models, of which a middleware keeps what it learned
 
 
 class MemoryState(AgentState[Any]):
@@ -38,7 +44,8 @@ class MemoryState(AgentState[Any]):
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Memory around each call of an agent's model: `MemoryMiddleware(trim(max_tokens=4_000))`.
 
-    A budget of tokens is one for the whole request, the schemas of the agent's tools included.
+    A budget of tokens, and a trigger of `summarize(…)`, is one for the whole request: the system
+    prompt and the schemas of the agent's tools are included.
 
     Args:
         parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
@@ -59,7 +66,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._learners = [part for part in parts if isinstance(part, Learner)]
         shown = [part for part in parts if isinstance(part, MessagesNode)]
         self._view = view(*shown) if shown else None
-        self._with_tools: tuple[list[Any], View | None] = ([], self._view)
+        parts_shown = self._view.parts if self._view else ()
+        self._summaries = [part for part in parts_shown if isinstance(part, Summarize)]
+        self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
+        self._agents: dict[Any, list[Summarize]] = {}  # as of the last request of each agent
+        self._reported_names: dict[str, str] = {}  # of models, by the name that the request has
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Summarise, if that is due and everything that will be removed has been learned from.
@@ -67,12 +78,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         Within a turn all learners run first. Before whole turns are removed only `remember_turns`
         runs, because the others have run at the end of these turns.
         """
-        parts = self._view.parts if self._view else ()
-        summaries = (part for part in parts if isinstance(part, Summarize))
+        if not self._summaries:
+            return None
+        config = get_config()
+        summaries = self._summaries_for(config)
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
             return None
-        config = get_config()
         splits = due.splits_turn(state)
         for learner in self._learners:
             if splits or isinstance(learner, RememberTurns):
@@ -85,21 +97,46 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Any:
-        shows = self._view_with(request.tools)
+        named = name_of_model(request.model)
+        shows = self._view_with(request.tools, self._reported_names.get(named or "", named))
         if shows is not None:
+            config = get_config()
             system = [request.system_message] if request.system_message is not None else []
-            given = [*system, *request.messages], request.state, get_config()
+            given = [*system, *request.messages], request.state, config
             shown: list[Any] = await calling(shows, "shown", *given)
             first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
             rest = shown[1:] if first is not None else shown
             request = request.override(system_message=first, messages=rest)
-        return await Effect(lambda: handler(request), lambda: handler(request))
+            self._note_request(config, shows, first)
+        response = await Effect(lambda: handler(request), lambda: handler(request))
+        if named is not None:
+            self._note_name(named, response)
+        return response
+
+    def _summaries_for(self, config: RunnableConfig) -> list[Summarize]:
+        """Return the parts that summarise, with what is known of the requests of the agent."""
+        agent, name = _agent_of(config)
+        return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
+
+    def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> None:
+        """Note what a request has besides the conversation, for the trigger of the next one."""
+        if self._summaries:
+            agent, name = _agent_of(config)
+            summaries = (part for part in shows.parts if isinstance(part, Summarize))
+            _keep_newest(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+
+    def _note_name(self, named: str, response: Any) -> None:
+        """Note the name that a model gives to itself, which may not be that of the request."""
+        answers = getattr(response, "result", None) or ()
+        reported = next(filter(None, map(model_of, reversed(answers))), None)
+        if reported is not None and self._reported_names.get(named) != reported:
+            _keep_newest(self._reported_names, named, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
             await calling(learner, "invoke", state, get_config())
-        for part in self._view.parts if self._view else ():
-            if isinstance(part, Summarize):
+        if self._summaries:
+            for part in self._summaries_for(get_config()):
                 part.schedule(state)
 
     before_model: Any = blocking(_before_model)
@@ -109,9 +146,27 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     after_agent: Any = blocking(_after_agent)
     aafter_agent: Any = awaiting(_after_agent)
 
-    def _view_with(self, tools: list[Any]) -> View | None:
-        before, shows = self._with_tools
-        if len(before) != len(tools) or not all(map(operator.is_, before, tools)):
-            shows = None if self._view is None else self._view.with_tools(tools)
-            self._with_tools = list(tools), shows
+    def _view_with(self, tools: list[Any], model: str | None) -> View | None:
+        before, name, shows = self._cached
+        same_tools = len(before) == len(tools) and all(map(operator.is_, before, tools))
+        if self._view is not None and not (same_tools and name == model):
+            shows = self._view.with_tools(tools).for_model(model)
+            self._cached = list(tools), model, shows
         return shows
+
+
+def _agent_of(config: RunnableConfig) -> tuple[Any, str | None]:
+    """Return a key for the agent that runs, and its name: agents may share a middleware."""
+    metadata = config.get("metadata") or {}
+    namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
+    nodes = tuple(node.partition(":")[0] for node in namespace.split("|")[:-1])
+    name = metadata.get("lc_agent_name")
+    return (nodes, name), name
+
+
+def _keep_newest(notes: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set an entry of `notes`, which never has more than a few."""
+    notes.pop(key, None)
+    notes[key] = value
+    for oldest in list(notes)[:-_MAX_NOTES]:
+        notes.pop(oldest, None)

@@ -10,7 +10,7 @@ from inspect import signature
 from itertools import chain
 from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -101,8 +101,21 @@ class MessagesNode(Node):
         """See `through`; a part that waits for something overrides it."""
         return self.through(shown, state, config)
 
-    def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools, which take part of a budget if it has one."""
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
+        """Return the same node for requests with these tools, which are part of its budget.
+
+        `system_prompt` is a system prompt that is sent too and is not among the messages.
+        """
+        return self
+
+    def for_model(self, model: str | None) -> Self:
+        """Return the same node for requests to this model.
+
+        An estimate of tokens is scaled to the usage that the model reported with its answers, and
+        not to that of other models. A node whose `token_counter` is for a model stays the same.
+        """
         return self
 
     def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
@@ -191,9 +204,16 @@ class View(MessagesNode):
             part.followed_by(every[number:]) for number, part in enumerate(every, 1)
         ]
 
-    def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools."""
-        return type(self)(*(part.with_tools(tools) for part in self.parts))
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
+        """Return the same view for requests with these tools and this system prompt."""
+        more = () if system_prompt is None else (system_prompt,)
+        return type(self)(*(part.with_tools(tools, *more) for part in self.parts))
+
+    def for_model(self, model: str | None) -> Self:
+        """Return the same view for requests to this model."""
+        return type(self)(*(part.for_model(model) for part in self.parts))
 
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What the parts leave, one after the other."""

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from itertools import accumulate
 from math import inf
+from threading import Event
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from langchain_core.language_models import BaseChatModel
@@ -33,6 +33,7 @@ from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended, messages_in
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record, middle_out, rendered, units_of
+from perdure.memory.request_size import RequestParts, RequestSize, measure_request
 from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
 from perdure.memory.summary_state import (
@@ -151,22 +152,54 @@ class Summarize(MessagesNode):
         self.request = SummaryRequest(
             call, text("summary_prompt", summary_prompt), counter.text, max_input
         )
-        self.counter, self.trigger = counter, limits  # in messages and tokens, as `keep`
+        self.trigger = limits  # in messages and tokens, as `keep`
         self.keep = halves if keep is None else _limits("keep", [keep], known_model)
         self.on_failure = choice("on_failure", on_failure, ON_FAILURE)
-        self._failed, self._warned = FailedTurns(), False
+        self._keeps_half = keep is None
+        self._failed, self._warned = FailedTurns(), Event()
+        # a counter that was not chosen is that of the model which summarises, and not of the agent
+        chosen = token_counter is not None
+        self.counter = counter if chosen else counter.for_model(None)
+        tools = counter.bound_tools if chosen else 0
+        self._parts = RequestParts(tools, model=self.counter.model)
         self._background: BackgroundSummaries | None = None
         if instance("background", background, bool, "True or False"):
             self._background = BackgroundSummaries()
+
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
+        """Return the same node for requests with these tools and this system prompt."""
+        prompt = self.counter.prompt(system_prompt)
+        parts = replace(self._parts, tools=self.counter.tools(tools), system=prompt)
+        return self._with_parts(parts)
+
+    def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
+        """Return the same node for an agent with this name, in whose answers its usage is reported.
+
+        `system` is the whole system message of the last request.
+        """
+        other = 0
+        if system is not None:
+            mark = summary_of(system.additional_kwargs.get(_MARK))
+            summary = self.counter.text(_section_of(mark)) if mark else 0
+            other = self._parts.tools + self.counter.message(system) - summary
+        return self._with_parts(replace(self._parts, agent=agent, other=other))
+
+    def _with_parts(self, parts: RequestParts) -> Self:
+        made = copy(self)
+        made._parts = parts
+        return made
 
     async def _applied(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
         previous, rest = without_summary(messages)
-        chosen = _NOTHING if self._failed.has(messages) else self._select(rest)
+        chosen = _NOTHING if self._failed.has(messages) else self._select(rest, previous)
         text = await self._write(previous, chosen, messages, config)
         if text is not None:
-            previous = extend_summary(previous, text, chosen.messages)
+            answers = self._answers_in(rest)
+            previous = extend_summary(previous, text, chosen.messages, conversation=answers)
             summarized = set(map(id, chosen.messages))
             rest = [message for message in rest if id(message) not in summarized]
         return with_summary(Shown.of(rest), previous).messages()
@@ -198,7 +231,7 @@ class Summarize(MessagesNode):
         if place is None or self._background is None:
             return
         messages = messages_in(state, self.messages_key)
-        if self._early()._select(messages, SummarizedMessages.of_state(state)).messages:
+        if self._early()._select_from(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
             self._background.schedule(place, next(ids, None), self._summarize_place)
 
@@ -244,14 +277,14 @@ class Summarize(MessagesNode):
         if not is_ready(head):
             return False
         messages = messages_in(state, self.messages_key)
-        chosen = self._early()._select(messages, SummarizedMessages.of_state(state))
+        chosen = self._early()._select_from(messages, state)
         if not chosen.messages:
             return False
         previous = summary_of(channel(state, SUMMARY))
         text = await self._ask(previous, chosen, messages, None)
         if text is None:
             return False
-        writes = self._writes(previous, text, chosen, channel(state, SUMMARIZED))
+        writes = self._writes(previous, text, chosen, channel(state, SUMMARIZED), messages)
         return await store_summary(place, head, self.messages_key, writes)
 
     def _early(self) -> Self:
@@ -299,7 +332,7 @@ class Summarize(MessagesNode):
         if text is not None:
             known_ids = channel(state, SUMMARIZED) or ()
             self._warn_of_repetitions(known_ids)
-            update = self._writes(previous, text, chosen, known_ids)
+            update = self._writes(previous, text, chosen, known_ids, messages)
             gone = [*chosen.messages, *self._summarized_in(state)]
         if gone:
             removed = {message.id for message in gone}
@@ -308,13 +341,23 @@ class Summarize(MessagesNode):
         return update
 
     def _writes(
-        self, previous: Summary | None, text: str, chosen: Chosen, known_ids: Sequence[str]
+        self,
+        previous: Summary | None,
+        text: str,
+        chosen: Chosen,
+        known_ids: Sequence[str],
+        messages: Messages,
     ) -> dict[str, Any]:
-        """Return what a new summary writes into its channels."""
+        """Return what a new summary of a conversation writes into its channels."""
+        answers, old = self._answers_in(messages), chosen.messages
         return {
-            SUMMARIZED: [str(message.id) for message in chosen.messages],
-            SUMMARY: extend_summary(previous, text, chosen.messages, known_ids),
+            SUMMARIZED: [str(message.id) for message in old],
+            SUMMARY: extend_summary(previous, text, old, known_ids or (), answers),
         }
+
+    def _answers_in(self, messages: Messages) -> Messages:
+        """Return the messages whose reported usage could reach the trigger."""
+        return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
     async def _write(
         self,
@@ -359,9 +402,9 @@ class Summarize(MessagesNode):
     def _warn_of_repetitions(self, ids: Sequence[str]) -> None:
         """Log once that `summarized` repeats ids, as with the reducer `operator.add`."""
         distinct = len(set(ids))
-        if self._warned or len(ids) <= 2 * distinct:
+        if self._warned.is_set() or len(ids) <= 2 * distinct:
             return
-        self._warned = True
+        self._warned.set()
         _LOG.warning(
             "the channel 'summarized' has %d ids, of which %d are distinct, and grows with each "
             "call of a subgraph: use perdure.memory.append_new as its reducer, not operator.add",
@@ -374,9 +417,19 @@ class Summarize(MessagesNode):
         messages = messages_in(state, self.messages_key)
         if self._failed.has(messages):
             return _NOTHING
-        return self._select(messages, SummarizedMessages.of_state(state))
+        return self._select_from(messages, state)
 
-    def _select(self, messages: Messages, summarized: Container[BaseMessage] = ()) -> Chosen:
+    def _select_from(self, messages: Messages, state: Any) -> Chosen:
+        """Return which of these messages of a state are to be summarised, also after a failure."""
+        summary = summary_of(channel(state, SUMMARY))
+        return self._select(messages, summary, SummarizedMessages.of_state(state))
+
+    def _select(
+        self,
+        messages: Messages,
+        summary: Summary | None,
+        summarized: Container[BaseMessage] = (),
+    ) -> Chosen:
         """Return the messages that are to be summarised now, if a trigger is reached.
 
         They are whole turns. If the newest turn alone reaches the trigger, its older exchanges are
@@ -385,28 +438,32 @@ class Summarize(MessagesNode):
         messages = merge_duplicates(messages)
         if summarized:
             messages = [message for message in messages if message not in summarized]
-        if not self._is_reached(_without_system(messages)):
+        size = self._measure(messages, summary)
+        if not self._is_reached(_without_system(messages), size):
             return _NOTHING
-        cut = self._cut(messages)
+        limit = self._kept_tokens(size)
+        cut = self._cut(messages, limit)
         old, rest = _without_system(messages[:cut]), messages[cut:]
-        if len(list(turns(rest))) == 1 and (not old or self._is_reached(_without_system(rest))):
-            return Chosen(old, *self._select_exchanges(rest))
+        if len(list(turns(rest))) == 1 and (not old or self._is_alone_reached(rest, size)):
+            return Chosen(old, *self._select_exchanges(rest, limit))
         return Chosen(old)
 
-    def _select_exchanges(self, turn: Messages) -> tuple[list[BaseMessage], BaseMessage | None]:
+    def _select_exchanges(
+        self, turn: Messages, limit: float
+    ) -> tuple[list[BaseMessage], BaseMessage | None]:
         """Return the older exchanges of a turn, and its question if there are any.
 
-        Within `keep` the question and the newest exchanges stay, one at least. An exchange whose
-        results are not all there stays.
+        Within `keep` and `limit` tokens the question and the newest exchanges stay, one at least.
+        An exchange whose results are not all there stays.
         """
         shown = next(Shown.of(turn).turns, None)
         units = [] if shown is None else shown.units
         begin = 1 if units and role(units[0][0]) == "human" else 0
-        cost = self._cost_of(unit[0] for unit in units[:begin])
+        cost = self._cost_of((unit[0] for unit in units[:begin]), limit)
         start = len(units)
         for unit in reversed(units[begin:]):
-            cost = cost[0] + len(unit), cost[1] + self._cost_of(unit)[1]
-            if start < len(units) and self._passes_keep(*cost):
+            cost = cost[0] + len(unit), cost[1] + self._cost_of(unit, limit)[1]
+            if start < len(units) and self._passes_keep(*cost, limit):
                 break
             start -= 1
         present = set(map(id, turn))
@@ -414,37 +471,50 @@ class Summarize(MessagesNode):
         steps = [message for unit in whole for message in unit]
         return steps, units[0][0] if steps and begin else None
 
-    def _is_reached(self, messages: Messages) -> bool:
-        """Whether a trigger is. Tokens are counted only if they decide."""
-        most_messages, most_tokens = self.trigger
-        if len(messages) >= most_messages or most_tokens == inf:
-            return len(messages) >= most_messages
-        measure = self.counter.fitted(messages).message
-        return any(total >= most_tokens for total in accumulate(map(measure, messages)))
+    def _measure(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
+        """Return the size of the next request; None if no trigger is in tokens."""
+        if self.trigger[1] == inf:
+            return None
+        section = _section_of(summary) if summary and summary["text"] else ""
+        return measure_request(messages, self.counter, self._parts, summary, section)
 
-    def _cut(self, messages: Messages) -> int:
+    def _is_reached(self, messages: Sequence[BaseMessage], size: RequestSize | None) -> bool:
+        """Return whether a trigger is reached by messages, or by a request of this size."""
+        most_messages, most_tokens = self.trigger
+        return len(messages) >= most_messages or (size is not None and size.reaches(most_tokens))
+
+    def _is_alone_reached(self, rest: Messages, size: RequestSize | None) -> bool:
+        """Return whether these of the messages reach a trigger without the others."""
+        own = _without_system(rest)
+        if size is not None:
+            size = size.with_messages(sum(map(self.counter.message, own)))
+        return self._is_reached(own, size)
+
+    def _kept_tokens(self, size: RequestSize | None) -> float:
+        """Return how many tokens of messages stay at most."""
+        if size is None:
+            return self.keep[1]
+        room = size.room(self.trigger[1])
+        return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
+
+    def _cut(self, messages: Messages, limit: float) -> int:
         """Return the position at which the turns begin that stay; 0 if all of them stay."""
         count = tokens = cut = 0
         for turn in turns(messages):
-            more = self._cost_of(_without_system(messages[turn.start : turn.stop]))
+            more = self._cost_of(_without_system(messages[turn.start : turn.stop]), limit)
             count, tokens = count + more[0], tokens + more[1]
-            if cut and self._passes_keep(count, tokens):
+            if cut and self._passes_keep(count, tokens, limit):
                 return cut
             cut = turn.start
         return 0
 
-    def _cost_of(self, messages: Iterable[BaseMessage]) -> tuple[int, int]:
-        """Return the number of messages, and of their tokens if `keep` is in tokens.
-
-        Tokens are counted by the counter as it is. If it were fitted to the conversation, a removal
-        would move the cut.
-        """
+    def _cost_of(self, messages: Iterable[BaseMessage], limit: float) -> tuple[int, int]:
+        """Return the number of messages, and of their tokens if the limit is one."""
         members = list(messages)
-        in_tokens = self.keep[1] < inf
-        return len(members), sum(map(self.counter.message, members)) if in_tokens else 0
+        return len(members), sum(map(self.counter.message, members)) if limit < inf else 0
 
-    def _passes_keep(self, count: int, tokens: int) -> bool:
-        return count > self.keep[0] or tokens > self.keep[1]
+    def _passes_keep(self, count: int, tokens: int, limit: float) -> bool:
+        return count > self.keep[0] or tokens > limit
 
 
 summarize = Summarize
@@ -454,12 +524,17 @@ def _without_system(messages: Messages) -> list[BaseMessage]:
     return [message for message in messages if role(message) != "system"]
 
 
+def _section_of(summary: Summary) -> str:
+    """Return the section of the system message that has the summary."""
+    return f"{HEADING}:\n\n{as_record(summary['text'])}"
+
+
 def with_summary(shown: Shown, summary: Summary | None) -> Shown:
     """What is shown, with a summary in the system message; one that is there is replaced."""
     if summary is None or not summary["text"]:
         return shown
     # users and tools had a part in its text: it stands there as a record, not as instructions
-    section = f"{HEADING}:\n\n{as_record(summary['text'])}"
+    section = _section_of(summary)
     before = without_summary([shown.system])[1] if shown.system else []
     content: Any = before[0].content if before else None
     system = [*before, SystemMessage("")][0]

@@ -16,6 +16,7 @@ from perdure.memory.nodes import Shown, channel
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState, append_new
 from perdure.memory.tool_calls import STATED
+from perdure.memory.usage import request_tokens
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
@@ -32,6 +33,7 @@ class Summary(TypedDict):
     last: str | None  # the id of the last message it stands for, if that had one
     count: int  # of the messages it stands for
     digests: NotRequired[list[str]]  # hashes of the newest of these messages, oldest first
+    answered: NotRequired[str]  # the id of the newest answer to a request without this summary
 
 
 def latest_summary(left: Any, right: Any) -> Any:
@@ -48,12 +50,15 @@ def latest_summary(left: Any, right: Any) -> Any:
         return left
     known = set(ours)
     added = [digest for digest in theirs if digest not in known]
-    return Summary(
+    joined = Summary(
         text=f"{left['text']}\n\n{right['text']}",
         last=right["last"],
         count=left["count"] + len(added),
         digests=[*ours, *added][-_MAX_DIGESTS:],
     )
+    if right.get("answered") is not None:
+        joined["answered"] = right["answered"]
+    return joined
 
 
 class SummaryState(ChatState, total=False):
@@ -74,16 +79,24 @@ def summary_of(value: Any) -> Summary | None:
     summary = Summary(text=stored["text"], last=stored.get("last"), count=stored.get("count", 0))
     if stored.get("digests"):
         summary["digests"] = stored["digests"]
+    if stored.get("answered") is not None:
+        summary["answered"] = stored["answered"]
     return summary
 
 
 def extend_summary(
-    previous: Summary | None, text: str, messages: Messages, summarized: Iterable[str] = ()
+    previous: Summary | None,
+    text: str,
+    messages: Messages,
+    summarized: Iterable[str] = (),
+    conversation: Messages = (),
 ) -> Summary:
     """Return a summary with a new text that stands for more messages than the previous one.
 
     `summarized` are the ids of the messages for which the previous summary stands. A message that
-    is summarised a second time, because its content has changed, is counted once.
+    is summarised a second time, because its content has changed, is counted once. `conversation`
+    has all messages that there are now: the usage that its answers report is of requests without
+    the new summary.
     """
     again = {message.id for message in messages}.intersection(summarized) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
@@ -93,6 +106,9 @@ def extend_summary(
         if message.id is not None and SHORTENED not in message.additional_kwargs:
             digests[_digest_id(message.id) + _digest_content(message)] = None
     summary["digests"] = [*digests][-_MAX_DIGESTS:]
+    answer = next(filter(request_tokens, reversed(conversation)), None)
+    if answer is not None:
+        summary["answered"] = answer.id or ""
     return summary
 
 

@@ -11,11 +11,12 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
@@ -25,6 +26,7 @@ from perdure.memory.token_estimates import (
     count_voice_tokens,
     estimate_text_tokens,
 )
+from perdure.memory.usage import answer_tokens, is_same_model, model_of
 
 if TYPE_CHECKING:  # they take a second to import, and an estimate of texts needs none
     from langchain_core.runnables import Runnable
@@ -39,7 +41,8 @@ class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
     An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead. `request` is what every request takes, `tools` included.
+    about each message instead. `request` is what every request takes, `tools` included. Only usage
+    that `model` reported changes the scale; None is an unknown model.
     """
 
     def __init__(
@@ -48,11 +51,24 @@ class TokenCounter:
         function: Callable[..., int] | None = None,
         tools: Sequence[Any] = (),
         scale: float = 1.0,
+        model: str | None = None,
     ) -> None:
         self._encoded = None if encoding is None else _loaded(encoding)
         self.encoding = encoding if self._encoded else None
-        self._function, self._tools, self._scale = function, tools, scale
-        self.request = (0 if function else _REPLY) + self.tools(tools)
+        self._function, self._tools, self.scale, self.model = function, tools, scale, model
+        self.bound_tools = self.tools(tools)
+        self.request = (0 if function else _REPLY) + self.bound_tools
+
+    @property
+    def counts_messages(self) -> bool:
+        """Whether this counts messages and not tokens, as `len` does."""
+        return self._function is len
+
+    def for_model(self, model: str | None) -> TokenCounter:
+        """Return the same counter for another model, whose reported usage changes the scale."""
+        made = copy(self)
+        made.model = model
+        return made
 
     def text(self, text: str) -> int:
         """Tokens of a text by itself; what looks like a special token counts as plain text."""
@@ -60,7 +76,7 @@ class TokenCounter:
             return self._encoded(text)
         if self._function is not None:
             return self.message(HumanMessage(text))
-        return estimate_text_tokens(text, self._scale)
+        return estimate_text_tokens(text, self.scale)
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
@@ -89,24 +105,37 @@ class TokenCounter:
         counted = () if self._function is len else tools
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in counted)
 
-    def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """The counter for a conversation: an estimate at the scale that its answers call for.
+    def prompt(self, system_prompt: BaseMessage | str | None) -> int:
+        """Return the tokens of a system prompt, and 0 if there is none or messages are counted."""
+        if system_prompt is None or self.counts_messages:
+            return 0
+        if isinstance(system_prompt, str):
+            system_prompt = SystemMessage(system_prompt)
+        return self.message(system_prompt)
 
-        Leaving messages out never makes the rest count more: the largest ratio counts.
+    def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
+        """Return the counter for a conversation: an estimate is scaled by what its answers took.
+
+        The usage of the counter's model counts, or if that is unknown, of the model that gave the
+        newest answer. Of several answers the largest ratio counts, so leaving messages out does not
+        make the rest count more.
         """
         if self._encoded is not None or self._function is not None:
             return self
-        scale = min(_MOST, max(map(TokenCounter()._ratio, messages), default=1.0))
-        return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
+        answers = [message for message in messages if answer_tokens(message)]
+        model = self.model or next(filter(None, map(model_of, reversed(answers))), None)
+        plain = TokenCounter()
+        same = (message for message in answers if is_same_model(model_of(message), model))
+        scale = min(_MOST, max(map(plain._ratio, same), default=1.0))
+        if scale == self.scale:
+            return self
+        return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _ratio(self, message: BaseMessage) -> float:
-        usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
-        if not usage or has_block(message, THOUGHT_BLOCKS):
+        if has_block(message, THOUGHT_BLOCKS):
             return 1.0
-        thoughts = (usage.get("output_token_details") or {}).get("reasoning") or 0
         estimated = self.message(message) - _FRAME
-        enough = estimated >= _MEASURABLE
-        return max(1.0, (usage["output_tokens"] - thoughts) / estimated) if enough else 1.0
+        return max(1.0, answer_tokens(message) / estimated) if estimated >= _MEASURABLE else 1.0
 
     def _calls(self, message: Any) -> int:
         total = 0
@@ -148,13 +177,14 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
                 f"no encoding is known for the model {model!r}; pass 'approximate', a chat model, "
                 "or a function that counts the tokens of a list of messages"
             )
-        return TokenCounter(encoding)
+        return TokenCounter(encoding, model=model)
     if isinstance(model, TokenCounter):
         return model
     from langchain_core.language_models import BaseChatModel
 
     if isinstance(model, BaseChatModel):
-        return TokenCounter(_encoding_name(_name_of(model)), tools=tools)
+        name = name_of_model(model)
+        return TokenCounter(_encoding_name(_name_of(model)), tools=tools, model=name)
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
     instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
     annotations = getattr(model, "__annotations__", {}).values()
@@ -223,9 +253,14 @@ def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
     return of, tools
 
 
+def name_of_model(model: Any) -> str | None:
+    """Return the name that a chat model was given, or None."""
+    names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
 def _name_of(model: Any) -> str:
-    names = (getattr(model, attribute, model) for attribute in ("model_name", "model"))
-    return next((name for name in names if isinstance(name, str)), type(model).__name__)
+    return model if isinstance(model, str) else name_of_model(model) or type(model).__name__
 
 
 def _encoding_name(model: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final, Self
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
@@ -71,7 +71,9 @@ class ClearToolOutputs(MessagesNode):
         name = read_tool.name if isinstance(read_tool, BaseTool) else read_tool
         self.read_tool = None if name is None else text("read_tool", name, "a tool, or its name")
 
-    def with_tools(self, tools: Sequence[Any]) -> Self:
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
         """Return the same node for a request with these tools; only one of them may be named."""
         made = copy(self)
         own = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))

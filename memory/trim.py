@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import accumulate, islice
+from math import ceil
 from typing import Any, Literal, NamedTuple, Self
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import computed
@@ -20,7 +21,7 @@ from perdure.memory.message_updates import merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
-from perdure.memory.tokens import Countable, context_window
+from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.tool_calls import has_result_form
 
@@ -74,10 +75,20 @@ class Trim(MessagesNode):
         self.strategy, self.start_on, self.ends = strategy, start_on, ends
         self.include_system, self.allow_partial = include_system, allow_partial
 
-    def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools."""
+    def with_tools(
+        self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
+    ) -> Self:
+        """Return the same node for requests with these tools and this system prompt."""
+        made, counter = copy(self), self.counter
+        made._fixed = counter.request + counter.tools(tools) + counter.prompt(system_prompt)
+        return made
+
+    def for_model(self, model: str | None) -> Self:
+        """Return the same node for requests to this model."""
+        if self.counter.model is not None or model is None:
+            return self
         made = copy(self)
-        made._fixed = self.counter.request + self.counter.tools(tools)
+        made.counter = self.counter.for_model(model)
         return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -104,15 +115,21 @@ class Trim(MessagesNode):
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:
             shown = replace(shown, system=None)
-        fits = self._within(shown, self.counter.message)
-        turns = list(fits.turns)
-        counter = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
-        fits = replace(fits, turns=iter(turns))
-        # by what its own answers took; never less, so it is a part of what fitted at first
-        return fits if counter is self.counter else self._within(fits, counter.message)
+        counter = self.counter
+        fits = self._within(shown, counter)
+        while True:
+            turns = list(fits.turns)
+            fits = replace(fits, turns=iter(turns))
+            fitted = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
+            if fitted.scale <= counter.scale:
+                return fits
+            # by what its own answers took: a larger scale, so it is a part of what fitted before
+            counter = fitted
+            fits = self._within(fits, counter)
 
-    def _within(self, shown: Shown, measure: Measure) -> Shown:
-        window = choose(shown, self.size - self._fixed, measure, self.strategy, self.start_on)
+    def _within(self, shown: Shown, counter: TokenCounter) -> Shown:
+        fixed, measure = ceil(self._fixed * counter.scale), counter.message
+        window = choose(shown, self.size - fixed, measure, self.strategy, self.start_on)
         if window.over <= 0:
             return replace(shown, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit]
@@ -121,7 +138,7 @@ class Trim(MessagesNode):
         if cut is None:
             parts = [*_system_costs(shown, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
-            parts.append(("the request itself, its tools included,", self._fixed))
+            parts.append(("the request itself, its tools included,", fixed))
             raise too_long(self.size, parts, "set allow_partial=True")
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]

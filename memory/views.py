@@ -257,7 +257,7 @@ def _counter(model: str | None) -> TokenCounter:
     try:
         return token_counter(model)
     except UnknownModel:
-        return token_counter()
+        return token_counter().for_model(model)
 
 
 def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,83 @@
+"""The token usage that providers report with their answers, and the models that reported it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+
+from perdure.memory.conversation import role
+
+_MAX_TOKENS: Final = (
+    20_000_000  # of a request: more than any model takes, so a larger report is wrong
+)
+_MODEL_KEYS: Final = ("model_name", "model", "model_id")  # of response_metadata
+_PROVIDERS: Final = (
+    "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
+    "bedrock_converse|ollama|groq|mistralai|deepseek|xai|together|fireworks|cohere|openrouter"
+)
+_PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
+_VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
+_REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")  # chunks of a stream are joined with their names
+
+
+def request_tokens(message: BaseMessage) -> int:
+    """Return the tokens of an answer and of the request before it, or 0 if nothing was reported.
+
+    Tokens that the provider read from its cache are part of the request.
+    """
+    usage = _usage_of(message)
+    sent = _count(usage.get("input_tokens"))
+    details = usage.get("input_token_details")
+    if isinstance(details, Mapping):
+        cached = _count(details.get("cache_read")) + _count(details.get("cache_creation"))
+        sent += cached if cached > sent else 0  # some integrations report the cached tokens apart
+    total = sent + _count(usage.get("output_tokens"))
+    return total if sent and total <= _MAX_TOKENS else 0
+
+
+def answer_tokens(message: BaseMessage) -> int:
+    """Return the tokens of an answer without its thoughts, or 0 if nothing was reported."""
+    usage = _usage_of(message)
+    details = usage.get("output_token_details")
+    thoughts = _count(details.get("reasoning")) if isinstance(details, Mapping) else 0
+    return max(0, _count(usage.get("output_tokens")) - thoughts)
+
+
+def model_of(message: BaseMessage) -> str | None:
+    """Return the name of the model that gave an answer, or None if the answer does not say it."""
+    metadata = message.response_metadata
+    names = (metadata.get(key) for key in _MODEL_KEYS) if metadata else ()
+    return next((name for name in names if isinstance(name, str) and name), None)
+
+
+def is_same_model(first: str | None, second: str | None) -> bool:
+    """Return whether two names may mean one model; None is an unknown name.
+
+    Prefixes for the provider and suffixes for the version are ignored.
+
+    >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
+    (True, False)
+    """
+    return first is None or second is None or _base_name(first) == _base_name(second)
+
+
+@lru_cache(maxsize=256)
+def _base_name(model: str) -> str:
+    name = _REPEATED.sub(r"\1", model.strip().lower())
+    name = _PREFIX.sub("", name)
+    return _VERSION.sub("", name) or name
+
+
+def _usage_of(message: BaseMessage) -> Mapping[str, Any]:
+    usage = getattr(message, "usage_metadata", None)
+    is_usage = isinstance(usage, Mapping) and role(message) == "ai"
+    return usage if is_usage else {}  # type: ignore[return-value]
+
+
+def _count(value: Any) -> int:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_count else 0
