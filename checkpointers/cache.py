@@ -208,6 +208,7 @@ class Thread:
         seq: The counter of puts; `updated_at`: when it was last written to.
         logs, named: The logs, by key and by channel.
         heads: By namespace.
+        namespace_read: The last namespace that was read, and the key of its row; 0: none was.
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
         title: What lists call it, and the id of the message that says so; see `Title`.
@@ -218,8 +219,8 @@ class Thread:
     """
 
     __slots__ = (
-        *("generation", "heads", "key", "lock", "logs", "named", "newest", "pending", "seq"),
-        *("size", "stamp", "title", "told", "updated_at"),
+        *("generation", "heads", "key", "lock", "logs", "named", "namespace_read", "newest"),
+        *("pending", "seq", "size", "stamp", "title", "told", "updated_at"),
     )
 
     def __init__(self, key: int, generation: int) -> None:
@@ -231,6 +232,7 @@ class Thread:
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
         self.heads: dict[str, Head] = {}
+        self.namespace_read = "", 0
         self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
         self.title: Title | None = None

@@ -121,6 +121,7 @@ class CheckpointReader:
             snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self.resolve(at.thread_id, thread, snapshot)
             thread.saw(snapshot)
+            thread.namespace_read = at.checkpoint_ns, namespace
         return StoredCheckpoint(thread, namespace, snapshot)
 
     def with_newest(self, thread_id: str, statement: Statement) -> Flow[tuple[list[Row], bool]]:

@@ -37,6 +37,7 @@ from perdure.checkpointers.records import (
     tags_of,
     written_said,
 )
+from perdure.checkpointers.status import NULL_TASK
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 
@@ -55,6 +56,7 @@ class WriteCall(NamedTuple):
     exclusive: tuple[str]
     watch: Watch
     patient: bool
+    urgent: bool
 
 
 class _Lacking(NamedTuple):
@@ -101,9 +103,11 @@ class CheckpointWriter:
             return (yield from self._put_anew(request))
 
         undone = partial(self._undo, None if isinstance(request, TaskWrites) else thread_id)
-        # what a task wrote is followed by a put, most of the time
-        patient = isinstance(request, TaskWrites)
-        return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, patient)
+        # The writes of a task may wait for the put that follows. Code that acts on an answer to an
+        # interrupt is run at once, so the answer may not wait.
+        task = request.task if isinstance(request, TaskWrites) else None
+        pace = task not in (None, NULL_TASK), task == NULL_TASK
+        return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, *pace)
 
     def _undo(self, thread_id: str | None) -> None:
         """Have nothing planned upon a put that failed; its keys may be those that failed it."""
@@ -507,14 +511,17 @@ class CheckpointWriter:
     def _writes(self, request: TaskWrites, thread: Thread | None) -> Commit | None:
         """Plan what a task wrote, for its checkpoint, which may not be there yet."""
         thread_id, ns, uid = request.at
-        head = thread.heads.get(ns) if thread is not None else None
-        if thread is None or head is None:
+        if thread is None:
+            return None
+        head, read = thread.heads.get(ns), thread.namespace_read
+        namespace = head.namespace if head is not None else read[1] if read[0] == ns else 0
+        if not namespace:
             return None
         row = pack_id(uid), pack_id(request.task), request.path
         body = seal_writes(self.seal, (*request.at, request.task, request.path), request.encoded)
         key, newest = thread.newest or (0, "")
         state = thread.key, thread.generation, key, pack_id(newest)
-        added = self.sql("new_writes", head.namespace, *row, body, *state)
+        added = self.sql("new_writes", namespace, *row, body, *state)
         statements = [added, *self._touched(thread)]
         if request.asks:
             statements.append(self.sql("waits", thread.key))

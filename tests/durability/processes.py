@@ -20,6 +20,7 @@ WARM = [
         "tests.store_backends",
         "perdure.checkpointers.postgres",
         "perdure.memory.background.runtime",
+        "langchain.agents.middleware",
     ),
 ]
 PATIENCE_S = 120.0

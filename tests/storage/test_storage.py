@@ -203,6 +203,36 @@ def test_a_patient_write_shares_the_next_commit(
     assert database.read(numbers) == [0, 1, 2][: 2 + follows]
 
 
+def test_an_urgent_write_is_committed_by_its_caller(database: SQLiteDatabase) -> None:
+    """Unless the connection is in use: then it waits for its turn, behind what came before."""
+    threads = list[int]()
+
+    def noted(n: int) -> Flow[int]:
+        threads.append(threading.get_ident())
+        return (yield from add(n))
+
+    database.write(partial(noted, 0), urgent=True)
+    with ThreadPoolExecutor(2) as pool:
+        with database._connected().writer.between_commits():
+            waiting = [
+                pool.submit(database.write, partial(noted, n), urgent=n == 2) for n in (1, 2)
+            ]
+            threading.Event().wait(0.1)  # both find the connection in use
+        for each in waiting:
+            each.result()
+    database.write(partial(noted, 3))
+
+    assert database.read(numbers) == [0, 1, 2, 3]
+    assert threads[0] == threading.get_ident() != threads[1] == threads[2] == threads[3]
+
+
+def test_an_urgent_write_to_a_closed_file_is_refused(tmp_path: Path) -> None:
+    database = opened(tmp_path / "x.db")
+    database.close()
+    with pytest.raises(StorageUnavailable, match="closed"):
+        database.write(partial(add, 0), urgent=True)
+
+
 def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     """After close there is no WAL and no shared-memory file, whoever read meanwhile."""
     database = opened(tmp_path / "x.db")

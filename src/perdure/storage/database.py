@@ -194,6 +194,7 @@ class Database(Protocol):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
@@ -206,6 +207,8 @@ class Database(Protocol):
                 them waits until this one is committed. None: all writers of the component wait.
             watch: Of who keeps in memory what this transaction leaves behind.
             patient: Whether it may wait 2 ms for another write, to share its transaction.
+            urgent: Whether the calling thread commits it itself if nobody else is writing, which
+                saves the time of waking the writing thread.
             removes: Whether it deletes rows. On a full disk it may use the room that SQLite's
                 database reserves for that.
 
@@ -221,6 +224,7 @@ class Database(Protocol):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""

@@ -263,6 +263,7 @@ class PostgresDatabase(Opening[Server]):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> T:
         """See `Database.write`."""
@@ -280,6 +281,7 @@ class PostgresDatabase(Opening[Server]):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""

@@ -284,11 +284,15 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> T:
         """See `Database.write`. SQLite has one writer at a time."""
         job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=False)
-        return self._connected().submit(job).result()  # type: ignore[no-any-return]
+        file = self._connected()
+        if not urgent or file.refused or not file.writer.commit_here(job):
+            file.submit(job)
+        return job.future.result()
 
     def awrite(
         self,
@@ -298,6 +302,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         exclusive: Sequence[str] | None = None,
         watch: Watch | None = None,
         patient: bool = False,
+        urgent: bool = False,
         removes: bool = False,
     ) -> Awaitable[T]:
         """See `Database.write`."""

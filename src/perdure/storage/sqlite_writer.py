@@ -71,6 +71,7 @@ class SQLiteWriter:
         self._conn = connector.first_writer(schema)
         self._file, self._file_seen = connector.identity(), time.monotonic()
         self._broken = False  # the connection had to be given up
+        self._closed = False
         self._version = -1  # what SQLite says changes when another connection commits
         self._foreign = 0  # how often it was another
         self._commits: Counter[str] = Counter()  # by component
@@ -99,6 +100,25 @@ class SQLiteWriter:
                     with self._in_use():
                         settle(self._answered())
             del jobs  # else the last results live until the next job
+
+    def commit_here(self, job: Job[Any]) -> bool:
+        """Commit a job in the calling thread, unless others use the connection or wait for it.
+
+        Returns:
+            Whether the job is done. If not, `put` hands it to the writing thread.
+        """
+        if not self._queue.empty() or not self.lock.acquire(blocking=False):
+            return False
+        self._busy = True
+        try:
+            if self._closed or not job.claim():
+                return False
+            self._commit([job])
+            self._after_commit()
+            return True
+        finally:
+            self._busy = False
+            self.lock.release()
 
     def _group(self) -> tuple[list[Job[Any]], bool]:
         """The jobs of the next transaction, which are all that wait, and whether more will come."""
@@ -405,6 +425,7 @@ class SQLiteWriter:
     def close(self) -> None:
         """Close the connection; the last one of a file also moves the WAL into it."""
         with self.lock, self._connector.between_processes():
+            self._closed = True
             self._conn.close()
 
 

@@ -1,0 +1,143 @@
+"""An answer to an interrupt is durable before the code that acts on it has done much."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.status import NULL_TASK
+from perdure.storage import postgres, sqlite_writer
+from tests.backends import Place
+from tests.contracts.puts import at, put
+from tests.durability.processes import warm
+from tests.durability.test_left_runs import Scripted
+from tests.rounds import rounds
+
+needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+ANSWERED_S = 1.0  # time for the commit of an answer, on a busy machine
+NEVER_S = 600.0  # a wait for company that a test would not survive
+APPROVED: Any = Command(resume={"decisions": [{"type": "approve"}, {"type": "approve"}]})
+_dies_after_s: float | None = (
+    None  # seconds after which a step kills its process; None: it does not
+)
+
+
+def die() -> None:
+    if _dies_after_s is not None:
+        time.sleep(_dies_after_s)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@tool
+def look_up(word: str) -> str:
+    """Look a word up."""
+    die()
+    return "found"
+
+
+def paying(saver: SQLiteCheckpointer) -> Any:
+    """A graph whose only node asks, and acts on the answer."""
+
+    def pay(state: Any) -> Any:
+        answer = interrupt("Pay?")
+        die()
+        return {"messages": [AIMessage(answer)]}
+
+    builder = StateGraph(MessagesState).add_sequence([("pay", pay)])
+    return builder.add_edge(START, "pay").compile(checkpointer=saver)
+
+
+def agent(saver: SQLiteCheckpointer) -> Any:
+    """An agent that asks before it calls its tool."""
+    asks = HumanInTheLoopMiddleware(interrupt_on={"look_up": True})
+    return create_agent(Scripted(), [look_up], middleware=[asks], checkpointer=saver)
+
+
+def answer_and_die(
+    place: Place, build: Any, how: str, answer: Any, dies_after_s: float, patience_s: float
+) -> None:
+    """Answer the question of a thread, and be killed by the step that acts on the answer."""
+    global _dies_after_s
+    _dies_after_s = dies_after_s
+    for module in (sqlite_writer, postgres):
+        vars(module)["PATIENCE_S"] = patience_s
+    durability: Any = "async" if build is paying else "sync"
+    with place.saver() as saver:
+        graph = build(saver)
+        if how == "sync":
+            graph.invoke(answer, THREAD, durability=durability)
+        else:
+            asyncio.run(graph.ainvoke(answer, THREAD, durability=durability))
+
+
+def is_asked_again(
+    place: Place, build: Any, how: str, answer: Any, dies_after_s: float, patience_s: float
+) -> bool:
+    """Return whether a process that goes on after the killed one is asked the question again."""
+    with place.saver() as saver:
+        build(saver).invoke({"messages": [HumanMessage("pay")]}, THREAD)
+    args = place, build, how, answer, dies_after_s, patience_s
+    process = warm().Process(target=answer_and_die, args=args)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with place.saver() as saver:
+        result = build(saver).invoke(None, THREAD)
+        saver.delete_thread("t")
+    return "__interrupt__" in result
+
+
+@needs_fork
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_answer_waits_for_no_other_write(how: str, place: Place) -> None:
+    """The node kills its process while a write that waits for company would still wait."""
+    assert not is_asked_again(place, paying, how, Command(resume="yes"), ANSWERED_S, NEVER_S)
+
+
+@needs_fork
+@pytest.mark.repeats
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_approved_tool_that_is_killed_is_not_approved_again(how: str, place: Place) -> None:
+    """With durability `sync` the approval is stored before the first line of the tool is run."""
+    for _ in range(rounds(20)):
+        assert not is_asked_again(place, agent, how, APPROVED, 0.0, 0.002)
+
+
+def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the null task, which are answers and updates of a `Command`, do not."""
+    monkeypatch.setattr(sqlite_writer, "PATIENCE_S", NEVER_S)
+    monkeypatch.setattr(postgres, "PATIENCE_S", NEVER_S)
+
+    async def run(saver: SQLiteCheckpointer) -> list[str]:
+        parent = await asyncio.to_thread(put, saver, {"n": 1})
+        stored = []
+        for name, writes, task in (
+            ("resume", [("__resume__", "yes")], NULL_TASK),
+            ("update", [("n", 2), ("__resume__", "yes")], NULL_TASK),
+            ("task", [("n", 3)], "a task"),
+        ):
+            written = asyncio.ensure_future(saver.aput_writes(parent, writes, task))
+            done, _ = await asyncio.wait([written], timeout=ANSWERED_S)
+            stored += [name] if done else []
+        await asyncio.gather(asyncio.to_thread(put, saver, {"n": 4}, parent), written)
+        return stored
+
+    with place.saver() as saver:
+        assert asyncio.run(run(saver)) == ["resume", "update"]
+        pending = [each.pending_writes or [] for each in saver.list(at())]
+    values = sorted(str(value) for writes in pending for _, _, value in writes)
+    assert values == ["2", "3", "yes"]
