@@ -220,7 +220,7 @@ def test_a_commit_in_doubt_with_a_pool_of_one(options: dict[str, Any]) -> None:
             for number, expected in zip(numbers, (False, True), strict=True):
                 with server.connection() as lent:
                     lent.run = run
-                    lent.abandon()
+                    lent.discard_connection()
                     whole = Transaction(server, lent, [], [])
                     whole._number = number
                     assert whole._stands() is expected

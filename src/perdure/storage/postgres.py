@@ -191,7 +191,7 @@ class PostgresDatabase(Opening[Server]):
     @property
     def location(self) -> Hashable:
         """See `Database.location`."""
-        return (*self._source.locate(self._timeout_s), self._schema, self._tenant)
+        return (*self._source.locate_database(self._timeout_s), self._schema, self._tenant)
 
     @property
     def queue_place(self) -> tuple[str, str]:
@@ -202,7 +202,7 @@ class PostgresDatabase(Opening[Server]):
             else ""
         )
         # a password that was asked for now would be wrong later
-        url = format_uri(self._source.resolve(0)) if isinstance(self._source, FixedDsn) else ""
+        url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return url, f"{self._schema}_jobs{of}"
 
     @property

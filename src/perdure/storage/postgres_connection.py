@@ -50,7 +50,7 @@ RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 
 
 def lock_key(*of: str) -> int:
-    """The key of an advisory lock."""
+    """Return the key of an advisory lock for a name in several parts."""
     digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -85,7 +85,7 @@ def open_connection(
         StorageUnavailable: There is no DSN, the server cannot be reached, or it refuses the
             password of a function, which may return the right one next time.
     """
-    dsn = source.resolve(within_s)
+    dsn = source.resolve_dsn(within_s)
     name = redact_dsn(dsn)
     try:
         conn = kind.connect(dsn, autocommit=True, prepare_threshold=None, **options)
@@ -109,7 +109,7 @@ def open_connection(
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Whether a pooler is between: it tells its clients another number of their backend."""
+    """Return whether a pooler is between: it reports another backend process than the server."""
     ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
     return bool(pid != conn.info.backend_pid)
 
@@ -141,8 +141,10 @@ class Connections(Protocol):
             StorageUnavailable: There is none within `timeout_s` seconds, or the pool is closed.
         """
 
-    def replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
-        """Lend another connection to who has one that was lost, also if all others are in use.
+    def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
+        """Lend a connection in place of one that was lost.
+
+        A pool that has lent all of its connections takes the lost one back first.
 
         Raises:
             StorageUnavailable: There is none within about `within_s` seconds.
@@ -178,7 +180,7 @@ class OwnPool(Connections):
         self._configure = partial(_configure, pooled=pooled, schema=schema)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
-            partial(source.resolve, timeout_s),
+            partial(source.resolve_dsn, timeout_s),
             connection_class=Pipelined,
             kwargs={"autocommit": True, "prepare_threshold": None},
             configure=self._configure,
@@ -200,7 +202,7 @@ class OwnPool(Connections):
     def connection(self) -> Iterator[Pipelined]:
         """See `Connections.connection`."""
         try:
-            conn = self._take()
+            conn = self._take_connection()
         except PoolClosed as exc:
             raise StorageUnavailable(f"the database {self.name} is closed") from exc
         self._lent.add(conn)
@@ -213,8 +215,8 @@ class OwnPool(Connections):
             if broken:
                 self._pool.drain()  # those that lie idle were lost with it
 
-    def _take(self) -> Pipelined:
-        """Take a connection from the pool, which does not say itself why it cannot connect."""
+    def _take_connection(self) -> Pipelined:
+        """Take a connection from the pool. If it has none in time, find out why."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
@@ -229,7 +231,7 @@ class OwnPool(Connections):
             return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
             if reason is None and len(self._lent) < self._size:
-                self._source.check(self._timeout_s / 2)
+                self._source.check_last_call(self._timeout_s / 2)
                 self._try_connecting(_SOON_S)
             raise reason or StorageUnavailable(
                 f"{self.name}: no connection within {self._timeout_s} s, as all {self._size} are "
@@ -237,12 +239,12 @@ class OwnPool(Connections):
             ) from exc
 
     @contextmanager
-    def replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
-        """See `Connections.replacement`: a connection outside the pool."""
-        with self._connect(within_s) as conn:
+    def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
+        """See `Connections.lend_replacement`: a connection outside the pool."""
+        with self._open_connection(within_s) as conn:
             yield conn
 
-    def _connect(self, within_s: float) -> Pipelined:
+    def _open_connection(self, within_s: float) -> Pipelined:
         options = {"connect_timeout": max(2, int(within_s))}
         return open_connection(
             self._source, Pipelined, self._configure, within_s=within_s, **options
@@ -250,7 +252,7 @@ class OwnPool(Connections):
 
     def _try_connecting(self, within_s: float) -> None:
         """Connect once as the pool does, for the reason why it cannot."""
-        with self._connect(within_s) as conn:
+        with self._open_connection(within_s) as conn:
             _check_server(conn.pgconn, self.name)
 
     def close(self) -> None:
@@ -293,25 +295,25 @@ class UserPool(Connections):
     @contextmanager
     def connection(self) -> Iterator[Borrowed]:
         """See `Connections.connection`."""
-        lent = self._borrow(self._timeout_s)
+        lent = self._borrow_connection(self._timeout_s)
         try:
             yield lent
         finally:
             self._give_back(lent)
 
     @contextmanager
-    def replacement(self, lost: Requests, within_s: float) -> Iterator[Borrowed]:
-        """See `Connections.replacement`: the lost one goes back first, as no other may be free."""
+    def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Borrowed]:
+        """See `Connections.lend_replacement`."""
         if isinstance(lost, Borrowed):
             self._give_back(lost)
-        lent = self._borrow(within_s)
+        lent = self._borrow_connection(within_s)
         try:
             yield lent
         finally:
             self._give_back(lent)
 
-    def _borrow(self, within_s: float) -> Borrowed:
-        conn = self._take(within_s)
+    def _borrow_connection(self, within_s: float) -> Borrowed:
+        conn = self._take_connection(within_s)
         with self._guard:
             session = self._sessions.get(conn)
         lent = Borrowed(conn, build_transformer() if session is None else session.values)
@@ -329,7 +331,7 @@ class UserPool(Connections):
         lent.run = session.run
         return lent
 
-    def _take(self, within_s: float) -> psycopg.Connection[Any]:
+    def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
         """Take a connection from the pool.
 
         Errors of the user's functions, which the pool calls, are named by their class only.
@@ -367,7 +369,7 @@ class UserPool(Connections):
                     self._pool.check()
 
     def close(self) -> None:
-        """See `Connections.close`: there are none."""
+        """See `Connections.close`. The pool belongs to the user."""
 
 
 def name_pool(pool: ConnectionPool[Any]) -> str:
@@ -385,10 +387,10 @@ class Server(Shared):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.name, ThreadPool(_THREADS, "perdure-postgres", lasting=True))
         self._connections = connections
-        self.replacement = connections.replacement
+        self.lend_replacement = connections.lend_replacement
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Lend a connection; see `Connections.connection`."""
+        """Lend a connection as `Connections.connection` does."""
         self.check()
         return self._connections.connection()
 

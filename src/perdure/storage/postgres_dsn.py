@@ -54,9 +54,9 @@ def normalize_dsn(dsn: object) -> str:
             looks like the name of a file.
     """
     if not isinstance(dsn, str) or not dsn:
-        shown = "empty" if dsn == "" else f"of type {type(dsn).__name__}"
+        kind = "empty" if dsn == "" else f"of type {type(dsn).__name__}"
         raise ConfigurationError(
-            f"the DSN is {shown}; expected text like postgresql://user@host/database, a function "
+            f"the DSN is {kind}; expected text like postgresql://user@host/database, a function "
             "that returns it, or a psycopg_pool.ConnectionPool"
         )
     if "=" not in dsn and "://" not in dsn:
@@ -116,21 +116,21 @@ class DsnSource(Protocol):
     key: Hashable
     is_fixed: bool
 
-    def resolve(self, within_s: float) -> str:
+    def resolve_dsn(self, within_s: float) -> str:
         """Return the DSN for a new connection.
 
         Raises:
             StorageUnavailable: There is none within `within_s` seconds.
         """
 
-    def locate(self, within_s: float) -> Place:
+    def locate_database(self, within_s: float) -> Place:
         """Return the host, port and database to which the last DSN led.
 
         Raises:
             StorageUnavailable: There was none yet, and there is none within `within_s` seconds.
         """
 
-    def check(self, within_s: float) -> None:
+    def check_last_call(self, within_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
         An attempt hangs when it has taken longer than `within_s` seconds.
@@ -149,16 +149,16 @@ class FixedDsn(DsnSource):
         self.key = self._dsn = normalize_dsn(dsn)
         self.name, self._place = redact_dsn(self._dsn), locate_dsn(self._dsn)
 
-    def resolve(self, within_s: float) -> str:
-        """See `DsnSource.resolve`."""
+    def resolve_dsn(self, within_s: float) -> str:
+        """See `DsnSource.resolve_dsn`."""
         return self._dsn
 
-    def locate(self, within_s: float) -> Place:
-        """See `DsnSource.locate`."""
+    def locate_database(self, within_s: float) -> Place:
+        """See `DsnSource.locate_database`."""
         return self._place
 
-    def check(self, within_s: float) -> None:
-        """See `DsnSource.check`."""
+    def check_last_call(self, within_s: float) -> None:
+        """See `DsnSource.check_last_call`."""
 
     def close(self) -> None:
         """See `DsnSource.close`."""
@@ -194,8 +194,8 @@ class DsnFunction(DsnSource):
         self._place: Place | None = None  # of the last DSN
         self._closed = False
 
-    def resolve(self, within_s: float) -> str:
-        """See `DsnSource.resolve`."""
+    def resolve_dsn(self, within_s: float) -> str:
+        """See `DsnSource.resolve_dsn`."""
         call, began = object(), time.monotonic()
         with self._guard:
             self._pending[call] = began
@@ -206,13 +206,13 @@ class DsnFunction(DsnSource):
                 del self._pending[call]
         self._problem = problem
         if problem:
-            raise self._unavailable(problem)
+            raise self._build_error(problem)
         self.name, self._place = redact_dsn(dsn), locate_dsn(dsn)
         return dsn
 
-    def locate(self, within_s: float) -> Place:
-        """See `DsnSource.locate`."""
-        return self._place or locate_dsn(self.resolve(within_s))
+    def locate_database(self, within_s: float) -> Place:
+        """See `DsnSource.locate_database`."""
+        return self._place or locate_dsn(self.resolve_dsn(within_s))
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
         """Return the normalized DSN and "", or "" and why the function gave none."""
@@ -243,15 +243,15 @@ class DsnFunction(DsnSource):
         except BaseException as exc:  # SystemExit too: it would end a thread of perdure
             return None, f"raised {type(exc).__name__}, whose text may hold a password"
 
-    def check(self, within_s: float) -> None:
-        """See `DsnSource.check`."""
+    def check_last_call(self, within_s: float) -> None:
+        """See `DsnSource.check_last_call`."""
         now = time.monotonic()
         with self._guard:
             hangs = any(now - began > within_s for began in self._pending.values())
         if hangs or self._problem:
-            raise self._unavailable(self._problem or "has not returned yet")
+            raise self._build_error(self._problem or "has not returned yet")
 
-    def _unavailable(self, problem: str) -> StorageUnavailable:
+    def _build_error(self, problem: str) -> StorageUnavailable:
         return StorageUnavailable(f"{self._label} {problem}; {self._advice}")
 
     def close(self) -> None:
@@ -351,8 +351,8 @@ def source_of_pool(pool: ConnectionPool[Any]) -> DsnSource:
     def build_dsn() -> str:
         conninfo, kwargs = pool.conninfo, pool.kwargs
         text = conninfo() if callable(conninfo) else conninfo
-        given: dict[str, Any] = dict(kwargs() if callable(kwargs) else kwargs or {})
-        parameters = {name: given[name] for name in given.keys() - _NOT_IN_A_DSN}
+        options: dict[str, Any] = dict(kwargs() if callable(kwargs) else kwargs or {})
+        parameters = {name: options[name] for name in options.keys() - _NOT_IN_A_DSN}
         return make_conninfo(text, **parameters) or "dbname="
 
     label = f"the conninfo of the pool {pool.name!r}, from which the connection for locks is made,"

@@ -99,7 +99,7 @@ class Requests(ABC):
         return self.pgconn.status == pq.ConnStatus.BAD
 
     @abstractmethod
-    def abandon(self) -> None:
+    def discard_connection(self) -> None:
         """Close the connection, because its state is unknown."""
 
     def ask(self, statements: Sequence[Statement], *, prepare: bool = True) -> list[list[Row]]:
@@ -129,7 +129,7 @@ class Requests(ABC):
             self.pgconn.exit_pipeline_mode()
         except BaseException:
             if not self.closed:
-                self.abandon()
+                self.discard_connection()
             raise
         out: list[list[Row]] = [[] for _ in statements]
         failed = None
@@ -211,8 +211,8 @@ class Pipelined(Requests, psycopg.Connection[Row]):
         _register(self.adapters)
         self._begin_requests(Transformer.from_context(self))
 
-    def abandon(self) -> None:
-        """See `Requests.abandon`."""
+    def discard_connection(self) -> None:
+        """See `Requests.discard_connection`."""
         self.close()
 
 
@@ -251,9 +251,9 @@ class Borrowed(Requests):
         self.pgconn = conn.pgconn
         self._begin_requests(values)
 
-    def abandon(self) -> None:
-        """See `Requests.abandon`. A pool with `close_returns` would take `close` as a return."""
-        self.pgconn.finish()
+    def discard_connection(self) -> None:
+        """See `Requests.discard_connection`."""
+        self.pgconn.finish()  # a pool with `close_returns` takes `close` of psycopg as a return
 
     def end_transaction(self) -> None:
         """Leave the connection in no transaction; it is closed if it cannot be rolled back."""
@@ -262,9 +262,9 @@ class Borrowed(Requests):
         try:
             self.ask([_ROLLBACK])
         except psycopg.Error:
-            self.abandon()
+            self.discard_connection()
         if not self.closed and not self._is_idle():
-            self.abandon()
+            self.discard_connection()
 
     def _is_idle(self) -> bool:
         status = self.pgconn.transaction_status

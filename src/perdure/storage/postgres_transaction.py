@@ -106,7 +106,7 @@ class Transaction:
         while time.monotonic() < deadline:
             with (
                 suppress(StorageUnavailable, psycopg.OperationalError),
-                self._server.replacement(self._conn, _SETTLED_S) as conn,
+                self._server.lend_replacement(self._conn, _SETTLED_S) as conn,
             ):
                 status = self._status(conn)
                 if status == "committed" and conn.run != self._conn.run:
