@@ -80,6 +80,12 @@ class StoredType(Generic[T]):
         A `JsonPlusSerializer` may rebuild only this class, whatever its own allowlist says. With
         `pickle_fallback=True` a value is stored by pickle: reading it runs code from the file.
         """
+        for method in ("dumps_typed", "loads_typed"):
+            if not callable(getattr(serde, method, None)):
+                raise ConfigurationError(
+                    f"the serializer is {serde!r:.80}, without {method}(); expected one of "
+                    "langgraph, such as JsonPlusSerializer()"
+                )
         if type(serde) is JsonPlusSerializer and isinstance(stored, type):
             pickles = serde.pickle_fallback
             serde = JsonPlusSerializer(pickle_fallback=pickles, allowed_msgpack_modules=[stored])
@@ -223,9 +229,12 @@ class StoredTypes:
         if registered.texts is None:
             return []
         try:
-            texts = list(registered.texts(value))
+            returned = registered.texts(value)
+            texts = list(returned)
         except Exception as exc:
             raise _texts_error(registered, f"raised {_told(exc)}") from exc
+        if isinstance(returned, str):  # its characters are texts too, and quote nothing
+            raise _texts_error(registered, "returned one text and not a list of texts")
         if not all(isinstance(text, str) for text in texts):
             raise _texts_error(registered, "returned something that is no text")
         return texts

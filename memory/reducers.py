@@ -100,9 +100,16 @@ def append_new(left: Any, right: Any) -> list[Any]:
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
     """
-    if isinstance(right, str) or not isinstance(right, Iterable | None):
-        raise InvalidUpdate(f"the update {right!r:.80} is no list; expected a list of ids")
-    return list(dict.fromkeys(chain(left or (), right or ())))
+    for what, ids in (("list", left), ("update", right)):
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable | None):
+            raise InvalidUpdate(f"the {what} {ids!r:.80} is no list; expected a list of ids")
+    try:
+        return list(dict.fromkeys(chain(left or (), right or ())))
+    except TypeError as exc:
+        raise InvalidUpdate(
+            f"the update {right!r:.80} has elements that cannot be compared by hash ({exc}); "
+            "expected ids"
+        ) from exc
 
 
 class ChatState(TypedDict):

@@ -315,6 +315,13 @@ def test_langgraphs_serializer_stores_a_type_alone() -> None:
     assert isinstance(codec.decode(row), dict)
 
 
+@pytest.mark.parametrize("wrong", [None, "jsonplus", object()], ids=type)
+def test_what_is_no_serializer(wrong: Any) -> None:
+    """It is refused when the type is registered, not at the first put."""
+    with pytest.raises(ConfigurationError, match="expected one of langgraph"):
+        StoredType.by_serializer(Sheet, wrong)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
 def test_a_data_frame() -> None:
     """By a pair of functions, and by langgraph's serializer."""
@@ -421,7 +428,9 @@ def test_erase_does_not_look_into_a_type_without_texts(place: Place) -> None:
         assert graph.get_state(CONFIG).values["sheets"] == [Sheet([SAID])]
 
 
-@pytest.mark.parametrize("texts", [fails, lambda sheet: [1], lambda sheet: None])
+@pytest.mark.parametrize(
+    "texts", [fails, lambda sheet: [1], lambda sheet: None, lambda sheet: "a text"]
+)
 def test_texts_that_fail_stop_an_erasure(texts: Any) -> None:
     """Nothing is erased, so that the caller does not take it for done."""
     types = [dataclasses.replace(SHEET, texts=texts)]

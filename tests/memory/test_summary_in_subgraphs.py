@@ -278,9 +278,13 @@ def test_new_ids_are_appended_in_order() -> None:
     assert append_new(None, ["b", "a", "b"]) == ["b", "a"]
     assert append_new(["a", "b", "a"], []) == ["a", "b"]
     assert append_new(["a"], None) == ["a"]
-    for wrong in ("abc", 7):
+    for wrong in ("abc", b"abc", 7):
         with pytest.raises(InvalidUpdate, match="expected a list of ids"):
             append_new(["a"], wrong)
+        with pytest.raises(InvalidUpdate, match="expected a list of ids"):
+            append_new(wrong, ["a"])
+    with pytest.raises(InvalidUpdate, match="expected ids"):
+        append_new(["a"], [["b"]])
 
 
 def test_of_two_summaries_the_later_counts_and_none_is_lost() -> None:
