@@ -24,9 +24,10 @@ from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
 from perdure.memory.run_config import Clock, clock_of, source
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, summary_of
+from perdure.memory.system_messages import system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import choose, too_long
+from perdure.memory.trim import choose, system_costs, too_long
 from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, query_tokens
 
@@ -108,7 +109,7 @@ class Assemble(MessagesNode):
         counter = self.counter.fitted(Shown(system, iter(turns)).messages())
         if counter is not self.counter:
             # by what its own answers took; never less, so it is a part of what fitted at first
-            system, turns = self._packed(Shown(shown.system, iter(turns)), contents, counter)
+            system, turns = self._packed(replace(shown, turns=iter(turns)), contents, counter)
         return Shown(system, iter(turns))
 
     def _packed(
@@ -116,7 +117,7 @@ class Assemble(MessagesNode):
     ) -> tuple[SystemMessage | None, list[Turn]]:
         text = contents["instructions"]
         if text is None:
-            text = "" if shown.system is None else shown.system.text
+            text = "" if shown.system is None else system_text(shown.system)
         tools, system = counter.tools(self.tools), _system(text, counter)
         prompt = counter.prompt(self.system_prompt)
         newest = list(islice(shown.turns, 1))
@@ -124,7 +125,10 @@ class Assemble(MessagesNode):
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
-            named = [("instructions", system), ("tools", tools), ("the newest messages", must)]
+            named = [("instructions", system)]
+            if contents["instructions"] is None and shown.system_parts:
+                named = list(system_costs(shown, counter.message))
+            named += [("tools", tools), ("the newest messages", must)]
             named.append(("the request itself", counter.request + prompt))
             raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(contents):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage
 
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, role
+from perdure.memory.tool_calls import find_calls, read_arguments
 
 if TYPE_CHECKING:
     from perdure.memory.tokens import TokenCounter
@@ -260,4 +261,8 @@ def _calls(message: BaseMessage) -> list[str]:
         for call in message.tool_calls
     ]
     calls += [(call["name"] or "?", call["args"] or "") for call in message.invalid_tool_calls]
+    for call in find_calls(message):
+        if call.block is not None:
+            arguments = read_arguments(call.block)
+            calls.append((call.name or "?", json.dumps(arguments, ensure_ascii=False, default=str)))
     return [f"calls {name}({middle_out(arguments, _TOOL_CHARS)})" for name, arguments in calls]

@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -27,6 +27,7 @@ from perdure.memory.background_summary import (
     store_summary,
 )
 from perdure.memory.conversation import Messages, role, turns
+from perdure.memory.exchanges import backwards, find_late_results, has_all_results
 from perdure.memory.failed_turns import FailedTurns
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.model_call import NamedModel, model_call
@@ -436,6 +437,7 @@ class Summarize(MessagesNode):
         added.
         """
         messages = merge_duplicates(messages)
+        messages = [m for m in messages if STATED not in m.additional_kwargs]
         if summarized:
             messages = [message for message in messages if message not in summarized]
         size = self._measure(messages, summary)
@@ -444,6 +446,7 @@ class Summarize(MessagesNode):
         limit = self._kept_tokens(size)
         cut = self._cut(messages, limit)
         old, rest = _without_system(messages[:cut]), messages[cut:]
+        old += find_late_results(old, rest)
         if len(list(turns(rest))) == 1 and (not old or self._is_alone_reached(rest, size)):
             return Chosen(old, *self._select_exchanges(rest, limit))
         return Chosen(old)
@@ -456,8 +459,10 @@ class Summarize(MessagesNode):
         Within `keep` and `limit` tokens the question and the newest exchanges stay, one at least.
         An exchange whose results are not all there stays.
         """
-        shown = next(Shown.of(turn).turns, None)
-        units = [] if shown is None else shown.units
+        stored = next(backwards(turn, purpose="state"), None)
+        units = [] if stored is None else stored.units
+        if units and not has_all_results(units[-1]):
+            units = units[:-1]  # it waits for results
         begin = 1 if units and role(units[0][0]) == "human" else 0
         cost = self._cost_of((unit[0] for unit in units[:begin]), limit)
         start = len(units)
@@ -466,9 +471,7 @@ class Summarize(MessagesNode):
             if start < len(units) and self._passes_keep(*cost, limit):
                 break
             start -= 1
-        present = set(map(id, turn))
-        whole = [unit for unit in units[begin:start] if present.issuperset(map(id, unit))]
-        steps = [message for unit in whole for message in unit]
+        steps = [m for unit in units[begin:start] if has_all_results(unit) for m in unit]
         return steps, units[0][0] if steps and begin else None
 
     def _measure(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
@@ -506,7 +509,9 @@ class Summarize(MessagesNode):
             if cut and self._passes_keep(count, tokens, limit):
                 return cut
             cut = turn.start
-        return 0
+        # messages before the first human message are a turn, too
+        more = self._cost_of(_without_system(messages[:cut]), limit)
+        return cut if self._passes_keep(count + more[0], tokens + more[1], limit) else 0
 
     def _cost_of(self, messages: Iterable[BaseMessage], limit: float) -> tuple[int, int]:
         """Return the number of messages, and of their tokens if the limit is one."""
@@ -547,7 +552,7 @@ def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessag
     """The summary that `with_summary` put among messages, and the messages without it."""
     summary, rest = None, []
     for message in messages:
-        if STATED in message.additional_kwargs:
+        if STATED in message.additional_kwargs and isinstance(message, HumanMessage):
             continue  # a request has it again if need be
         mark = message.additional_kwargs.get(_MARK)
         if mark is None:

@@ -64,6 +64,13 @@ def join_contents(contents: list[Any]) -> Any:
     return list(chain.from_iterable(map(_blocks, contents)))
 
 
+def system_text(message: BaseMessage) -> str:
+    """Return the text of a system message, with a blank line between its blocks."""
+    blocks = _blocks(message.content)
+    texts = (block if isinstance(block, str) else block.get("text") for block in blocks)
+    return "\n\n".join(text for text in texts if isinstance(text, str) and text)
+
+
 def _content_without_summary(message: BaseMessage) -> Any:
     """Return the content of a system message without the summary in it; None if that is all."""
     mark = message.additional_kwargs.get(SUMMARY_MARK)

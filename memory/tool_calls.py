@@ -70,6 +70,10 @@ so it never ran.
 """
 
 
+ANSWERED_BY_MESSAGE: Final = frozenset({"tool", "custom", "function"})
+"""The kinds of calls for which a message can say that the result is missing."""
+
+
 class Call(NamedTuple):
     """A call of a tool in an AI message.
 
@@ -283,7 +287,7 @@ def _call_entry(message: AIMessage, call: Call) -> Any:
         return None
     return {
         "name": call.name,
-        "args": _arguments(call.block),
+        "args": read_arguments(call.block),
         "id": call.id,
         "type": "tool_call",
     }
@@ -327,11 +331,13 @@ def _function_call_id(name: str | None) -> str:
     return f"function {name or ''}"
 
 
-def _arguments(block: Mapping[str, Any]) -> dict[str, Any]:
+def read_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call in a content block; `{}` if they cannot be read."""
     if block.get("type") == "custom_tool_call":
         return {"__arg1": block.get("input")}  # as langchain-openai reads it
-    given: Any = next((block[key] for key in ("args", "input", "arguments") if block.get(key)), {})
+    given: Any = next(
+        (block[key] for key in ("args", "input", "arguments", "action") if block.get(key)), {}
+    )
     if isinstance(given, str):
         with suppress(ValueError):
             given = json.loads(given)

@@ -136,7 +136,7 @@ class Trim(MessagesNode):
         left = sum(map(measure, needed)) - window.over
         cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
-            parts = [*_system_costs(shown, measure)]
+            parts = [*system_costs(shown, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", fixed))
             raise too_long(self.size, parts, "set allow_partial=True")
@@ -157,7 +157,7 @@ def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> Budget
     )
 
 
-def _system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, int]]:
+def system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, int]]:
     """Yield a name and the number of tokens for each system message."""
     if shown.system is None:
         return
@@ -168,7 +168,8 @@ def _system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, int]]:
     for part in shown.system_parts:
         cost = min(total, measure(part))
         total -= cost
-        yield f"system message {' '.join(part.text.split()):.60}".rstrip(), cost
+        begin = " ".join(part.text.split())[:60]
+        yield f'system message "{begin}"', cost
     if total:
         yield "additions to the system messages", total
 

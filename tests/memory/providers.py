@@ -46,7 +46,7 @@ def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = True) -> list
     if talk and to_answer and not isinstance(talk[-1], HumanMessage | ToolMessage):
         found.append(f"the last is a {talk[-1].type} message")
     found += _unpaired(talk) + _unpaired_searches(talk)
-    newest = max((i for i, m in enumerate(talk) if isinstance(m, HumanMessage)), default=-1)
+    newest = max((i for i, m in enumerate(talk) if is_question(m)), default=-1)
     for i, message in enumerate(talk):
         is_result = isinstance(message, ToolMessage | FunctionMessage)
         if i != newest and not is_result and not _calls(message) and _blank(message):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import StructuredTool, tool
@@ -33,7 +33,7 @@ from perdure.memory.middleware import MemoryMiddleware, MemoryState
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.tokens import TokenCounter
 from tests.memory.conversations import Talk, conversations, keys
-from tests.openai_server import OpenAIServer
+from tests.openai_server import Answer, OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
@@ -230,6 +230,47 @@ def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
     assert [m.text for m in out["messages"]] == ["When?", "At 14:05."]
     assert "At 14:05." in asked[0]
     assert ["no am and pm" in told for told in asked] == [True, False]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("part", [trim(4_000), clear_tool_outputs()], ids=["trim", "clearing"])
+@pytest.mark.parametrize("start", [[], [SystemMessage("7 o'clock")], [AIMessage("Reminder")]])
+def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, colour: str) -> None:
+    """A scheduled agent ends, and a user can ask it about its work afterwards."""
+
+    def replies(body: dict[str, Any]) -> Any:
+        if any(message["role"] == "tool" for message in body["messages"]):
+            return "Two new mails."
+        function = {"name": "look", "arguments": '{"what": "mail"}'}
+        call = {"id": "c1", "type": "function", "function": function}
+        return Answer({"content": None, "tool_calls": [call]}, "tool_calls")
+
+    with OpenAIServer(replies) as server:
+        agent: Any = create_agent(
+            client(server),
+            [look],
+            system_prompt="Check the mail.",
+            middleware=[MemoryMiddleware(part)],
+            checkpointer=InMemorySaver(),
+        )
+        for new in (start, [HumanMessage("How many?")]):
+            given = {"messages": new}, {**THREAD, "recursion_limit": 9}
+            if colour == "sync":
+                agent.invoke(*given)
+            else:
+                asyncio.run(agent.ainvoke(*given))
+
+    assert len(server.requests) == 3
+    assert ("tool", "mail is found") in server.shown(1)
+    assert ("tool", "mail is found") in server.shown(2)
+
+
+def test_a_memory_without_parts_says_what_to_pass() -> None:
+    """A part that was forgotten is no None that somebody passed."""
+    with pytest.raises(ConfigurationError) as caught:
+        MemoryMiddleware()
+
+    assert "MemoryMiddleware() has no parts; expected parts like trim(" in str(caught.value)
 
 
 def test_what_is_no_node_is_refused() -> None:

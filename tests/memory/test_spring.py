@@ -168,6 +168,25 @@ def test_the_window_has_a_size(repository: Any) -> None:
     assert texts(memory.get("c", 2)) == ["r", "t"]
 
 
+@given(st.lists(st.sampled_from("hac"), max_size=12), st.integers(1, 6), st.integers(1, 6))
+def test_a_window_begins_with_the_user(said: list[str], size: int, last_n: int) -> None:
+    """After an eviction, if there is a message of the user left; a greeting stays until then."""
+    memory = MessageChatMemory(max_size=size)
+    for n, kind in enumerate(said):
+        if kind == "c":
+            memory.add("c", [call(str(n)), ToolMessage("found", tool_call_id=str(n))])
+        else:
+            memory.add("c", HumanMessage(f"{n}") if kind == "h" else AIMessage(f"{n}"))
+    shown = memory.get("c", last_n)
+    everything = sum(2 if kind == "c" else 1 for kind in said)
+
+    assert len(shown) <= min(size, last_n)
+    if len(shown) < everything and any(isinstance(m, HumanMessage) for m in shown):
+        assert isinstance(shown[0], HumanMessage)
+    if everything <= min(size, last_n):
+        assert len(shown) == everything
+
+
 def test_what_leaves_the_window_stays_in_history(file_saver: SQLiteCheckpointer) -> None:
     """And a graph with the same checkpointer goes on with the conversation."""
     memory = MessageChatMemory(CheckpointerChatMemoryRepository(file_saver, keep_history=True), 2)
