@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread, Write
+from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread, Write, keep
+from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.delta import ChannelUpdate
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -31,7 +32,7 @@ from perdure.checkpointers.manifest import (
     positions,
     regrouped,
 )
-from perdure.checkpointers.put import Node, Split
+from perdure.checkpointers.put import Node, Split, TaskWrites
 from perdure.checkpointers.records import content_hash, item_place, place
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
@@ -314,3 +315,17 @@ def _origins(log: ChannelLog, ranges: Ranges) -> Ranges:
             # one that is not known must not be taken for an item: see `CheckpointReader.resolve`
             out += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return joined(out)
+
+
+def keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body: bytes) -> None:
+    """Keep those writes of a task that the next checkpoint may hold in a log."""
+    if any(map(_may_be_in_a_log, writes)):
+        at = request.at.checkpoint_ns, request.at.checkpoint_id or ""
+        tasks = thread.pending.get(at, {})
+        keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
+
+
+def _may_be_in_a_log(write: Write) -> bool:
+    """Whether the next checkpoint may hold items of a write."""
+    ref = write[2]
+    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in IN_LOG

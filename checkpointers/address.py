@@ -13,6 +13,11 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidConfig
 
+MARKER: Final = "__perdure_removals"
+"""Key in `configurable`: the number of removals that a state leaves out; see `removal_records`.
+
+langgraph copies no key that begins with two underscores to the metadata of a checkpoint.
+"""
 _MAPPING: Final = (dict, Mapping)
 
 
@@ -23,15 +28,21 @@ class Address(NamedTuple):
     checkpoint_ns: str
     checkpoint_id: str | None
 
-    def config(self, checkpoint_id: str) -> RunnableConfig:
-        """The config of one checkpoint at this address."""
-        return {
-            "configurable": {
-                "thread_id": self.thread_id,
-                "checkpoint_ns": self.checkpoint_ns,
-                "checkpoint_id": checkpoint_id,
-            }
+    def config(self, checkpoint_id: str, removals: int = 0) -> RunnableConfig:
+        """Return the config of one checkpoint at this address.
+
+        Args:
+            checkpoint_id: The id of the checkpoint.
+            removals: The number of the newest removal that the checkpoint leaves out.
+        """
+        configurable: dict[str, Any] = {
+            "thread_id": self.thread_id,
+            "checkpoint_ns": self.checkpoint_ns,
+            "checkpoint_id": checkpoint_id,
         }
+        if removals:
+            configurable[MARKER] = removals
+        return {"configurable": configurable}
 
 
 def address(config: RunnableConfig) -> Address:

@@ -204,6 +204,7 @@ class Thread:
     """The cached data of one thread, valid as long as `key` and `generation` are.
 
     Attributes:
+        removals: The number of the thread's newest removal record; 0 if it has none.
         stamp: What the thread's row has, if a write may rest on what follows; None: on nothing.
         seq: The counter of puts; `updated_at`: when it was last written to.
         logs, named: The logs, by key and by channel.
@@ -220,12 +221,13 @@ class Thread:
 
     __slots__ = (
         *("generation", "heads", "key", "lock", "logs", "named", "namespace_read", "newest"),
-        *("pending", "seq", "size", "stamp", "title", "told", "updated_at"),
+        *("pending", "removals", "seq", "size", "stamp", "title", "told", "updated_at"),
     )
 
-    def __init__(self, key: int, generation: int) -> None:
+    def __init__(self, key: int, generation: int, removals: int = 0) -> None:
         self.key = key
         self.generation = generation
+        self.removals = removals
         self.stamp: int | None = None
         self.seq = 0
         self.updated_at = 0.0
@@ -340,14 +342,14 @@ class Cache:
         self.peek = self._threads.get
         """The cached thread, if any; it may be stale."""
 
-    def thread(self, thread_id: str, key: int, generation: int) -> Thread:
+    def thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
         """The cached thread in this state; nothing of an earlier state."""
         with self._lock:
             kept = self._threads.get(thread_id)
             if kept is None or kept.key != key or kept.generation < generation:
-                kept = self._threads[thread_id] = Thread(key, generation)
+                kept = self._threads[thread_id] = Thread(key, generation, removals)
             elif kept.generation > generation:
-                return Thread(key, generation)  # a reader on an older snapshot
+                return Thread(key, generation, removals)  # a reader on an older snapshot
             self._used(thread_id)
             return kept
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.address import (
@@ -297,7 +299,10 @@ class Checkpointer(CheckpointSaver):
     # -- changing threads as a whole
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread and return its space to the disk; an unknown id is no error."""
+        """Delete a thread and return its space to the disk; an unknown id is no error.
+
+        A run that is under way can store nothing more in it, and ends with `ThreadDeleted`.
+        """
         self._maintenance.delete_threads([thread_id])
 
     adelete_thread = awaited(delete_thread)
@@ -321,9 +326,9 @@ class Checkpointer(CheckpointSaver):
         quotes a message is cancelled and named in the report. A tool's result stays unless its own
         message is erased. The thread can continue. Unknown ids are no error.
 
-        Copies of the thread and paraphrases stay. A run under way still holds the messages and
-        stores them again, so erase when no run is active. Other writers wait while the file is
-        rewritten.
+        Copies of the thread and paraphrases stay. A run that is under way still holds the messages;
+        they are left out of what it stores later. If the whole thread is erased, the run is refused
+        with `ThreadDeleted`. Other writers wait while the file is rewritten.
 
         Args:
             thread_id: The thread.
@@ -344,6 +349,35 @@ class Checkpointer(CheckpointSaver):
         return replace(report, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
+
+    def removals(self, thread_id: str) -> int:
+        """Return how often messages were erased from a thread, or a thread of this id deleted.
+
+        Ask before you read messages for work that takes long, and give `removed` the number.
+        """
+        thread_id = check_thread_id(thread_id)
+        return self.database.read(lambda: self._removals.number_of(thread_id))
+
+    aremovals = awaited(removals)
+
+    def removed(
+        self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
+    ) -> _List[bool]:
+        """Return for each message whether it was erased, or its thread deleted, since a moment.
+
+        Args:
+            thread_id: The thread.
+            messages: Messages that were read from it.
+            since: What `removals` returned before they were read, or the config of a node: since
+                its run has loaded the thread.
+        """
+        from perdure.checkpointers.stale_puts import find_erased  # langgraph.types is slow
+
+        thread_id = check_thread_id(thread_id)
+        number = since if isinstance(since, int) else self._removals.loaded_by(since, thread_id)[0]
+        return self._read(lambda: find_erased(self._reader, thread_id, messages, number))
+
+    aremoved = awaited(removed)
 
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None

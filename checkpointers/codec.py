@@ -8,6 +8,7 @@ Equal values have equal bytes, but for the order of a message's fields.
 
 from __future__ import annotations
 
+import logging
 import reprlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,7 @@ MESSAGE: Final = b"\x92"  # msgpack's array of two, with which a message in its 
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
 _TYPED_APART: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
+_log = logging.getLogger("perdure")
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
 
@@ -168,6 +170,16 @@ class Codec:
         if blocked:
             raise _forbidden(blocked[0], "a stored value")
         return value
+
+    def log_replacement(self, thread_id: str) -> None:
+        """Log, once for each codec, that a text is not stored as it is."""
+        if self.replaced_in and not self.replacement_noted:
+            self.replacement_noted = True
+            _log.warning(
+                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
+                "which is no Unicode text; '?' is stored in its place. Logged once",
+                *(self.replaced_in, thread_id),
+            )
 
     # -- many values at once
 

@@ -8,7 +8,6 @@ docs/erasure.md.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from bisect import bisect_left
@@ -19,7 +18,7 @@ from math import inf
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.additions import Additions
@@ -65,19 +64,25 @@ from perdure.checkpointers.records import (
     tags_of,
     unpack_id,
 )
-from perdure.checkpointers.removal import GONE, Remover, Where
+from perdure.checkpointers.removal import (
+    GONE,
+    NEXT_NODE,
+    NO_WRITES,
+    TASK_CHANNELS,
+    Remover,
+    TextSet,
+    Where,
+    hash_message,
+    is_stopped,
+    without_quoting_tasks,
+)
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.said import unsay
-from perdure.checkpointers.status import CANCELLED
 from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import ALL, Flow, Row
 
-_CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
-_TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
 _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
-_NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
-_NEXT: Final = "branch:to:"  # how langgraph names the channels that start a node
 _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
 
 
@@ -93,24 +98,26 @@ def erased(
     have it go over the whole heap of the process, and all threads wait for that.
     """
     with collector_paused():
-        return (yield from _erased(reader, maintenance, thread_id, message_ids))
+        if message_ids is None:
+            return (yield from _erased_thread(reader, maintenance, thread_id))
+        remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
+        report = yield from _erased(reader, maintenance, thread_id, remover)
+        if message_ids:
+            number = yield from reader.removals.add(thread_id, remover.known_texts(), None)
+            for thread, *_ in (yield reader.sql("find_thread", thread_id)):
+                yield reader.sql("note_removal", number, thread)
+        return report
 
 
 def _erased(
-    reader: CheckpointReader,
-    maintenance: Maintenance,
-    thread_id: str,
-    message_ids: Collection[str] | None,
+    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
-    if message_ids is None:
-        return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
     of_runs = rows[0][0], 0, ALL
-    yield reader.sql("without_events", *of_runs)
+    yield [reader.sql("without_events", *of_runs), reader.sql("mark_erased", rows[0][0])]
     events = len((yield reader.sql("drop_events", *of_runs, ALL)))
-    remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
@@ -122,7 +129,7 @@ def _erased(
     views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
     if eraser.dicts:  # histories come before the older dicts whose parts they hold
-        channels = {*eraser.remover.channels}
+        channels = TextSet(eraser.remover.channels)
         yield from eraser.run(looking=True)
         eraser.remover.channels = channels
     yield from eraser.run(looking=False)
@@ -132,7 +139,9 @@ def _erased(
     yield from unsay(reader.sql, rows[0][0])
     yield from eraser.untitle()
     yield from maintenance.database.scrub_wanted()
-    hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
+    hashes = sorted(
+        {hash_message(reader.seal.hash_key, message) for message in eraser.remover.removed.values()}
+    )
     cancelled = tuple(sorted(eraser.cancelled))
     counts = eraser.checkpoints + views, items
     report = ErasureReport(*counts, tuple(hashes), cancelled)
@@ -152,29 +161,24 @@ def _drop_views(
 
 
 def _erased_thread(
-    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread: int
+    reader: CheckpointReader, maintenance: Maintenance, thread_id: str
 ) -> Flow[ErasureReport]:
+    rows = yield reader.sql("find_thread", thread_id)
+    if not rows:
+        return ErasureReport()
     hashes: set[str] = set()
-    for log, name, *_ in (yield reader.sql("thread_logs", thread)):
+    for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
             with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
                 _, stored = open_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
-                    hashes.add(_hash(reader, value))
+                    hashes.add(hash_message(reader.seal.hash_key, value))
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.scrub_wanted()
     counts = report.checkpoints, report.items
     erased = ErasureReport(*counts, tuple(sorted(hashes)))
     return replace(erased, runs=report.runs, events=report.events, crons=report.crons)
-
-
-def _hash(reader: CheckpointReader, message: BaseMessage) -> str:
-    """BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
-    says = [message.type, message.id, message.content]
-    text = json.dumps(says, ensure_ascii=False, separators=(",", ":"), default=repr)
-    data = text.encode(errors="surrogatepass")
-    return hashlib.blake2b(data, digest_size=32, key=reader.seal.hash_key).hexdigest()
 
 
 class _Eraser:
@@ -192,10 +196,10 @@ class _Eraser:
     def __init__(
         self, reader: CheckpointReader, thread_id: str, row: Row, remover: Remover
     ) -> None:
-        key, _, generation = row
+        key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        self.thread = Thread(key, generation)  # not the cache's
+        self.thread = Thread(key, generation, removals)  # not the cache's
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
@@ -352,10 +356,10 @@ class _Eraser:
             held = None if refs.get(channel) is GONE else snapshot.refs.get(channel)
             said[channel] = self._said(held, *before)
         for channel in refs if self._awaited else ():
-            if channel.startswith(_NEXT):
+            if channel.startswith(NEXT_NODE):
                 refs[channel] = GONE
                 if is_head:
-                    self.cancelled.add(_task(ns, channel.removeprefix(_NEXT)))
+                    self.cancelled.add(_task(ns, channel.removeprefix(NEXT_NODE)))
         if self._looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
             return
         if fields[1] is not metadata:  # it is found no more by what this does not hold any more
@@ -375,15 +379,9 @@ class _Eraser:
         value = (yield from self._value(ref)) if self._may_change(ref) else None
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
             return (yield from self._ref(TASKS, ref, inputs=True))  # a program's own
-        tasks, where = dict(enumerate(value)), Where(tasks=True)
-        gone = {at: t for at, t in tasks.items() if self.remover.without(t, where) is GONE}
+        left, gone = without_quoting_tasks(self.remover, value)
         self._sent[uid] = {at: task.node for at, task in gone.items()}
-        if not gone:
-            return ref
-        left = [_CANCELLED if at in gone else task for at, task in tasks.items()]
-        while left and left[-1] is _CANCELLED:
-            left.pop()
-        return self._encoded(left)
+        return self._encoded(left) if gone else ref
 
     def _writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
         """The writes of one task. A task with a result gets no run again."""
@@ -400,14 +398,14 @@ class _Eraser:
             self.cancelled.add(name)
         else:
             kept = yield from self._left_writes(ns, writes, waits)
-            if _is_stopped(writes) and len(kept) < len(writes):
-                kept = [[0, _NO_WRITES, self._encoded(None)]]
+            if is_stopped(writes) and len(kept) < len(writes):
+                kept = [[0, NO_WRITES, self._encoded(None)]]
                 if waits and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_task(ns, node))
                     self.cancelled.add(_task(ns, node, task))
-            elif not _is_stopped(writes) and _is_stopped(kept):  # else the task would run again
-                kept.append([0, _NO_WRITES, self._encoded(None)])
+            elif not is_stopped(writes) and is_stopped(kept):  # else the task would run again
+                kept.append([0, NO_WRITES, self._encoded(None)])
         if not self._looking and kept != writes:
             body = seal_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
             yield self.sql("put_writes", namespace, *row[:3], body)
@@ -428,7 +426,7 @@ class _Eraser:
 
     def _ref(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
-        texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS
+        texts, tasks = inputs and channel in self.remover.channels, channel in TASK_CHANNELS
         where, new = Where(inputs, texts, tasks or self._in_sent), ref
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
             return (yield from self._delta(channel, ref))
@@ -592,11 +590,6 @@ def _entry(value: Any) -> dict[Any, Any] | None:
         with suppress(TypeError):  # no key
             return dict([value])
     return None
-
-
-def _is_stopped(writes: list[Any]) -> bool:
-    """Whether a task wrote no result: it failed, or waits for an answer."""
-    return all(index < 0 for index, _, _ in writes)
 
 
 def _task(ns: str, node: str, task_id: str = "") -> str:

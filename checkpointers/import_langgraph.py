@@ -219,11 +219,14 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._done: Counter[str] = Counter()
+        self._removals = 0  # of the thread, when its import began
 
     def run(self) -> ImportReport:
         """Import everything."""
         with closing(self.source) as source:
             for thread_id in source.threads():
+                last = partial(self.reader.removals.last_number, thread_id)
+                self._removals = self.read(last)
                 there = set(source.rows(_ADDRESSES, thread_id))
                 self.read(partial(self._check_unforked, thread_id, there))
                 before = self._new()
@@ -241,7 +244,7 @@ class Importer:
     def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
         """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
         sql, here = self.reader.sql, set()
-        for thread, _, _ in (yield sql("find_thread", thread_id)):
+        for thread, *_ in (yield sql("find_thread", thread_id)):
             for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
                 rows = yield sql("checkpoint_keys", *span(namespace))
                 here |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
@@ -263,12 +266,13 @@ class Importer:
         new = here is None
         if new:
             versions = checkpoint["channel_versions"]
-            self.write(CheckpointPut(upon, checkpoint, dict(metadata), versions))
+            parts = upon, checkpoint, dict(metadata), versions
+            self.write(CheckpointPut(*parts, removals=self._removals))
         elif not self._is_same(there, here):
             raise ImportFailed(f"{where} is another one here")
         lacking = tasks if new else self._lacking(tasks, here)
         for task_id, path, writes in lacking:
-            self.write(TaskWrites(at, task_id, path, writes))
+            self.write(TaskWrites(at, task_id, path, writes, removals=self._removals))
         if new or lacking:
             here = self.read(lambda: self.reader.get(at))
         if not self._is_same(there, here) or self._lacking(tasks, here):

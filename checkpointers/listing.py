@@ -143,7 +143,7 @@ class Listing:
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
             return 0, []
-        thread, seq, _ = rows[0]
+        thread, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread)
         if any(head > seq for _, _, head in namespaces):
             raise damaged_index(f"the counter of puts of thread {thread_id!r}")

@@ -28,6 +28,7 @@ from perdure.checkpointers.records import (
     seal_checkpoint,
     span,
     tags_of,
+    unpack_id,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.said import unsay
@@ -64,10 +65,10 @@ class Maintenance:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
 
-    def delete_threads(self, thread_ids: Sequence[str]) -> None:
-        """Remove threads and give their space back; unknown ones are no error."""
+    def delete_threads(self, thread_ids: Sequence[str], *, recorded: bool = True) -> None:
+        """Remove threads and give their space back; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
-            self.write(thread_id, partial(self.delete_thread, thread_id))
+            self.write(thread_id, partial(self.delete_thread, thread_id, recorded=recorded))
         self.database.shrink()
 
     def delete_for_runs(self, run_ids: Iterable[str]) -> None:
@@ -161,13 +162,24 @@ class Maintenance:
             if title is None or title.message is not None or of_metadata:
                 yield from self.threads.tell_anew(row)
 
-    def delete_thread(self, thread_id: str, *, runs: bool = True) -> Flow[PruneReport]:
-        """Remove a thread and all that belongs to it; its runs may stay. No error if unknown."""
+    def delete_thread(
+        self, thread_id: str, *, runs: bool = True, recorded: bool = True
+    ) -> Flow[PruneReport]:
+        """Remove a thread and all that belongs to it; an unknown one is no error.
+
+        Args:
+            thread_id: The thread.
+            runs: Whether its runs, events, crons and webhooks go as well.
+            recorded: Whether a removal record stays, so that a run under way stores nothing more.
+        """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()
         thread = rows[0][0]
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
+        if recorded:
+            ids = yield from self._checkpoint_ids(thread)
+            yield from self.reader.removals.add(thread_id, {}, ids)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             yield from self.empty_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
@@ -182,6 +194,14 @@ class Maintenance:
         crons = yield self.sql("drop_crons", thread_id)
         yield self.sql("drop_webhooks", thread_id)
         return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
+
+    def _checkpoint_ids(self, thread: int) -> Flow[set[str]]:
+        """Return the ids of all checkpoints of a thread, and of those that tasks wrote for."""
+        packed = set[Any]()
+        for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
+            packed |= {uid for _, uid, _ in (yield self.sql("checkpoint_keys", *span(namespace)))}
+            packed |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
+        return {unpack_id(uid) or "" for uid in packed}
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""

@@ -12,7 +12,6 @@ from perdure.checkpointers.saver import serde_and_seal
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
@@ -75,7 +74,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         database = PostgresDatabase(
             dsn,
             Schema("checkpointers", sql["schema"]),
-            begin=lambda: agree_on_key(seal, database.path, read_only=read_only),
+            begin=lambda: self._begin(seal, database.path, read_only),
             schema=schema,
             tenant=tenant,
             pooled=pooled,

@@ -20,6 +20,7 @@ CREATE TABLE threads ({tenant_column}
     ttl double precision,
     ttl_since double precision NOT NULL DEFAULT 0,
     ttl_keeps bigint NOT NULL DEFAULT 0,
+    removals bigint NOT NULL DEFAULT 0,
     PRIMARY KEY ({tenant}thread),
     UNIQUE ({tenant}thread_id)
 ) WITH (fillfactor = 70);
@@ -74,6 +75,14 @@ CREATE TABLE said ({tenant_column}
     path bytea NOT NULL,
     PRIMARY KEY ({tenant}thread)
 );
+CREATE TABLE removals ({tenant_column}
+    thread bytea NOT NULL,
+    number bigint NOT NULL,
+    removed_at double precision NOT NULL,
+    body bytea NOT NULL,
+    PRIMARY KEY ({tenant}thread, number)
+);
+CREATE INDEX removals_age ON removals ({tenant}removed_at);
 CREATE TABLE runs ({tenant_column}
     thread bigint NOT NULL,
     seq bigint NOT NULL,
@@ -165,7 +174,9 @@ SELECT 1 / count(*), false FROM advanced;
 
 -- new_thread: see `advance`
 WITH made AS (
-    INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)
+    INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at, removals)
+    SELECT ?1::bigint, ?2::text, ?3::bigint, ?4::bigint, ?5::double precision, ?6::double precision, ?7::bigint
+    WHERE NOT EXISTS (SELECT 1 FROM removals r WHERE r.thread = ?8::bytea AND r.number > ?7)
     ON CONFLICT DO NOTHING RETURNING 1
 )
 SELECT 1 / count(*), false FROM made;
@@ -182,9 +193,9 @@ SELECT 1 / count(*), false FROM added;
 -- astray: not asked, as Postgres checks its indexes itself (`amcheck`, data checksums)
 
 -- head_of: the checkpoint a run starts from; apart, as row-level security keeps a calculation from the indexes
-SELECT s.thread, s.generation, s.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+SELECT s.thread, s.generation, s.removals, s.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM (
-    SELECT t.thread, t.generation, n.namespace, CASE n.pinned
+    SELECT t.thread, t.generation, t.removals, n.namespace, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
     ELSE (n.namespace << 32) + n.pinned END AS head
     FROM threads t JOIN namespaces n ON n.thread = t.thread WHERE t.thread_id = ? AND n.ns = ? LIMIT 1
@@ -253,7 +264,7 @@ AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3 AND waiting
 ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- end_run: see sqlite.sql
-UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL THEN ?::bytea END, request = CASE WHEN cancel IS NULL THEN ?::bytea END, updated_at = ?, owner = ''
+UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- analyzed: the planner is told what a copy has added

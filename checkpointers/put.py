@@ -111,6 +111,7 @@ class CheckpointPut:
         title: What it would have its thread called.
         config: The config of the put, which may name the user; None if no run puts it.
         made_at: When it was made, by its `ts`, in seconds since 1970; infinite if it has none.
+        removals: Without a config, the number of the newest removal that its state leaves out.
         deltas: The `DeltaChannel`s that have a version but no snapshot.
         snapshots: The `DeltaChannel`s that have a snapshot, unless it is short and has no parts.
         replayed: What tasks wrote to them at the parent, once it is read.
@@ -126,6 +127,7 @@ class CheckpointPut:
     title: Title | None = None
     config: RunnableConfig | None = None
     made_at: float = inf
+    removals: int = 0
     deltas: Sequence[str] = ()
     snapshots: Sequence[str] = ()
     replayed: DeltaWrites | None = None
@@ -239,6 +241,34 @@ class CheckpointPut:
             if isinstance(node, Split):
                 out[channel] = node._replace(repeated=repeated)
 
+    def decoded(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
+        """Return the values as they were when they were encoded, and the two fields."""
+        self.encode_rest(codec)
+        self.detach(0, -1)
+        values = {channel: value_here(codec, ref) for channel, ref in self._here.items()}
+        for channel, held in self._encoded.items():
+            if held.kind in (LIST, DICT):
+                parts: Any = [*held.values]
+                value = dict(parts) if held.kind == DICT else parts
+            else:
+                value = codec.decode(held.stored)
+            wrapped = held.is_snapshot and type(value) is not DeltaSnapshot
+            values[channel] = DeltaSnapshot(value) if wrapped else value
+        other, metadata = map(codec.decode, self.fields)
+        return values, other, metadata
+
+    def with_values(
+        self, codec: Codec, values: dict[str, Any], other: Any, metadata: Any
+    ) -> CheckpointPut:
+        """Return the same put with other values and fields, encoded."""
+        checkpoint: Any = {**other, "id": self.checkpoint["id"], "channel_values": values}
+        checkpoint |= {"channel_versions": self._versions, "versions_seen": self._seen}
+        parts = self.at, checkpoint, metadata, self.new_versions, self.deliberate
+        put = CheckpointPut(*parts, config=self.config, removals=self.removals)
+        put.encode(codec, None)
+        put.encode_rest(codec)
+        return put
+
     def snapshot(self) -> Snapshot:
         """The checkpoint, without the values of its channels."""
         uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.fields]
@@ -255,6 +285,7 @@ class TaskWrites:
         encoded: The writes as they are stored.
         kept: What is kept of the thread, to whose items they may refer.
         asks: Whether the task waits for an answer.
+        config, removals: See `CheckpointPut`.
     """
 
     at: Address
@@ -264,6 +295,8 @@ class TaskWrites:
     encoded: list[Write] = field(default_factory=list)
     kept: Thread | None = None
     asks: bool = False
+    config: RunnableConfig | None = None
+    removals: int = 0
 
     def encode(self, codec: Codec, thread: Thread | None) -> None:
         """Encode the writes; they may refer to what is in the logs of the thread.
@@ -426,6 +459,17 @@ def here(
     if sum(map(len, stored)) > INLINE_BYTES or any(isinstance(e, BaseMessage) for e in elements):
         return [kind, stored]
     return codec.encode(value, lambda: path)
+
+
+def value_here(codec: Codec, ref: Any) -> Any:
+    """Return the value of a reference that has all its parts in it."""
+    if isinstance(ref, bytes):
+        return codec.decode(ref)
+    kind, inner = ref
+    if kind == MAP:
+        return {name: value_here(codec, part) for name, part in inner.items()}
+    parts = codec.values(inner)
+    return dict(parts) if kind == DICT_HERE else parts
 
 
 def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:

@@ -54,6 +54,7 @@ from perdure.checkpointers.records import (
     told_of,
     unpack_id,
 )
+from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.reports import ThreadStatus
 from perdure.checkpointers.status import TaskWrite, needs_value, thread_status
 from perdure.checkpointers.values import DeltaSnapshot, unpack
@@ -81,6 +82,7 @@ class CheckpointReader:
     seal: Seal
     cache: Cache
     codec: Codec
+    removals: RemovalRecords
 
     # -- checkpoints
 
@@ -111,11 +113,11 @@ class CheckpointReader:
         if not rows:
             yield from self.check_missing(at)
             return None
-        thread_key, generation, namespace, *row = rows[0]
+        thread_key, generation, removals, namespace, *row = rows[0]
         uid = unpack_id(row[1])
         if thread_key is None or at.checkpoint_id not in (None, uid):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
-        thread = self._thread(at.thread_id, thread_key, generation, holds)
+        thread = self._thread(at.thread_id, (thread_key, generation, removals), holds)
         snapshot = thread.snapshot(at.checkpoint_ns, uid or "")
         if snapshot is None or snapshot.key != row[0]:
             snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
@@ -133,9 +135,9 @@ class CheckpointReader:
         rows, newest = yield [statement, self.sql("uid_at", key)]
         return rows, bool(newest) and unpack_id(newest[0][0]) == uid
 
-    def _thread(self, thread_id: str, key: int, generation: int, holds: bool) -> Thread:
-        """What is kept of a thread, or nothing, if that does not hold; a put replaces it."""
-        return self.cache.thread(thread_id, key, generation) if holds else Thread(key, generation)
+    def _thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
+        """Return the cached thread of a state, or an empty one if the cache does not hold."""
+        return self.cache.thread(thread_id, *state) if holds else Thread(*state)
 
     def check_missing(self, at: Address) -> Flow[None]:
         """Make sure that what was not found is not there: no damaged entry misled the search."""
@@ -158,8 +160,9 @@ class CheckpointReader:
             rows, heads = yield Last(
                 [self._writes_of(kept), self.sql("head_of", at.thread_id, at.checkpoint_ns)]
             )
-            state = kept.thread.key, kept.thread.generation, kept.namespace, kept.snapshot.key
-            if heads and (*heads[0][:4], unpack_id(heads[0][4])) == (*state, kept.snapshot.uid):
+            of = kept.thread
+            state = of.key, of.generation, of.removals, kept.namespace, kept.snapshot.key
+            if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (*state, kept.snapshot.uid):
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
                     return (yield from self._tuple(at, kept, rows))
         if key is None and at.checkpoint_id is None and self.cache.peek(at.thread_id) is None:
@@ -246,7 +249,7 @@ class CheckpointReader:
             "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
         }
         return CheckpointTuple(
-            at.config(snapshot.uid),
+            at.config(snapshot.uid, stored.thread.removals),
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.metadata(snapshot)),
             at.config(snapshot.parent) if snapshot.parent else None,
@@ -286,8 +289,8 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self.with_newest(thread_id, statement)
-        thread = self._thread(thread_id, key, generation, holds)
+        ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
+        thread = self._thread(thread_id, (key, *state), holds)
         return (yield from self.value(thread_id, thread, ref))
 
     def is_head(self, at: Address) -> Flow[bool]:
@@ -307,8 +310,8 @@ class CheckpointReader:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, generation),), holds = yield from self.with_newest(thread_id, statement)
-        thread = self._thread(thread_id, key, generation, holds)
+        ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
+        thread = self._thread(thread_id, (key, *state), holds)
         yield from self.resolve(thread_id, thread, snapshot)
         return snapshot
 

@@ -7,12 +7,13 @@ role and content, the dumped forms of a message, a `(role, text)` pair, or bare 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from langchain_core.messages import (
     AIMessage,
@@ -21,13 +22,24 @@ from langchain_core.messages import (
     RemoveMessage,
     convert_to_messages,
 )
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
+from perdure.checkpointers.status import CANCELLED
+
+TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
+"""Channels whose values describe tasks."""
+NO_WRITES: Final = "__no_writes__"
+"""The channel to which langgraph writes for a task that wrote nothing."""
+NEXT_NODE: Final = "branch:to:"
+"""The beginning of the names of the channels that start a node."""
+_CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
 GONE: Final = object()  # stands for a value that is removed
 _LONG: Final = 16  # characters from which on a text is taken to be one message's own
 _RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # of content blocks
+_KINDS: Final = ("says", "calls", "deeds", "texts", "traces")  # of texts of a `Remover`
 _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
@@ -49,6 +61,14 @@ class Where(NamedTuple):
     kept: bool = False
 
 
+class TextSet(set[str]):
+    """Texts that values are searched for. Another class may know them by their hashes only."""
+
+    def has_part_of(self, text: str) -> bool:
+        """Return whether a text contains one of these texts."""
+        return any(each in text for each in self)
+
+
 @dataclass(slots=True)
 class Remover:
     """Removes messages from values: first by their ids, after `settle` also what quotes them.
@@ -63,17 +83,37 @@ class Remover:
         channels: The names of channels that held one.
     """
 
-    ids: frozenset[str]
+    ids: Set[str]
     texts_of: Callable[[Any], Iterable[str] | None] = lambda value: None
     found: bool = False
     removed: dict[str, BaseMessage] = field(default_factory=dict)
-    channels: set[str] = field(default_factory=set)
-    _says: set[str] = field(default_factory=set)
-    _calls: set[str] = field(default_factory=set)  # ids
-    _deeds: set[str] = field(default_factory=set)  # calls without their ids
-    _texts: set[str] = field(default_factory=set)  # long contents
-    _traces: set[str] = field(default_factory=set)  # long texts that tell of them in tasks
+    channels: TextSet = field(default_factory=TextSet)
+    _says: TextSet = field(default_factory=TextSet)
+    _calls: TextSet = field(default_factory=TextSet)  # ids
+    _deeds: TextSet = field(default_factory=TextSet)  # calls without their ids
+    _texts: TextSet = field(default_factory=TextSet)  # long contents
+    _traces: TextSet = field(default_factory=TextSet)  # long texts that tell of them in tasks
     _path: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of_known(
+        cls,
+        known: Callable[[str], TextSet],
+        texts_of: Callable[[Any], Iterable[str] | None],
+    ) -> Self:
+        """Build a remover of messages that an earlier one has found.
+
+        Args:
+            known: Returns the texts of a kind, by the names in `known_texts`.
+            texts_of: See the class.
+        """
+        own: dict[str, Any] = {f"_{kind}": known(kind) for kind in _KINDS}
+        return cls(known("ids"), texts_of, channels=known("channels"), **own)
+
+    def known_texts(self) -> dict[str, Set[str]]:
+        """Return what the messages are recognised by: ids, channels and texts, by kind."""
+        own = {kind: getattr(self, f"_{kind}") for kind in _KINDS}
+        return {"ids": self.ids, "channels": self.channels, **own}
 
     def settle(self) -> None:
         """Learn what the messages found say."""
@@ -152,12 +192,11 @@ class Remover:
     def _quotes(self, text: str, where: Where) -> bool:
         if len(text) < _LONG or where.kept:
             return False
-        return text in self._texts or (where.tasks and any(t in text for t in self._traces))
+        return text in self._texts or (where.tasks and self._traces.has_part_of(text))
 
     def _repeats(self, text: str, where: Where) -> bool:
         """Whether a text of a registered type has a message's text in it, alone or with others."""
-        known = {*self._texts, *self._traces} if where.tasks else self._texts
-        return any(said in text for said in known)
+        return self._texts.has_part_of(text) or (where.tasks and self._traces.has_part_of(text))
 
     def _parts(self, value: Any, where: Where) -> Any:
         """A dict or an object with other parts, if they change. A `Send` is never altered."""
@@ -306,3 +345,39 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)
+
+
+def hash_message(key: bytes, message: BaseMessage) -> str:
+    """Return the BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
+    says = [message.type, message.id, message.content]
+    text = json.dumps(says, ensure_ascii=False, separators=(",", ":"), default=repr)
+    data = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=32, key=key).hexdigest()
+
+
+# -- tasks
+
+
+def without_quoting_tasks(
+    remover: Remover, tasks: Sequence[Send]
+) -> tuple[list[Send], dict[int, Send]]:
+    """Leave out the tasks that quote what is erased, and keep the places of the others.
+
+    Returns:
+        The tasks that stay, with a task that never runs in the place of each one before them that
+        does not, and the tasks that do not stay, by their place.
+    """
+    gone = {
+        at: task
+        for at, task in enumerate(tasks)
+        if remover.without(task, Where(tasks=True)) is GONE
+    }
+    left = [_CANCELLED if at in gone else task for at, task in enumerate(tasks)]
+    while left and left[-1] is _CANCELLED:
+        left.pop()
+    return left, gone
+
+
+def is_stopped(writes: list[Any]) -> bool:
+    """Return whether a task wrote no result, because it failed or waits for an answer."""
+    return all(index < 0 for index, _, _ in writes)

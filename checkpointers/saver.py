@@ -38,6 +38,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.address import (
+    MARKER,
     Address,
     address,
     check_text,
@@ -51,12 +52,13 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Watch, awaited
-from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
+from perdure.storage.encryption import Clear, LangGraphCipher, Seal, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
 
 T = TypeVar("T")
@@ -88,6 +90,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         super().__init__(serde=serde)
         self.database, self.types = database, types
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
+        self._removals = RemovalRecords(sql, seal)
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
         self._bind()
@@ -96,10 +99,16 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Make the parts, for the serializer as it is."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes)
-        self._reader = CheckpointReader(self._sql, self._seal, self._cache, self._codec)
+        parts = self._sql, self._seal, self._cache, self._codec, self._removals
+        self._reader = CheckpointReader(*parts)
         self._watch = Watch()
         self._writer = CheckpointWriter(self._reader, self._watch)
         self._listing = Listing(self._reader, self.database)
+
+    def _begin(self, seal: Seal, path: str, read_only: bool) -> Flow[None]:
+        """Check the key of a database that is opened, and read that of its removal records."""
+        yield from agree_on_key(seal, path, read_only=read_only)
+        yield from self._removals.load_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """The same checkpointer, which may also rebuild these types; closing one closes both."""
@@ -120,7 +129,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         at = address(config)
         epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
-        return self._at_hand(at, epoch) or self._read(lambda: self._get(at))
+        checkpoint = self._at_hand(at, epoch) or self._read(lambda: self._get(at, config))
+        if checkpoint is not None and MARKER in checkpoint.config["configurable"]:
+            self._note_load(config, checkpoint)
+        return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
@@ -130,9 +142,15 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             if epoch is None:
                 epoch = await self.database.epoch_soon(self._watch)
             checkpoint = self._at_hand(at, epoch)
-            if checkpoint is not None:
-                return checkpoint
-        return await self.database.in_thread(lambda: self._read(lambda: self._get(at)))
+        else:
+            checkpoint = None
+        if checkpoint is None:
+            checkpoint = await self.database.in_thread(
+                lambda: self._read(lambda: self._get(at, config))
+            )
+        if checkpoint is not None and MARKER in checkpoint.config["configurable"]:
+            self._note_load(config, checkpoint)
+        return checkpoint
 
     def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
         """The head as this process keeps it, if nobody else has written since."""
@@ -141,17 +159,26 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self._reader.at_hand(at, epoch)
 
-    def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
+    def _get(self, at: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
 
         What is put upon it goes on from there on purpose.
         """
         checkpoint = yield from self._reader.get(at)
+        if checkpoint is None and not at.checkpoint_ns and self._removals.key is not None:
+            number = yield from self._removals.last_number(at.thread_id)
+            if number:
+                self._removals.note_load(config, at.thread_id, number)
         if checkpoint is None or at.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(at)):
             _remember(self._read_by_id, at, True)
         return checkpoint
+
+    def _note_load(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
+        """Note the removals of a thread that a run begins with; see `RemovalRecords`."""
+        of: Any = checkpoint.config["configurable"]
+        self._removals.note_load(config, of["thread_id"], of[MARKER])
 
     def list(
         self,
@@ -225,10 +252,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
             Unstorable: A value cannot be stored; the message names the path to it.
+            ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
         put = self._put(config, checkpoint, metadata, new_versions)
         self._write(put)
-        return put.at.config(checkpoint["id"])
+        return put.at.config(checkpoint["id"], config["configurable"].get(MARKER, 0))
 
     async def aput(
         self,
@@ -240,7 +268,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `put`."""
         put = self._put(config, checkpoint, metadata, new_versions)
         await self._awrite(put, _items_in(checkpoint["channel_values"].values()))
-        return put.at.config(checkpoint["id"])
+        return put.at.config(checkpoint["id"], config["configurable"].get(MARKER, 0))
 
     def _put(
         self,
@@ -291,6 +319,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
                 its id or path.
             Unstorable: A value cannot be stored; the message names the path to it.
+            ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
         self._write(_task_writes(config, writes, task_id, task_path))
 
@@ -386,4 +415,4 @@ def _task_writes(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    return TaskWrites(at, task_id, task_path, writes)
+    return TaskWrites(at, task_id, task_path, writes, config=config)

@@ -14,7 +14,6 @@ from perdure.checkpointers.saver import serde_and_seal
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
@@ -78,7 +77,7 @@ class SQLiteCheckpointer(Checkpointer):
         database = SQLiteDatabase(
             path,
             _SCHEMA,
-            begin=lambda: agree_on_key(seal, text, read_only=read_only),
+            begin=lambda: self._begin(seal, text, read_only),
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,

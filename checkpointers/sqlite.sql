@@ -1,7 +1,7 @@
 -- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
 -- so a thread's rows lie together, and a range of them is a range of keys.
 
--- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer; of an assistant the latest version is the one with `since`
+-- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer; of an assistant the latest version is the one with `since`; `removals` of a thread is the number of its newest row in the table `removals`, whose `thread` is a keyed hash of the thread's id
 CREATE TABLE keys (name TEXT PRIMARY KEY, last INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE threads (
     thread INTEGER PRIMARY KEY,
@@ -19,7 +19,8 @@ CREATE TABLE threads (
     client_found BLOB,
     ttl REAL,
     ttl_since REAL NOT NULL DEFAULT 0,
-    ttl_keeps INTEGER NOT NULL DEFAULT 0
+    ttl_keeps INTEGER NOT NULL DEFAULT 0,
+    removals INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX threads_activity ON threads (updated_at);
 CREATE INDEX threads_waiting ON threads (updated_at) WHERE waiting = 1;
@@ -73,6 +74,14 @@ CREATE TABLE said (
     position INTEGER NOT NULL,
     path BLOB NOT NULL
 ) STRICT;
+CREATE TABLE removals (
+    thread BLOB NOT NULL,
+    number INTEGER NOT NULL,
+    removed_at REAL NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (thread, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX removals_age ON removals (removed_at);
 CREATE TABLE runs (
     thread INTEGER NOT NULL,
     seq INTEGER NOT NULL,
@@ -130,15 +139,15 @@ CREATE TABLE webhooks (
 ) STRICT;
 CREATE INDEX webhooks_due ON webhooks (next_at);
 
--- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
-SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
+-- find_thread: its key, the counter of puts, the one that tells whether anything was deleted, and the number of the newest removal record
+SELECT thread, seq, generation, removals FROM threads WHERE thread_id = ?;
 
 -- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
 SELECT s.*, (SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = s.namespace)
 FROM (
     SELECT t.thread, t.seq, t.generation, t.stamp, t.updated_at, n.namespace, n.pinned, CASE n.pinned
     WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-    ELSE (n.namespace << 32) + n.pinned END AS head, t.title
+    ELSE (n.namespace << 32) + n.pinned END AS head, t.title, t.removals
     FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
 ) s;
 
@@ -150,8 +159,9 @@ INSERT INTO keys (name, last) SELECT '', max(last) + ?1 FROM (
 ON CONFLICT ({tenant}name) DO UPDATE
 SET last = CASE WHEN excluded.last > keys.last + ?1 THEN excluded.last ELSE keys.last + ?1 END RETURNING last;
 
--- new_thread: unless somebody has made it; nobody has written at its checkpoints
-INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?) RETURNING 0;
+-- new_thread: unless somebody has made it, or its id has a newer removal record than the plan knows; nobody has written at its checkpoints
+INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at, removals) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
+WHERE NOT EXISTS (SELECT 1 FROM removals r WHERE r.thread = ?8 AND r.number > ?7) RETURNING 0;
 
 -- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before; whether tasks wrote at it, who may ask
 UPDATE threads SET seq = ?1, stamp = ?2, waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) ELSE waiting END
@@ -265,19 +275,19 @@ SELECT uid FROM checkpoints WHERE id = ?;
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?;
 
 -- head_of: the checkpoint a run starts from, and the keys that lead to it
-SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+SELECT t.thread, t.generation, t.removals, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c
 ON c.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
 ELSE (n.namespace << 32) + n.pinned END
 WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_of: one checkpoint by its id, and the keys that lead to it
-SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+SELECT t.thread, t.generation, t.removals, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c ON c.namespace = n.namespace AND c.uid = ?
 WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_by_key: one checkpoint by its key, and the keys that lead to it
-SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+SELECT t.thread, t.generation, t.removals, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM (SELECT id, id >> 32 AS namespace, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?2 LIMIT 1) c
 LEFT JOIN namespaces n ON n.namespace = c.namespace LEFT JOIN threads t ON t.thread = n.thread AND t.thread_id = ?1;
 
@@ -383,6 +393,33 @@ SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint = g.checkp
 
 -- removed: tell every process that rows of the thread are gone
 UPDATE threads SET generation = generation + 1, stamp = stamp + 1, waiting = 1 WHERE thread = ?;
+
+-- note_removal: tell every process that the thread has a new removal record
+UPDATE threads SET removals = ?, generation = generation + 1, stamp = stamp + 1, waiting = 1 WHERE thread = ?;
+
+-- removal_key: the key of the hashes in removal records
+SELECT value FROM settings WHERE name = 'removals';
+
+-- add_removal_key: make that key, unless there is one
+INSERT INTO settings (name, value) VALUES ('removals', ?) ON CONFLICT DO NOTHING;
+
+-- set_removal_key: have the key of another database, whose removal records were copied
+UPDATE settings SET value = ? WHERE name = 'removals';
+
+-- add_removal: a record of what was erased from a thread, or of its deletion
+INSERT INTO removals (thread, number, removed_at, body) VALUES (?, ?, ?, ?);
+
+-- set_removal: a removal record that has learned more
+UPDATE removals SET body = ? WHERE thread = ? AND number = ?;
+
+-- last_removal: the number of the newest removal record of a thread
+SELECT max(number) FROM removals WHERE thread = ?;
+
+-- removals_since: the removal records of a thread after one
+SELECT number, body FROM removals WHERE thread = ? AND number > ? ORDER BY number;
+
+-- drop_removals: the removal records that were made before a moment
+DELETE FROM removals WHERE removed_at < ?;
 
 -- drop_namespace_checkpoints: a whole namespace
 DELETE FROM checkpoints WHERE id >= ? AND id < ?;
@@ -539,8 +576,8 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: how it ended, unless it is another process' now; of one that was stopped or erased from neither why it failed nor what it was asked
-UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL THEN ? END, request = CASE WHEN cancel IS NULL THEN ? END, updated_at = ?, owner = ''
+-- end_run: how it ended, unless it is another process' now; of one that was stopped, or whose thread was erased from, neither why it failed nor what it was asked
+UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
 -- drop_run: one that was rolled back, unless it is another process' now
@@ -554,8 +591,8 @@ SELECT 1 FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = 
 UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
 
 -- add_webhook: who is to be told of a run that this process ends
-INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision), ?4
-WHERE EXISTS (SELECT 1 FROM runs WHERE thread = ?5 AND seq = ?6 AND owner = ?7 AND status = 'running') ON CONFLICT DO NOTHING;
+INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision),
+CASE WHEN r.events >= 0 THEN ?4 ELSE ?5 END FROM runs r WHERE r.thread = ?6 AND r.seq = ?7 AND r.owner = ?8 AND r.status = 'running' ON CONFLICT DO NOTHING;
 
 -- due_webhooks: those whose time has come
 SELECT run_id FROM webhooks WHERE next_at <= ? ORDER BY next_at LIMIT ?;
@@ -729,6 +766,9 @@ WHERE t.thread = ?1 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = ?1 AND
 
 -- without_events: what some runs of a thread tell is stored no more
 UPDATE runs SET events = 0 WHERE thread = ? AND seq >= ? AND seq <= ? AND events = 1;
+
+-- mark_erased: runs that began before an erasure, whose events, error and request are not stored
+UPDATE runs SET events = -1 WHERE thread = ? AND status = 'running';
 
 -- aged_events: runs that ended long ago, whose events are stored
 SELECT thread, seq FROM runs WHERE events = 1 AND updated_at < ? AND status NOT IN ('delayed', 'pending', 'running') ORDER BY updated_at LIMIT ?;

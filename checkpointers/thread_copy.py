@@ -240,7 +240,9 @@ def write_thread(
     """
     new = keys.pop()
     stamp = random.getrandbits(62)
-    yield reader.sql("new_thread", new, target, records.seq, stamp, records.created_at, now)
+    removals = yield from reader.removals.last_number(target)
+    row = new, target, records.seq, stamp, records.created_at, now, removals
+    yield reader.sql("new_thread", *row, reader.removals.hash_thread(target))
     if records.title is not None or records.told is not None:
         told = None if records.told is None else (reader.codec.decode(records.told), records.told)
         yield reader.sql("set_title", *seal_listed(reader.seal, target, records.title, told), new)
@@ -430,6 +432,7 @@ class Merge:
     def __init__(self, source: Maintenance, target: Maintenance, names: Mapping[str, str]) -> None:
         self.source, self.target, self.names = source, target, names
         self.stopped = threading.Event()
+        self._is_new = False  # whether the thread written last was not in the target before
 
     def run(self) -> ImportReport:
         """Take over all threads but those that went on in both, which are named in the end."""
@@ -446,10 +449,9 @@ class Merge:
             if self.stopped.is_set():
                 raise ImportFailed(f"the import of {path!r} was cancelled")
             try:
-                records = self.source.database.read(partial(self._read, thread_id))
+                done = self._take_over(thread_id, self.names.get(thread_id, thread_id))
             except UnknownThread:  # it was deleted just now
                 continue
-            done = self._write(records, self.names.get(thread_id, thread_id))
             report += done or ImportReport()
             if done is None:
                 refused.append(thread_id)
@@ -462,6 +464,31 @@ class Merge:
                 "--as ID=NEW'"
             )
         return report
+
+    def _take_over(self, thread_id: str, target: str) -> ImportReport | None:
+        """Write a thread of the source; None if it is refused.
+
+        Something may be erased from the source between the read and the write. A thread that was
+        new here is then deleted, and read again.
+
+        Raises:
+            ImportFailed: The thread was here before, and has now what was erased there.
+        """
+        last = partial(self.source.reader.removals.last_number, thread_id)
+        while True:
+            number = self.source.database.read(last)
+            records = self.source.database.read(partial(self._read, thread_id))
+            done = self._write(records, target)
+            if done is None or not done.checkpoints or self.source.database.read(last) == number:
+                return done
+            if not self._is_new:
+                raise ImportFailed(
+                    f"something was erased from thread {thread_id!r} of "
+                    f"{self.source.database.path!r} while it was imported; erase it from the "
+                    f"thread {target!r} here as well"
+                )
+            delete = partial(self.target.delete_thread, target, recorded=False)
+            self.target.write(target, delete)
 
     def _read(self, thread_id: str) -> Flow[ThreadRecords]:
         records = yield from thread_records(self.source.reader, thread_id)
@@ -490,7 +517,8 @@ class Merge:
                     records.client = open_client(reader.seal, target, kept)
                     records.status = status
             before = yield reader.sql("find_thread", target)
-            yield from self.target.delete_thread(target, runs=False)
+            self._is_new = not before
+            yield from self.target.delete_thread(target, runs=False, recorded=False)
             new = yield from write_thread(reader, records, target, keys, records.updated_at)
             of_runs = "move_runs", "move_events"
             yield [reader.sql(move, new, thread) for thread, *_ in before for move in of_runs]

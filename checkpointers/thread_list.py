@@ -277,7 +277,7 @@ class ThreadList:
 
     def create(self, thread_id: str, client: ClientMetadata) -> bool:
         """Make a thread without a checkpoint; returns whether there was none."""
-        cache, now = self._reader.cache, time.time()
+        cache, removals, now = self._reader.cache, self._reader.removals, time.time()
         thread, left = Thread(0, 0), list[int]()
         thread.stamp, thread.updated_at = random.getrandbits(62), now
 
@@ -286,7 +286,9 @@ class ThreadList:
                 return False
             left[:] = yield from self._reader.new_keys(1)
             thread.key = left.pop()
-            made = self._sql("new_thread", thread.key, thread_id, 0, thread.stamp, now, now)
+            thread.removals = yield from removals.last_number(thread_id)
+            row = thread.key, thread_id, 0, thread.stamp, now, now, thread.removals
+            made = self._sql("new_thread", *row, removals.hash_thread(thread_id))
             titled = self._sql("set_title", None, b"", thread.key)  # its head tells nothing
             sealed = seal_client(self._seal, thread_id, client)
             try:
@@ -344,6 +346,12 @@ class ThreadList:
         self._write(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
     aset_ttl = awaited(set_ttl)
+
+    def delete(self, thread_id: str, *, recorded: bool) -> None:
+        """Delete a thread; see `Maintenance.delete_thread`."""
+        self._saver._maintenance.delete_threads([thread_id], recorded=recorded)
+
+    adelete = awaited(delete)
 
     def expired(self, limit: int) -> list[str]:
         """Some threads whose time is over, and no run of which is under way or waits."""

@@ -18,12 +18,26 @@ from perdure.storage.flow import Flow
 class WebhookTable(ServerTable):
     """The webhooks in a checkpointer's database."""
 
-    async def add(self, run: LiveRun, content: Any, *, keeps_thread: bool) -> None:
-        """Have a run be told of, if this process has it still; once."""
-        sealed = self._seal.seal(json.dumps(content).encode(), ("webhook", run.run_id))
+    async def add(
+        self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
+    ) -> None:
+        """Store the webhook of a run that this process still has, unless it is stored already.
+
+        Args:
+            run: The run that ends.
+            content: What is sent.
+            content_if_erased: What is sent if something was erased from the thread while the run
+                was under way: nothing that the run holds.
+            keeps_thread: Whether the thread stays after the run.
+        """
+        place = "webhook", run.run_id
+        sealed = [
+            self._seal.seal(json.dumps(each).encode(), place)
+            for each in (content, content_if_erased)
+        ]
         thread_id = run.thread_id if keeps_thread else None
         of = run.thread, run.seq, run.owner
-        row = run.run_id, thread_id, time.time(), sealed
+        row = run.run_id, thread_id, time.time(), *sealed
         await self._write([self._sql("add_webhook", *row, *of)], (run.thread_id,))
 
     async def due(self, limit: int) -> list[str]:

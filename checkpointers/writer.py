@@ -14,10 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import IN_LOG, Additions, Commit
+from perdure.checkpointers.additions import Additions, Commit, keep_pending
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, Write, keep
-from perdure.checkpointers.codec import MESSAGE
+from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
 from perdure.checkpointers.delta_writes import delta_writes_at_hand, read_delta_writes
 from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
@@ -25,6 +24,7 @@ from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     INNER,
     UNTOLD,
+    VIEWS,
     content_hash,
     log_spans,
     open_listed,
@@ -37,6 +37,7 @@ from perdure.checkpointers.records import (
     tags_of,
     written_said,
 )
+from perdure.checkpointers.removal_records import stale_put
 from perdure.checkpointers.status import NULL_TASK
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
@@ -73,7 +74,7 @@ class CheckpointWriter:
     def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
         self.watch = watch
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
-        self.sql, self.seal = reader.sql, reader.seal
+        self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def job(self, request: CheckpointPut | TaskWrites) -> WriteCall:
         """What the database is asked to write, planned as far as can be here and now.
@@ -124,15 +125,13 @@ class CheckpointWriter:
         (thread_id, ns, uid), thread = request.at, self.cache.peek(request.at.thread_id)
         request.encode(self.codec, thread)
         if self.codec.replaced_in:
-            self._note_replaced(thread_id)
+            self.codec.log_replacement(thread_id)
+        if thread is None:
+            return self._new_at_hand(request)
+        if thread.removals and self.removals.is_stale(request, thread.removals):
+            return None
         if isinstance(request, TaskWrites):
             return self._writes(request, thread)
-        if thread is None:
-            made = self._put(request, Thread(0, 0), Head(0, 0, None), None) if uid is None else None
-            if not isinstance(made, Commit):
-                return None
-            self.cache.replace(thread_id, made.thread)
-            return made
         if not thread.lock.acquire(blocking=False):  # an event loop may not wait
             return None
         try:
@@ -155,6 +154,18 @@ class CheckpointWriter:
             raise
         finally:
             thread.lock.release()
+
+    def _new_at_hand(self, request: CheckpointPut | TaskWrites) -> Commit | None:
+        """Plan the first checkpoint of a thread that is not cached, as if it did not exist yet."""
+        if isinstance(request, TaskWrites) or request.at.checkpoint_id is not None:
+            return None
+        if self.removals.key is None:  # the database is not open yet
+            return None
+        made = self._put(request, Thread(0, 0), Head(0, 0, None), None)
+        if not isinstance(made, Commit):
+            return None
+        self.cache.replace(request.at.thread_id, made.thread)
+        return made
 
     # -- a checkpoint
 
@@ -260,7 +271,8 @@ class CheckpointWriter:
         (thread_id, ns, _), seq = put.at, thread.seq + 1
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
-            return self.sql("new_thread", thread.key, thread_id, seq, stamp, now, now)
+            row = thread.key, thread_id, seq, stamp, now, now, thread.removals
+            return self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
         state, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
         if put.replayed is not None and put.replayed.size is not None and head.writes is not None:
             thread.updated_at = now
@@ -400,22 +412,16 @@ class CheckpointWriter:
                 out.append(self.sql("refer_writes", sealed, *key, body))
         return out
 
-    def _note_replaced(self, thread_id: str) -> None:
-        """Log, once for each codec, that a text is not stored as it is."""
-        codec = self.codec
-        if codec.replaced_in and not codec.replacement_noted:
-            codec.replacement_noted = True
-            _log.warning(
-                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
-                "which is no Unicode text; '?' is stored in its place. Logged once",
-                *(codec.replaced_in, thread_id),
-            )
-
     # -- in a transaction that reads the thread
 
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
         thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
+        if (stale := (yield from stale_put(self.reader, put, thread.removals))) is not None:
+            if put.at.checkpoint_ns == VIEWS:  # an erasure removes all views of a thread
+                return Commit(self.cache, self.watch, thread_id, thread, [])
+            put = stale.filter_checkpoint(put)
+            yield from self.removals.extend(thread_id, stale.learned())
         put.detach(*self._state(put, (thread.key, thread.generation), holds))
         put.replayed = None
         parent = before = None
@@ -463,11 +469,12 @@ class CheckpointWriter:
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
-            return Thread(0, 0), Head(0, 0, None), None, holds
+            removals = yield from self.removals.last_number(thread_id)
+            return Thread(0, 0, removals), Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
-        listed, existing = rest
+        listed, removals, existing = rest
         kept = self._kept(thread_id, key, generation) if holds else None
-        thread = Thread(key, generation)
+        thread = Thread(key, generation, removals)
         thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
         thread.title, told = open_listed(self.seal, thread_id, listed)
         if told is not None:
@@ -499,20 +506,18 @@ class CheckpointWriter:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
-        if rows:
-            yield self.sql("pin", rows[0][3] & _LOW, rows[0][2])
-            yield self.sql("changed", rows[0][0])
+        for thread, _, _, namespace, *row in rows:
+            yield self.sql("pin", row[0] & _LOW, namespace)
+            yield self.sql("changed", thread)
             if not at.checkpoint_ns:
-                yield from self.reader.retell(at.thread_id, rows[0][3:])
+                yield from self.reader.retell(at.thread_id, tuple(row))
         return bool(rows)
 
     # -- pending writes
 
-    def _writes(self, request: TaskWrites, thread: Thread | None) -> Commit | None:
+    def _writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
         """Plan what a task wrote, for its checkpoint, which may not be there yet."""
         thread_id, ns, uid = request.at
-        if thread is None:
-            return None
         head, read = thread.heads.get(ns), thread.namespace_read
         namespace = head.namespace if head is not None else read[1] if read[0] == ns else 0
         if not namespace:
@@ -525,7 +530,7 @@ class CheckpointWriter:
         statements = [added, *self._touched(thread)]
         if request.asks:
             statements.append(self.sql("waits", thread.key))
-        _keep_pending(thread, request, request.encoded, body)
+        keep_pending(thread, request, request.encoded, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
 
@@ -542,22 +547,31 @@ class CheckpointWriter:
         thread_id, ns, uid = request.at
         state, keys = self.sql("state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.with_newest(thread_id, state)
+        removals = rows[0][9] if rows else (yield from self.removals.last_number(thread_id))
+        stale = yield from stale_put(self.reader, request, removals)
         if not rows or rows[0][5] is None:  # first, see `new_keys`
             keys = yield from self.reader.new_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace, *_ = rows[0]
         else:
             key, generation, updated_at, namespace = keys.pop(), 0, time.time(), None
+            of = removals, self.removals.hash_thread(thread_id)
             times = updated_at, updated_at
-            yield self.sql("new_thread", key, thread_id, 0, random.getrandbits(62), *times)
+            yield self.sql("new_thread", key, thread_id, 0, random.getrandbits(62), *times, *of)
         if namespace is None:  # a put planned to make it is not to go through
             namespace = keys.pop()
             yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
         thread = self._kept(thread_id, key, generation) if holds else None
         if thread is None:
-            thread = Thread(key, generation)
+            thread = Thread(key, generation, removals)
         thread.updated_at = updated_at  # a plan that did not go through may have set it
-        writes = request.for_state(*self._state(request, (key, generation), holds))
+        writes, asks = (
+            request.for_state(*self._state(request, (key, generation), holds)),
+            request.asks,
+        )
+        if stale is not None:
+            writes, asks = stale.filter_writes(request)
+            yield from self.removals.extend(thread_id, stale.learned())
         row = pack_id(uid), pack_id(request.task), request.path
         before = yield self.sql("find_writes", namespace, *row[:2])
         if before:
@@ -568,19 +582,11 @@ class CheckpointWriter:
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
         body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
-        waits = [self.sql("waits", key)] if request.asks else []
+        waits = [self.sql("waits", key)] if asks else []
         yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread), *waits]
-        _keep_pending(thread, request, writes, body)
+        keep_pending(thread, request, writes, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
-
-
-def _keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body: bytes) -> None:
-    """Keep what may be in a log once the next checkpoint is put."""
-    if any(map(_may_be_in_a_log, writes)):
-        at = request.at.checkpoint_ns, request.at.checkpoint_id or ""
-        tasks = thread.pending.get(at, {})
-        keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
 
 
 def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
@@ -591,9 +597,3 @@ def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
     if (snapshot.began, snapshot.uid) > (now.began, now.uid):
         return Head(head.namespace, 0, snapshot)
     return Head(head.namespace, head.pinned or now.key & _LOW, now)
-
-
-def _may_be_in_a_log(write: Write) -> bool:
-    """Whether the next checkpoint may hold items of a write."""
-    ref = write[2]
-    return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in IN_LOG

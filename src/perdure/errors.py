@@ -19,6 +19,7 @@
     │  └─ ForbiddenType                    its type is not on the allowlist
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
+    ├─ ThreadDeleted                       the thread of a run was deleted while it was under way
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
@@ -115,6 +116,13 @@ class UnknownThread(PerdureError, LookupError):
 
 class UnknownCheckpoint(PerdureError, LookupError):
     """The thread has no checkpoint with that id."""
+
+
+class ThreadDeleted(PerdureError):
+    """A run would store something in a thread that was deleted after the run had loaded it.
+
+    Nothing is stored. A new run with the same thread id begins a new conversation.
+    """
 
 
 class UnknownMemory(PerdureError, LookupError):

@@ -214,7 +214,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     target: str, tmp_path: Path, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every few writes: what is there stays, and the outcome is the same."""
-    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 1200)
+    monkeypatch.setattr(table_copy, "_PAGE_BYTES", 1000)
     old, new = database("file", "old"), database(target, "new")
     fill(old)
     ended = 0
@@ -234,7 +234,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     for _ in range(100):
         with monkeypatch.context() as patch, suppress(Killed):
             for part in new:
-                patch.setattr(part.database, "write", cut_off(part.database.write, 12))
+                patch.setattr(part.database, "write", cut_off(part.database.write, 14))
             copy(old, new)
             break
         ended += 1
@@ -249,9 +249,9 @@ KILLED = """
 import os, signal, sys
 from perdure.cli import table_copy
 from perdure.cli import main
-table_copy._PAGE_BYTES = 2000
+table_copy._PAGE_BYTES = 1600
 written = table_copy._written
-left = 12
+left = 14
 def counted(made):
     global left
     left -= 1

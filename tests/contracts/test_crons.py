@@ -118,7 +118,7 @@ def test_crons_go_with_their_thread(talked: Saver, way: str) -> None:
 def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     run = accepted(saver)
     content = {"url": "https://a.b/", "run": {"values": asked(text)["request"]["input"]}}
-    asyncio.run(WebhookTable(saver).add(run, content, keeps_thread=keeps_thread))
+    asyncio.run(WebhookTable(saver).add(run, content, {}, keeps_thread=keeps_thread))
     asyncio.run(RunTable(saver).end(run, "success"))
     return run
 
@@ -126,7 +126,7 @@ def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
 def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
     """It is tried once at a time, and due again after each pause."""
     table, run = WebhookTable(talked), told(talked, "hi")
-    asyncio.run(table.add(run, {"late": True}, keeps_thread=True))
+    asyncio.run(table.add(run, {"late": True}, {}, keeps_thread=True))
     due = asyncio.run(table.due(9))
     first = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
     second = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))

@@ -22,6 +22,7 @@ from langgraph.graph import START, StateGraph
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
+from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow, Guarded, Stale, rows_of
 from tests.backends import Place
 from tests.contracts.puts import at, listed, put, uid_of, values_at
@@ -102,9 +103,15 @@ def test_a_stale_put_leaves_no_row(
         one.database.write(lambda: guarded(stale))
 
     assert rows(one) == before
+    if change == "delete":
+        with pytest.raises(ThreadDeleted):
+            put(one, said("a", "b", "new"), at(uid="two"), uid="three")
+        assert rows(one) == before
+        return
     put(one, said("a", "b", "new"), at(uid="two"), uid="three")
     assert values_at(one, at(uid="three")) == values_at(other, at(uid="three"))
-    assert values_at(other, at(uid="three")) == said("a", "b", "new")
+    left = ["a", "new"] if change == "erase" else ["a", "b", "new"]
+    assert values_at(other, at(uid="three")) == said(*left)
 
 
 @pytest.mark.parametrize("change", ["prune", "erase", "delete"])

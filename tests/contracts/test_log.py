@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, ThreadDeleted
 from perdure.memory import ChatState
 from tests.backends import KEY
 
@@ -72,7 +72,10 @@ def test_a_thread_that_was_deleted_and_made_again_is_another(tmp_path: Path) -> 
         parent = one.put(at, checkpoint("1", 1, **said("a1", "a2")), {}, {"messages": 1})
         other.delete_thread("t")
         other.put(at, checkpoint("2", 1, **said("b1", "b2")), {}, {"messages": 1})
-        late = one.put(parent, checkpoint("3", 2, **said("a1", "a2", "a3")), {}, {"messages": 2})
+        again = checkpoint("3", 2, **said("a1", "a2", "a3"))
+        with pytest.raises(ThreadDeleted):
+            one.put(parent, again, {}, {"messages": 2})
+        late = one.put(at, again, {}, {"messages": 2})
         found = other.get_tuple(late)
 
     assert found is not None

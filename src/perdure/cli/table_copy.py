@@ -30,6 +30,7 @@ from perdure.checkpointers.records import (
     tags_of,
     unpack_id,
 )
+from perdure.checkpointers.removal_records import record_place
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database, statements
@@ -205,7 +206,7 @@ class ThreadTables(Tables):
         Table(
             "threads",
             "thread, thread_id, seq, generation, created_at, updated_at, waiting, status, ttl, "
-            "ttl_since, ttl_keeps, found, client_found, client, title",
+            "ttl_since, ttl_keeps, removals, found, client_found, client, title",
             "r.thread_id",
             key="thread",
             names="thread_id",
@@ -243,6 +244,14 @@ class ThreadTables(Tables):
             large="body",
             ids=[3, 4],
             sealed=lambda row: [("writes", *row[:2], *row[3:6])],
+        ),
+        Table(
+            "removals",
+            "removed_at, thread, number, body",
+            "'a removal record'",
+            key="removed_at, thread",
+            large="body",
+            sealed=lambda row: [record_place(row[2], row[3])],
         ),
         Table(
             "runs",
@@ -303,6 +312,22 @@ class ThreadTables(Tables):
             h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
             row = (*row[:3], h, *row[4:])
         return super().sealed(table, row)
+
+    def settings(self) -> Flow[list[Row]]:
+        """Return the key of the hashes in removal records."""
+        yield from self.reader.removals.load_key(read_only=True)
+        return [(self.reader.removals.key,)]
+
+    def finish(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.finish`."""
+        yield from super().finish(settings)
+        if settings[0][0] is not None:
+            yield from self.reader.removals.replace_key(settings[0][0])
+
+    def removals(self) -> set[Row]:
+        """Return which removal records there are now."""
+        sql = "SELECT thread, number FROM removals"
+        return {*self.database.read(lambda: rows_of(sql), snapshot=False)}
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
@@ -466,6 +491,7 @@ class Copy:
                 f"{', '.join(differing[:_NAMED])}{more}; one of both was written to "
                 "meanwhile, or a row is damaged: stop the writers, and copy into an empty database"
             )
+        self._check_not_erased()
         self.last()
         self._home.write(lambda: rows_of(_DONE))
 
@@ -494,6 +520,18 @@ class Copy:
             self._check_names(source, target)
         if not begun:
             self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
+
+    def _check_not_erased(self) -> None:
+        """Refuse a copy of which something was erased in the source while it was made."""
+        for source, target in self.ends:
+            if not isinstance(source, ThreadTables) or not isinstance(target, ThreadTables):
+                continue
+            if source.removals() - target.removals():
+                raise ImportFailed(
+                    f"something was erased from {self._path} while it was copied, and "
+                    f"{self._home.path} has it still: delete {self._home.path}, and copy again "
+                    "into an empty database"
+                )
 
     def _check_names(self, source: Tables, target: Tables) -> None:
         owners: list[str] = []

@@ -412,7 +412,7 @@ class DatabaseRuns:
             await self._tell(run)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
-                await self._threads.delete(run.thread_id)
+                await self._threads.delete(run.thread_id, recorded=False)  # its only run has ended
         elif run.outcome == "error":
             run.unheard = await self._begun(run) is None
 
@@ -431,8 +431,9 @@ class DatabaseRuns:
             "error": None if run.failure is None else error_of(run.failure),
         }
         content = {"url": run.request.webhook, "run": json.loads(encoded(told))}
+        bare = {**content, "run": {**content["run"], "values": None, "error": None}}
         of = WebhookTable(self.saver)
-        await of.add(run.row.live, content, keeps_thread=not run.temporary)
+        await of.add(run.row.live, content, bare, keeps_thread=not run.temporary)
 
     async def _end(self, run: Run, live: LiveRun) -> None:
         error = None if run.failure is None else error_of(run.failure)

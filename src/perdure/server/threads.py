@@ -186,8 +186,12 @@ class Threads:
             return
         await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
 
-    async def delete(self, thread_id: str) -> None:
+    async def delete(self, thread_id: str, *, recorded: bool = True) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
+
+        Args:
+            thread_id: The thread.
+            recorded: Whether a removal record stays; see `Maintenance.delete_thread`.
 
         Raises:
             UnknownThread: See `get`.
@@ -195,7 +199,7 @@ class Threads:
         """
         async with self.turn(thread_id, timeout_s=_WAIT_S):
             await self.get(thread_id)
-            await self._saver.adelete_thread(thread_id)
+            await self._list.adelete(thread_id, recorded=recorded)
             self._forget(thread_id)
 
     async def expire(self, limit: int) -> int:
