@@ -17,6 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.effects import computed
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
+from perdure.memory.left_out import state_left_out
 from perdure.memory.message_updates import merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import choice, whole
@@ -72,6 +73,7 @@ class Trim(MessagesNode):
         whole("max_tokens", size, 1)
         self.size, self.counter = size, counter_of(token_counter)
         self._fixed = self.counter.request  # tokens of every request, its tools included
+        self._states_left_out = True
         self.strategy, self.start_on, self.ends = strategy, start_on, ends
         self.include_system, self.allow_partial = include_system, allow_partial
 
@@ -103,7 +105,9 @@ class Trim(MessagesNode):
         messages = messages_in(state, self.messages_key)
 
         def build_update() -> dict[str, Any]:
-            fits = self._fit(Shown.of(messages, purpose="state"))
+            node = copy(self)
+            node._states_left_out = False  # what was said stays as it is in the state
+            fits = node._fit(Shown.of(messages, purpose="state"))
             kept = [each for turn in fits.turns for unit in turn.units for each in unit]
             if self.include_system:
                 kept += [message for message in messages if role(message) == "system"]
@@ -129,12 +133,22 @@ class Trim(MessagesNode):
 
     def _within(self, shown: Shown, counter: TokenCounter) -> Shown:
         fixed, measure = ceil(self._fixed * counter.scale), counter.message
-        window = choose(shown, self.size - fixed, measure, self.strategy, self.start_on)
-        if window.over <= 0:
+        options = self.strategy, self.start_on, self._states_left_out
+        window = choose(shown, self.size - fixed, measure, *options)
+        shortens_for_line = self.allow_partial and self._states_left_out and window.left_out > 0
+        if window.over <= 0 and not shortens_for_line:
             return replace(shown, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit]
-        left = sum(map(measure, needed)) - window.over
-        cut = _levelled(needed, left, measure) if self.allow_partial else None
+        left = sum(map(measure, needed)) - max(0, window.over)
+        cut = None
+        if shortens_for_line:
+            line = measure(state_left_out(needed[0], window.left_out)) - measure(needed[0])
+            cut = _levelled(needed, left - line, measure)
+            cut = cut and [state_left_out(cut[0], window.left_out), *cut[1:]]
+        if cut is None and window.over <= 0:
+            return replace(shown, turns=iter(window.turns))
+        if cut is None and self.allow_partial:
+            cut = _levelled(needed, left, measure)
         if cut is None:
             parts = [*system_costs(shown, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
@@ -142,7 +156,8 @@ class Trim(MessagesNode):
             raise too_long(self.size, parts, "set allow_partial=True")
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
-        return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
+        newest, *older = window.turns
+        return replace(shown, turns=iter([newest._replace(units=units), *older]))
 
 
 trim = Trim
@@ -200,6 +215,7 @@ class Window(NamedTuple):
     turns: list[Turn]  # that fit, newest first
     needed: list[Unit]  # that may not be left out: the newest human message, and the last unit
     over: int  # by how much these and the messages before the turns pass the limit
+    left_out: int = 0  # how many steps of the newest turn are left out without a line that says so
 
 
 def choose(
@@ -208,8 +224,12 @@ def choose(
     measure: Measure,
     strategy: Strategy = "last",
     start_on: Start = "human",
+    states_left_out: bool = True,
 ) -> Window:
-    """As much as fits of the newest turns (`"last"`), or of the oldest beside the newest."""
+    """Choose as much as fits of the newest turns (`"last"`), or of the oldest beside the newest.
+
+    If steps of the newest turn are left out, a line in its question says so (`states_left_out`).
+    """
     left = limit - (0 if shown.system is None else measure(shown.system))
     newest = next(shown.turns, None)
     if newest is None:
@@ -220,18 +240,47 @@ def choose(
     needed = [*begin, middle.pop()] if middle else begin
     left -= _cost(needed, measure)
     if left < 0:
-        return Window([Turn(needed, newest.messages)], needed, -left)
-    parts = [Turn([unit], ()) for unit in middle]
-    if strategy == "last":
-        kept, left = _taken(reversed(parts), left, measure)
+        left_out = len(middle) if _has_question(begin) else 0
+        return Window([Turn(needed, newest.messages)], needed, -left, left_out)
+    parts, older, room = [Turn([unit], ()) for unit in middle], list[Turn](), left
+    if strategy == "first":
+        older, left = _taken(reversed([*shown.turns]), left, measure)
+        room -= sum(_cost(turn.units, measure) for turn in older)
+    kept, left = _taken(parts if strategy == "first" else reversed(parts), left, measure)
+    stated, left_out = begin, len(parts) - len(kept)
+    if states_left_out and left_out:
+        stated, kept = _state_left_out(begin, kept, len(parts), room, measure)
+        left_out = left_out if stated is begin and _has_question(begin) else 0
+    if strategy == "first":
+        older.reverse()
+    else:
         older, left = _taken(shown.turns, left, measure, start_on)
         kept.reverse()
-    else:
-        older, left = _taken(reversed([*shown.turns]), left, measure)
-        kept, left = _taken(parts, left, measure)
-        older.reverse()
-    units = [*begin, *(part.units[0] for part in kept), *needed[len(begin) :]]
-    return Window([Turn(units, newest.messages), *older], needed, 0)
+    units = [*stated, *(part.units[0] for part in kept), *needed[len(begin) :]]
+    return Window([Turn(units, newest.messages), *older], needed, 0, left_out)
+
+
+def _state_left_out(
+    begin: list[Unit], kept: list[Turn], count: int, room: int, measure: Measure
+) -> tuple[list[Unit], list[Turn]]:
+    """Return the beginning of a turn with the line, and the kept steps that fit beside it.
+
+    `kept` are those of `count` steps that fit into `room` without the line, in the order in which
+    they were chosen. If there is no room for the line, the beginning is returned as it is.
+    """
+    question = begin[0][0] if _has_question(begin) else None
+    before = 0 if question is None else measure(question)
+    for length in range(len(kept), -1, -1):
+        spare = room - sum(_cost(part.units, measure) for part in kept[:length])
+        line = state_left_out(question, count - length)
+        if measure(line) - before <= spare:
+            rest = begin if question is None else begin[1:]
+            return [(line,), *rest], kept[:length]
+    return begin, kept
+
+
+def _has_question(units: list[Unit]) -> bool:
+    return bool(units) and role(units[0][0]) == "human"
 
 
 def _taken(

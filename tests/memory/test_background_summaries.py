@@ -163,8 +163,7 @@ def test_a_summary_of_a_thread_that_went_on_is_dropped(
 
     assert len(out["messages"]) == 8
     assert not out.get("summary")
-    assert after["summary"]["text"] == "summary 2"  # that of the fourth turn
-    assert after["summary"]["count"] == 6
+    assert after["summary"]["count"] == 6  # that of the fourth turn
     assert branches(file_saver) == []
 
 

@@ -1,0 +1,49 @@
+"""A line in a request that says how many steps of the newest turn the request leaves out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from perdure.memory.tool_calls import STATED
+
+_COUNT: Final = "perdure_left_out"  # in additional_kwargs: how many steps the line says
+
+
+def state_left_out(question: BaseMessage | None, count: int) -> BaseMessage:
+    """Return a copy of the question of a turn that says that `count` steps after it are left out.
+
+    The steps that the question says already are added. Without a question the line is a message of
+    its own. The content before the line stays as it is, so that a provider's cache of it holds.
+    """
+    if question is None:
+        question = HumanMessage("", additional_kwargs={STATED: True})
+    before = question.additional_kwargs.get(_COUNT, 0)
+    content: Any = question.content
+    if before:
+        content = _without_line(content, before)
+    total = before + count
+    line = _line(total)
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": line}]
+    else:
+        content = f"{content}\n\n{line}" if content else line
+    kwargs = {**question.additional_kwargs, _COUNT: total}
+    return question.model_copy(update={"content": content, "additional_kwargs": kwargs})
+
+
+def _line(count: int) -> str:
+    steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
+    return (
+        f"[{count} earlier {steps} of your work on this message left out to save room. "
+        f"{they} carried out.]"
+    )
+
+
+def _without_line(content: Any, count: int) -> Any:
+    line = _line(count)
+    if isinstance(content, list):
+        is_last = bool(content) and content[-1] == {"type": "text", "text": line}
+        return content[:-1] if is_last else content
+    return content.removesuffix(line).removesuffix("\n\n")
