@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +58,13 @@ def talk(saver: Any, thread_id: str = "t", text: str = "hello") -> list[Any]:
     return [item.value.content for item in saver.history(thread_id)]
 
 
-def end_connections(name: str) -> None:
-    """End all connections of an application."""
+def end_connections(pool: WatchedPool) -> None:
+    """End all connections of a pool, which other processes have too under their name."""
+    with ExitStack() as stack:
+        lent = [stack.enter_context(pool.connection()) for _ in range(pool.max_size)]
+        pids = [conn.info.backend_pid for conn in lent]
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
-        conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
-            (name,),
-        )
+        conn.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", (pids,))
 
 
 def test_savers_and_stores_of_one_pool(pool: WatchedPool, options: dict[str, Any]) -> None:
@@ -199,7 +201,7 @@ def test_all_connections_of_the_pool_are_lost(options: dict[str, Any]) -> None:
     ):
         pool.wait(PATIENCE_S)
         store.put(("a",), "k", {"n": 0})
-        end_connections("the user")
+        end_connections(pool)
         store.put(("a",), "k", {"n": 1})
 
         assert [item.value["n"] for item in store.history(("a",), "k")] == [0, 1]
@@ -514,3 +516,25 @@ def test_erasing_and_vacuum(pool: WatchedPool, options: dict[str, Any]) -> None:
         assert saver.erase("t").items == 2
         saver.delete_thread("t")
         assert saver.threads() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_leaves_the_pool_to_its_parent(pool: WatchedPool, options: dict[str, Any]) -> None:
+    """What a forked process has inherited is refused there, also what it closes."""
+    with PostgresStore.open(pool, index=None, **options) as store:
+        store.put(("a",), "k", {"n": 1})
+        child = os.fork()
+        if not child:
+            try:
+                with pytest.raises(StorageUnavailable, match="forked process"):
+                    store.get(("a",), "k")
+                store.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        store.put(("a",), "k", {"n": 2})
+
+        assert [item.value["n"] for item in store.history(("a",), "k")] == [1, 2]
+    assert pool.get_stats()["connections_num"] == 1
