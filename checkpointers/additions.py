@@ -54,11 +54,11 @@ class Additions:
         thread_id: Whose logs they are.
         thread: What is kept of it, with a log for each channel of which something is added.
         stored_at: When the items are first stored, in seconds since 1970.
+        times: The same of items that have another time, by channel and content.
 
     Attributes:
         placed: Where the items stand that were new to the plan, by channel and content.
         items, aliases: What is appended: log, position, and item or origin.
-        times: When items were first stored that take the place of others, by channel and content.
     """
 
     sql: NamedSQL
@@ -66,10 +66,10 @@ class Additions:
     thread_id: str
     thread: Thread
     stored_at: float
+    times: dict[tuple[str, bytes], float] = field(default_factory=dict)
     placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
     items: list[tuple[ChannelLog, int, bytes]] = field(default_factory=list)
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
-    times: dict[tuple[str, bytes], float] = field(default_factory=dict)
     _rows: list[Row] = field(default_factory=list)
 
     def fill(

@@ -132,6 +132,29 @@ class Checkpointer(CheckpointSaver):
         )
         return await self.database.in_thread(decoded)
 
+    def delta_values(
+        self, thread_id: str, *, checkpoint_id: str | None = None, checkpoint_ns: str = ""
+    ) -> dict[str, Any]:
+        """Return the values of the `DeltaChannel`s at a checkpoint, by channel.
+
+        langgraph stores such a value only as a snapshot, which `get_tuple` returns, and replays the
+        writes of tasks with the graph's reducer in between. Without the graph, the messages of a
+        channel are known all the same. A value of another kind is None if there is no snapshot.
+
+        Args:
+            thread_id: The thread.
+            checkpoint_id: None means the head.
+            checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
+
+        Raises:
+            UnknownThread: There is no such thread or namespace.
+            UnknownCheckpoint: It has no such checkpoint.
+        """
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        return self._read(lambda: self._threads.delta_values(at))
+
+    adelta_values = awaited(delta_values)
+
     def threads(
         self,
         *,

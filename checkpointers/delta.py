@@ -164,10 +164,14 @@ def plan_update(
         items = [part for part in write if not isinstance(part, RemoveMessage)]
         if type(value) is dict:
             kind = DICT
-            if _PAIR_KEYS.issuperset(map(type, value)):
-                items = [[*pair] for pair in value.items()]
+            items = pairs_of(value) or items
         entries += map(Entry, _encoded(codec, channel, items))
     return ChannelUpdate(kind, entries, False, None)
+
+
+def pairs_of(value: dict[Any, Any]) -> list[Any]:
+    """Return the pairs of a dict, or nothing if a key would not come back as it is."""
+    return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
 def _opened(value: Any) -> tuple[bool, Any, list[Any]]:

@@ -18,11 +18,13 @@ from perdure.checkpointers.delta import (
     Transcript,
     find_put_back,
     message_ids,
+    pairs_of,
     plan_update,
 )
 from perdure.checkpointers.manifest import (
     DICT_HERE,
     LIST,
+    LIST_HERE,
     MAP,
     Ranges,
     positions,
@@ -104,8 +106,8 @@ def _values(
             if channel in channels:
                 value = yield from reader.value(put.at.thread_id, thread, ref)
                 found.append((writes_sort_key(path, task, index), channel, value))
-                if not isinstance(ref, bytes) and ref[0] == MAP:
-                    ref = _with_pairs(reader.codec, value)
+                if isinstance(ref, bytes) or ref[0] == MAP:
+                    ref = _with_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: Pending = (path, writes, row[3])
         out.pending[task] = pending
@@ -117,9 +119,14 @@ def _values(
     return values
 
 
-def _with_pairs(codec: Codec, value: dict[Any, Any]) -> Any:
-    """Return the reference of a dict whose pairs are encoded as items of a log are."""
-    return [DICT_HERE, codec.full([[*pair] for pair in value.items()], "the pair {}".format)]
+def _with_elements(codec: Codec, ref: Any, value: Any) -> Any:
+    """Return a reference to a list or dict whose elements are encoded as items of a log are.
+
+    A reference to any other value is returned as it is.
+    """
+    elements = value if type(value) is list else pairs_of(value) if type(value) is dict else []
+    kind = DICT_HERE if type(value) is dict else LIST_HERE
+    return [kind, codec.full(elements, "the element {}".format)] if elements else ref
 
 
 def _update(

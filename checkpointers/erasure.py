@@ -439,14 +439,11 @@ class _Eraser:
         return new
 
     def _delta(self, channel: str, ref: Any) -> Flow[Any]:
-        """Return the reference to what is left of a `DeltaChannel`.
-
-        Messages without ids go from its replayed value as they go from the writes that it is
-        replayed from.
-        """
+        """Return the reference to what is left of a `DeltaChannel`."""
         kind, inner = ref
         if isinstance(inner, int):
             return ref
+        # of a replayed value messages without ids go as they go from the writes
         left = yield from self._ref(channel, inner, kind == DELTA)
         if left is GONE:  # langgraph would go back to an older snapshot if it had none
             empty = self._encoded(DeltaSnapshot(None))
@@ -502,22 +499,19 @@ class _Eraser:
     def _said(self, held: Any, log: int, numbers: Any) -> Any:
         """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
         ranges = unflat(numbers)
-        is_delta = isinstance(held, list) and held[0] in (SNAPSHOT, DELTA)
-        if is_delta:
+        ref, are_pairs = value_reference(held), False
+        if ref is not held:
             self.deltas.add(log)
-        if is_delta and isinstance(held[1], int):
-            pairs, split = held[1] == DICT, False
-        else:
-            held = value_reference(held)
-            split = isinstance(held, list) and held[0] in (LIST, DICT)
-            pairs = held[0] == DICT if split else log in self.dicts
+            are_pairs = held[1] == DICT
+        split = isinstance(ref, list) and ref[0] in (LIST, DICT)
+        pairs = ref[0] == DICT if split else are_pairs or log in self.dicts
         where = Where(inputs=log in self.deltas, tasks=self._in_sent)
         parts = self._parts(log, ranges, where, pairs=pairs)
         gone = self._parts_of_gone and self._parts_of_gone.intersection(
             (log, position) for position in positions(ranges)
         )
         if gone and split:  # what is part of another value too
-            gone -= {(log, p) for p in positions(unflat(held[2]))}
+            gone -= {(log, p) for p in positions(unflat(ref[2]))}
         if parts is None and not gone:
             return [log, numbers]
         kept: list[bytes | Range] = []

@@ -16,8 +16,18 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.address import check_thread_ids
+from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references, unflat
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    Ranges,
+    covered,
+    flat,
+    missing,
+    references,
+    unflat,
+    value_reference,
+)
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     log_spans,
@@ -36,7 +46,7 @@ from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
-from perdure.storage.flow import ALL, Flow, Statement
+from perdure.storage.flow import ALL, Flow, Row, Statement
 
 T = TypeVar("T")
 
@@ -292,9 +302,11 @@ class Maintenance:
         """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
         The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
-        to remember only what they hold. A dry run only counts.
+        to remember only what they hold. Of a `DeltaChannel` whose value is not known, that is what
+        any checkpoint or pending write refers to. A dry run only counts.
         """
         live: dict[int, Ranges] = defaultdict(list)
+        forgetting: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 if row[0] in gone:
@@ -302,13 +314,21 @@ class Maintenance:
                 _mark_refs(snapshot.refs.values(), live)
                 if history:
                     _mark(snapshot.said.values(), live)  # as written
-                elif snapshot.said and not dry_run:
-                    body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, {})
-                    yield self.sql("rewrite_checkpoint", body, row[0])
+                elif snapshot.said:
+                    unknown = _unknown_transcripts(snapshot)
+                    forgetting.append((ns, row, snapshot, unknown))
+                    _mark((said for said in unknown.values() if _has_aliases(said)), live)
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in gone:
                     writes = open_writes(self.seal, thread_id, ns, row)
                     _mark_refs((ref for _, _, ref in writes), live)
+        for ns, row, snapshot, unknown in forgetting if not dry_run else ():
+            said = {
+                channel: written if _has_aliases(written) else _limited(written, live)
+                for channel, written in unknown.items()
+            }
+            body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, said)
+            yield self.sql("rewrite_checkpoint", body, row[0])
         return (yield from self._drop_others(thread_id, thread, live, dry_run))
 
     def _drop_others(
@@ -336,6 +356,27 @@ class Maintenance:
                 origins = [unpack(body) for _, body in (yield from aliases)]
                 repeated += [(origin, origin + 1) for origin in origins]
         live += repeated
+
+
+def _unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the transcripts, as written, of channels whose values are not known."""
+    return {
+        channel: written
+        for channel, written in snapshot.said.items()
+        if channel in snapshot.refs and value_reference(snapshot.refs[channel]) is None
+    }
+
+
+def _has_aliases(written: Any) -> bool:
+    """Return whether some of the ranges of a transcript, as written, are of aliases."""
+    return any(start >= ALIASES for start, _ in unflat(written[1]))
+
+
+def _limited(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
+    """Return a transcript, as written, without the items that nothing else refers to."""
+    log, numbers = written
+    ranges = unflat(numbers)
+    return [log, flat(missing(ranges, covered(missing(ranges, covered(live.get(log, []))))))]
 
 
 def _mark_refs(refs: Iterable[Any], live: dict[int, Ranges]) -> None:

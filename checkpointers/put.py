@@ -7,6 +7,7 @@ one that was changed in place is stored again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 TITLE_LENGTH: Final = 80  # characters
 TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
+TIMES: Final = "times"
+"""Metadata of an imported checkpoint: when its last messages were said, if they do not say it."""
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
@@ -110,7 +113,8 @@ class CheckpointPut:
         kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
         config: The config of the put, which may name the user; None if no run puts it.
-        made_at: When it was made, by its `ts`, in seconds since 1970; infinite if it has none.
+        made_at: The time of its `ts` in seconds since 1970, at least 0; infinite if it has none.
+        times: When items were said that have a time of their own, by channel and content.
         removals: Without a config, the number of the newest removal that its state leaves out.
         deltas: The `DeltaChannel`s that have a version but no snapshot.
         snapshots: The `DeltaChannel`s that have a snapshot, unless it is short and has no parts.
@@ -127,6 +131,7 @@ class CheckpointPut:
     title: Title | None = None
     config: RunnableConfig | None = None
     made_at: float = inf
+    times: dict[tuple[str, bytes], float] = field(default_factory=dict)
     removals: int = 0
     deltas: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -156,7 +161,10 @@ class CheckpointPut:
                 self._held(codec, channel)
         with suppress(TypeError, ValueError, OverflowError):  # of a `ts` that is no time
             made_at = datetime.fromisoformat(checkpoint["ts"])
-            self.made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC).timestamp()
+            made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC)
+            self.made_at = max(0.0, made_at.timestamp())
+        if TIMES in self.metadata and "messages" in self._encoded:
+            self._note_times(self._encoded["messages"].full, self.metadata[TIMES])
         if COUNTERS in self.metadata:
             known = self.metadata[COUNTERS] or ()
             self.deltas = [c for c in known if c in self._versions and c not in self._values]
@@ -167,6 +175,13 @@ class CheckpointPut:
             codec.encode(other, lambda: "checkpoint"),
             codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
         ]
+
+    def _note_times(self, items: list[bytes], times: Any) -> None:
+        """Note the times of the last items, unless a time is in the future."""
+        now = time.time()
+        for item, at in zip(items[::-1], times[::-1] if type(times) is list else (), strict=False):
+            if type(at) is float and 0 <= at <= now:
+                self.times["messages", item] = at
 
     def encode_rest(self, codec: Codec) -> None:
         """Encode what did not change, too: the parent may not have it when it is planned."""

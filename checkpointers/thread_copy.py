@@ -33,6 +33,7 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     joined,
     positions,
+    value_reference,
 )
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
@@ -61,7 +62,6 @@ from perdure.storage.flow import ALL, Flow, Row, Statement
 
 _LOW: Final = 0xFFFFFFFF
 _NAMED: Final = 20  # refused threads
-TIMES: Final = "times"  # metadata of an imported checkpoint: of its last messages that say none
 
 
 class NamespaceRecords(NamedTuple):
@@ -188,47 +188,50 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
 class SaidTree(NamedTuple):
     """What was said on a thread: on the way to its head, and to the end of each branch.
 
-    `ways` have the positions of items in the log, that of the head first, and `times` the moment of
-    each: the `ts` of the checkpoint that had it first, or what that says of it.
+    Attributes:
+        values: The items, by position.
+        times: When each item was first stored, in seconds since 1970, by position.
+        ways: The positions of the items on the way to the head, then to the end of each branch.
+        is_known: Whether it is known which items the newest state has; see `HistoryItem.seen`.
+        is_lost: Whether the newest state has the channel, but neither its value nor its items are
+            stored.
     """
 
     values: dict[int, Any]
-    times: dict[int, Any]
+    times: dict[int, float]
     ways: list[list[int]]
+    is_known: bool = True
+    is_lost: bool = False
 
 
 def said_on(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[SaidTree | None]:
-    """What was said on all branches of a thread; None: nothing."""
+    """Read what was said on all branches of a thread; None if it has no head."""
     head = yield from reader.find(Address(thread_id, "", None))
     if head is None:
         return None
     rows = yield reader.sql("checkpoints_page", *span(head.namespace), ALL)
     trunk = {row[0] for row in leading_to(rows, head.snapshot.key)}
-    inner, last, log = {row[2] for row in rows}, 0, 0
-    times, ways = dict[int, Any](), list[list[int]]()
+    inner, log, ways = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
-        snapshot = reader.open_row(thread_id, "", row)
-        yield from reader.resolve(thread_id, head.thread, snapshot)
-        key, ranges = snapshot.said.get(channel, (0, []))
-        log, items = key or log, [each for each in ranges if each[1] <= ALIASES]
-        new = {*chain(*(range(max(start, last), stop) for start, stop in items))}
-        last = max([last, *(stop for _, stop in items)])
-        times |= dict.fromkeys(new, reader.codec.decode(snapshot.fields[0]).get("ts"))
-        if noted := reader.metadata(snapshot).get(TIMES):
-            tail = [*positions(ranges)][-len(noted) :]
-            times |= {at: said for at, said in zip(tail, noted, strict=False) if at in new and said}
         is_head = row[0] == head.snapshot.key
         if is_head or (row[0] not in trunk and row[1] not in inner):
+            snapshot = reader.open_row(thread_id, "", row)
+            yield from reader.resolve(thread_id, head.thread, snapshot)
+            key, ranges = snapshot.said.get(channel, (0, []))
+            log = key or log
             way = yield from reader.origins(thread_id, head.thread, log, ranges)
             ways.insert(0 if is_head else len(ways), way)
     ranges = joined((at, at + 1) for at in sorted({*chain(*ways)}))
+    ref = head.snapshot.refs.get(channel)
+    is_known = ref is None or value_reference(ref) is not None
     if not ranges:
-        return None
+        return SaidTree({}, {}, ways, is_known, channel in head.snapshot.versions and ref is None)
+    times = yield from reader.item_times(log, ranges)
     stored = (yield from reader.load(thread_id, head.thread, log, ranges)).full(ranges)
     values = reader.codec.values(stored)
-    return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways)
+    return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways, is_known)
 
 
 def write_thread(

@@ -159,6 +159,24 @@ class ThreadReader:
         numbers = map(transcript.take, parts[1])
         return {removed[number] for number in numbers if number is not None}
 
+    def delta_values(self, at: Address) -> Flow[dict[str, Any]]:
+        """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
+        checkpoint = yield from self.reader.find(at)
+        if checkpoint is None:
+            raise missing(at)
+        values: dict[str, Any] = {}
+        for channel, ref in checkpoint.snapshot.refs.items():
+            if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
+                inner, values[channel] = value_reference(ref), None
+                if inner is not None:
+                    value = self.reader.value(at.thread_id, checkpoint.thread, inner)
+                    values[channel] = yield from value
+            elif isinstance(ref, bytes):
+                value = self.reader.codec.decode(ref)
+                if type(value) is DeltaSnapshot:
+                    values[channel] = value.value
+        return values
+
     def _on_branches(
         self, at: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:

@@ -209,7 +209,8 @@ class CheckpointWriter:
             log = thread.log(keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
-        additions = Additions(self.sql, self.seal, thread_id, thread, min(now, put.made_at))
+        made_at = min(now, put.made_at)
+        additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.times)
         metadata, moved = self._inherit_labels(put, snapshot, parent), head
         additions.fill(snapshot, nodes, parent)
         if before is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from langgraph.types import Command, Overwrite, Send, interrupt
 from typing_extensions import TypedDict
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.errors import UnknownThread
 from perdure.storage.flow import rows_of
 from tests.backends import Place
 from tests.contracts.erased import SECRET, both_doors, everything, raw
@@ -411,3 +413,41 @@ def test_import_of_langgraphs_file(saver: SQLiteCheckpointer, tmp_path: Any) -> 
     graph = graph_of(saver, answering, every=3)
     graph.invoke({"messages": [HumanMessage("more")]}, at())
     assert [*expected, "more", "To more"] == texts_of(saver.history("t"))
+
+
+def test_values_without_the_graph(saver: SQLiteCheckpointer) -> None:
+    """Messages are known without the graph; other values only as snapshots."""
+    builder = builder_of()
+    builder.add_node("node", answering)
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    graph.invoke({"messages": [HumanMessage("one", id="a")]}, at())
+    expected = graph.get_state(at()).values
+
+    assert expected == saver.delta_values("t") == asyncio.run(saver.adelta_values("t"))
+    for every, known in ((100, None), (1, ["a", "b"])):
+        words = builder_of("words", reduce=plain, every=every)
+        words.add_node("node", lambda state: {"words": ["b"]})
+        words.add_edge(START, "node")
+        words.compile(checkpointer=saver).invoke({"words": ["a"]}, at(f"{every}"))
+        assert {"words": known} == saver.delta_values(f"{every}")
+    with pytest.raises(UnknownThread):
+        saver.delta_values("none")
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_retention_without_history_of_unknown_values(saver: SQLiteCheckpointer, every: int) -> None:
+    """Of a value that is not known, what its snapshot and the later writes hold is left."""
+    numbers = iter(range(100))
+    builder = builder_of("words", reduce=plain, every=every)
+    builder.add_node("node", lambda state: {"words": [f"b{next(numbers)}"]})
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    for word in "xyz":
+        graph.invoke({"words": [word]}, at())
+    expected = graph.get_state(at()).values["words"]
+    saver.retain(Retention(last=1, history=False), thread_ids=["t"])
+    items = saver.history("t", channel="words")
+
+    assert expected == graph.get_state(at()).values["words"]
+    assert expected == [item.value for item in items]

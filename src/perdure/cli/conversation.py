@@ -31,6 +31,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import SaidTree, said_on
 from perdure.checkpointers.titles import ABOUT, about
+from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER, time_of
 
@@ -395,14 +396,28 @@ def _checked(message: Any) -> dict[str, Any]:
 
 
 def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
-    """A thread as an object: what was said on the way to its head, and on each branch beside."""
+    """Return a thread as an object: the messages on the way to its head, and those of branches.
+
+    Raises:
+        InvalidMessages: The thread has messages that cannot be written.
+    """
     newest = saver.head(thread_id).metadata
     said = saver.database.read(partial(said_on, saver._reader, thread_id))
     whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
     line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
-    if said is not None:
+    if said is not None and said.ways:
         main, *others = _parts(said)
         line["messages"] = main["messages"]
+        if said.is_lost or (said.values and not (main["messages"] or others)):
+            why = "is stored neither as a value nor in the history"
+            if said.values:
+                first = next(iter(said.values.values()))
+                why = f"holds no messages, but items of the type {type(first).__name__}"
+            raise InvalidMessages(
+                f"the thread {thread_id!r} cannot be exported: its channel 'messages' {why}; "
+                "export the other threads by their ids"
+            )
+        line |= {} if said.is_known else {"in_state": "unknown"}
         branches = [part for part in others if part["messages"]]
         line |= {"branches": branches} if branches else {}
     return line

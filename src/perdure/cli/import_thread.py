@@ -23,8 +23,8 @@ from langgraph.checkpoint.base.id import uuid6
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
+from perdure.checkpointers.put import TIMES
 from perdure.checkpointers.reports import ImportReport
-from perdure.checkpointers.thread_copy import TIMES
 from perdure.checkpointers.titles import TITLED
 from perdure.cli.app import OpenedDatabase, opened
 from perdure.cli.conversation import Conversation, Problem, created
