@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain, islice, tee
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
@@ -18,7 +18,7 @@ from perdure.effects import awaiting, blocking, calling
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended
-from perdure.memory.options import instance, whole
+from perdure.memory.options import choice, instance, whole
 from perdure.memory.quotation import fitting, quoted, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
@@ -39,6 +39,7 @@ SHARES: Final[Mapping[str, float]] = {
 }
 """The share of the budget that a part may take; the conversation may take all that is left."""
 
+MemoryPlace = Literal["system", "question"]
 Given = Callable[[Any, RunnableConfig | None], Any]
 """A function that gives a part: of the state (None for plain messages) and the run's config."""
 _SHORT: Final = 3  # words
@@ -177,10 +178,14 @@ def _system(text: str, counter: TokenCounter) -> int:
 
 
 class UseMemories(MessagesNode):
-    """A part of a view that adds a section `<memories>` to the system message.
+    """A part of a view that adds a section `<memories>` to the request.
 
     `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
     counts the memories, and after `use_instructions`, which replaces the system message.
+
+    With `place="system"` the section is at the end of the system message. With `place="question"`
+    it follows the newest question. Providers cache the beginning that a request has in common with
+    the one before; memories in the system message, which change with each question, end it there.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
@@ -199,9 +204,12 @@ class UseMemories(MessagesNode):
         max_tokens: int = 1_000,
         min_score: float | None = None,
         as_of: Clock | str | None = None,
+        place: MemoryPlace = "system",
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
+        is_question = choice("place", place, ("system", "question")) == "question"
+        self._add = _add_to_question if is_question else _add_to_system
         self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
         self._store = None if store is None else StoreAdapter(store).store
         self._as_of = clock_of("as_of", as_of)
@@ -214,13 +222,13 @@ class UseMemories(MessagesNode):
         return made
 
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """The same, with memories in the system message."""
+        """Return what is shown with memories added."""
         newest, turns = tee(shown.turns)
         query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
         while query and room:
             possible, turns = tee(turns)
-            filled = _with_section(replace(shown, turns=possible), _TOKEN * room)
+            filled = self._add(replace(shown, turns=possible), _TOKEN * room)
             try:
                 left = await self._left(filled, state, config)
             except BudgetExceeded:  # of a part that follows
@@ -230,14 +238,14 @@ class UseMemories(MessagesNode):
             break
         while lines:
             possible, turns = tee(turns)
-            filled = _with_section(replace(shown, turns=possible), section("memories", lines))
+            filled = self._add(replace(shown, turns=possible), section("memories", lines))
             try:
                 await self._left(filled, state, config)
                 break
             except BudgetExceeded:  # its counter counts them dearer than the estimate does
                 lines = lines[:-1]
         shown = replace(shown, turns=turns)
-        return _with_section(shown, section("memories", lines)) if lines else shown
+        return self._add(shown, section("memories", lines)) if lines else shown
 
     through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 
@@ -289,7 +297,21 @@ def query_of(turns: Sequence[Turn]) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
 
 
-def _with_section(shown: Shown, text: str) -> Shown:
+def _add_to_question(shown: Shown, text: str) -> Shown:
+    """Return what is shown with a text after the newest question, or, without one, the system."""
+    newest = next(shown.turns, None)
+    if newest is None or role(newest.units[0][0]) != "human":
+        turns = shown.turns if newest is None else chain([newest], shown.turns)
+        return _add_to_system(replace(shown, turns=turns), text)
+    (question, *others), *units = newest.units
+    content = extended(question.content, text)
+    asked = question.model_copy(update={"content": content})
+    turn = newest._replace(units=[(asked, *others), *units])
+    return replace(shown, turns=chain([turn], shown.turns))
+
+
+def _add_to_system(shown: Shown, text: str) -> Shown:
+    """Return what is shown with a text at the end of the system message."""
     if shown.system is None:
         return replace(shown, system=SystemMessage(text))
     content = extended(shown.system.content, text)

@@ -280,6 +280,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"as_of": 5}, "expected a function"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"messages_key": ""}, "messages_key is ''"),
+    ({"place": "end"}, "place is 'end'"),
 ]
 
 
@@ -288,6 +289,52 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], named: 
     """When the node is made."""
     with pytest.raises(ConfigurationError, match=named):
         use_memories(**options)
+
+
+# -- after the question
+
+
+def test_memories_can_follow_the_question(store: SQLiteStore, shows: Any) -> None:
+    """The system message and the messages before are as without memories, and so is the state."""
+    talk = [SystemMessage("Be kind."), HumanMessage("Hi"), AIMessage("Hello"), KEYS]
+    shown = shows(view(use_memories(store, place="question")), talk)
+
+    assert shown[:-1] == talk[:-1]
+    assert shown[-1].id == KEYS.id
+    assert shown[-1].text.startswith("Where are my keys?\n\n<memories>\n")
+    assert FOUND in shown[-1].text
+    assert KEYS.text == "Where are my keys?"
+
+
+def test_memories_stay_with_their_question_while_tools_are_called(
+    store: SQLiteStore, shows: Any
+) -> None:
+    """So the requests of a turn have the same beginning. Blocks of content stay as they are."""
+    call = {"name": "look", "args": {}, "id": "c"}
+    block = {"type": "text", "text": KEYS.text}
+    steps = [AIMessage("", tool_calls=[call]), ToolMessage("no keys", tool_call_id="c")]
+    node = view(use_memories(store, place="question"), trim(max_tokens=2_000))
+    first = shows(node, [KEYS])
+    second = shows(node, [KEYS, *steps])
+    blocks = shows(node, [KEYS.model_copy(update={"content": [block]}), *steps])
+
+    assert second[0] == first[0]
+    assert second[1:] == steps
+    assert blocks[0].content[0] == block
+    assert FOUND in blocks[0].content[1]["text"]
+
+
+def test_memories_after_the_question_count_in_a_budget(shows: Any) -> None:
+    """Of a part that follows; the question is shown with fewer memories if not all of them fit."""
+    puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back") for n in range(10)]
+    counter = token_counter(None)
+    with filled(*puts) as store:
+        memories_of = use_memories(store, max_tokens=400, min_score=0, place="question")
+        node = view(memories_of, trim(max_tokens=200, token_counter=counter))
+        shown = shows(node, [HumanMessage("Which train goes to Ghent?")])
+
+    assert 0 < shown[-1].text.count("the train number") < 10
+    assert counter.request + sum(map(counter.message, shown)) <= 200
 
 
 # -- beside other parts
