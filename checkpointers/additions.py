@@ -235,7 +235,7 @@ class Commit:
         statements: The first finds out whether the thread is as it was kept.
         snapshot: The checkpoint that is put, if one is.
         head: The head of its namespace after it, which is that checkpoint, or stays another.
-        branch: Whether it is a branch that nobody asked for.
+        overlaps: Whether the put shows that two runs of the thread overlap.
         written: What a task wrote: namespace and id of the checkpoint, task, row.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
         replaced: Whether a checkpoint of it has other content now: nothing is kept.
@@ -250,7 +250,7 @@ class Commit:
     additions: Additions | None = None
     snapshot: Snapshot | None = None
     head: Head | None = None
-    branch: bool = False
+    overlaps: bool = False
     written: tuple[str, str, str, Row] | None = None
     fresh: bool = False
     replaced: bool = False
@@ -279,9 +279,11 @@ class Commit:
             cache.forget(self.thread_id)
         elif self.fresh:
             cache.replace(self.thread_id, self.thread)
-        if self.branch and self.snapshot is not None:
-            _log.info(
-                "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
+        if self.overlaps and self.snapshot is not None and cache.is_first_overlap(self.thread_id):
+            _log.warning(
+                "thread %r: two runs overlapped, seen when checkpoint %s was stored; one of them "
+                "is a branch, which the next turn does not see. To run one turn after the other, "
+                "hold saver.lock(thread_id). This is logged once per thread",
                 *(self.thread_id, self.snapshot.uid),
             )
 

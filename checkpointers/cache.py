@@ -21,6 +21,7 @@ from perdure.storage.flow import Row
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
 _RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
+_MOST_LOGGED: Final = 1024  # threads whose overlapping runs were logged; others are logged again
 _PLACE: Final = 0xFFFFFFFF  # of a checkpoint's key: where in put order it is
 _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 
@@ -331,13 +332,15 @@ class Cache:
 
     Args:
         limit_bytes: About how much memory to use.
+        overlapped: The threads whose overlapping runs were logged, shared with other caches.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, overlapped: OrderedDict[str, None]) -> None:
         self._limit = limit_bytes
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
         self._asked = 0
+        self._overlapped = overlapped
         self.keys = KeyBlock()
         self.peek = self._threads.get
         """The cached thread, if any; it may be stale."""
@@ -358,6 +361,15 @@ class Cache:
         with self._lock:
             self._threads[thread_id] = thread
             self._used(thread_id)
+
+    def is_first_overlap(self, thread_id: str) -> bool:
+        """Return whether this is the first call for a thread that the process remembers."""
+        with self._lock:
+            is_first = thread_id not in self._overlapped
+            self._overlapped[thread_id] = None
+            if len(self._overlapped) > _MOST_LOGGED:
+                self._overlapped.popitem(last=False)
+        return is_first
 
     def used(self, thread_id: str) -> None:
         """Note that a thread is in use, if it is kept."""

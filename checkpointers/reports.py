@@ -93,6 +93,9 @@ class ThreadStatus:
 
     tasks: tuple[ThreadTask, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"ThreadStatus(state={self.state!r}, tasks={self.tasks!r})"
+
     @property
     def state(self) -> ThreadState:
         """`"waiting"` for an answer, `"unfinished"` (under way, cut off, stopped), or `"idle"`."""

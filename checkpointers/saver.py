@@ -9,6 +9,7 @@ in another thread.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -93,12 +94,13 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._removals = RemovalRecords(sql, seal)
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
+        self._overlapped = OrderedDict[str, None]()
         self._bind()
 
     def _bind(self) -> None:
         """Make the parts, for the serializer as it is."""
         self._codec = Codec(self.serde, self.types)
-        self._cache = Cache(self._cache_bytes)
+        self._cache = Cache(self._cache_bytes, self._overlapped)
         parts = self._sql, self._seal, self._cache, self._codec, self._removals
         self._reader = CheckpointReader(*parts)
         self._watch = Watch()

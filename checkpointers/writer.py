@@ -18,6 +18,7 @@ from perdure.checkpointers.additions import Additions, Commit, keep_pending
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
 from perdure.checkpointers.delta_writes import delta_writes_at_hand, read_delta_writes
+from perdure.checkpointers.heads import head_after, run_start
 from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -44,7 +45,6 @@ from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
-_BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
 _log = logging.getLogger("perdure")
 
 
@@ -211,12 +211,14 @@ class CheckpointWriter:
 
         made_at = min(now, put.made_at)
         additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.times)
-        metadata, moved = self._inherit_labels(put, snapshot, parent), head
+        metadata, moved, overlaps = self._inherit_labels(put, snapshot, parent), head, False
         additions.fill(snapshot, nodes, parent)
         if before is None:
             snapshot.key = place(head.namespace, thread.seq)
-            snapshot.began = self._began(put, head, parent, snapshot.step, thread.seq)
-            row, moved = self._row(put.at, snapshot, now), _moved(head, snapshot, thread.seq)
+            steps = None if parent is None else self.reader.step(parent), snapshot.step
+            snapshot.began = run_start(put, head, parent, steps, thread.seq)
+            moved, overlaps = head_after(put, head, snapshot, thread.seq)
+            row = self._row(put.at, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace, *row[1:]))
             if moved.pinned != head.pinned:
                 statements.append(self.sql("pin", moved.pinned, head.namespace))
@@ -232,7 +234,6 @@ class CheckpointWriter:
 
         thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
-        branch = bool(moved.pinned and not head.pinned)
         return Commit(
             self.cache,
             self.watch,
@@ -242,7 +243,7 @@ class CheckpointWriter:
             additions,
             snapshot,
             moved,
-            branch,
+            overlaps,
         )
 
     def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
@@ -312,23 +313,6 @@ class CheckpointWriter:
                     labels[name] = metadata[name]
         snapshot.labels = labels
         return metadata
-
-    def _began(
-        self, put: CheckpointPut, head: Head, parent: Snapshot | None, step: int | None, seq: int
-    ) -> int:
-        """The place where that began which a put goes on with: what its parent goes on with, or it.
-
-        It begins something if it is an input, an update or a fork, skips steps (durability `exit`
-        writes a whole run at once), or goes on from a checkpoint read by its id that is not the
-        head.
-        """
-        if parent is None or put.metadata.get("source") in _BEGINNINGS:
-            return seq
-        if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
-            return seq
-        before = self.reader.step(parent)
-        begins = step is not None and before is not None and step != before + 1
-        return seq if begins else parent.began
 
     def _listed(
         self,
@@ -588,13 +572,3 @@ class CheckpointWriter:
         keep_pending(thread, request, writes, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
-
-
-def _moved(head: Head, snapshot: Snapshot, seq: int) -> Head:
-    """The head after a put: the later beginning has it (docs/decisions/0005)."""
-    now = head.snapshot
-    if now is None or snapshot.parent == now.uid or snapshot.began == seq:
-        return Head(head.namespace, 0, snapshot)
-    if (snapshot.began, snapshot.uid) > (now.began, now.uid):
-        return Head(head.namespace, 0, snapshot)
-    return Head(head.namespace, head.pinned or now.key & _LOW, now)

@@ -177,16 +177,30 @@ def is_dsn(db: str) -> bool:
     """Whether a database is one of Postgres, as a URI or `keyword=value` pairs, rather than a file.
 
     Raises:
-        ConfigurationError: It is a DSN in another form.
+        ConfigurationError: It is a DSN in another form, or a URL of an SQLite file.
     """
     if db.startswith(("postgresql://", "postgres://")) or _KEYWORDS.match(db):
         return True
+    if re.match(r"sqlite(\+\w+)?://", db, re.IGNORECASE):
+        raise ConfigurationError(
+            f"the database is a URL of SQLite; expected a path: pass {_path_in(db)!r}"
+        )
     if "://" in db:  # it is not shown, as it may hold a password
         raise ConfigurationError(
             "the database looks like a connection string; write it as "
             "postgresql://user@host/database"
         )
     return False
+
+
+def _path_in(url: str) -> str:
+    """Return the path in a URL of SQLite as SQLAlchemy takes it, without user and password.
+
+    >>> _path_in("sqlite:///x.db"), _path_in("sqlite+aiosqlite:////srv/x.db"), _path_in("sqlite://")
+    ('x.db', '/srv/x.db', ':memory:')
+    """
+    host, _, path = url.partition("://")[2].partition("/")
+    return path.partition("?")[0] or host.rpartition("@")[2] or ":memory:"
 
 
 def load(**arguments: str | None) -> Settings:

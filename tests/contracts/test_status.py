@@ -18,7 +18,7 @@ from langgraph.types import Command, Send, interrupt
 from perdure.checkpointers import SQLiteCheckpointer, ThreadStatus
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.contracts.programs import THREAD, Action, Resume, Turn, actions
-from tests.contracts.puts import at
+from tests.contracts.puts import at, put
 from tests.contracts.test_differential import EXAMPLES, worlds
 
 ASKS = Turn(["send", "ask", "child"], named=True, blocking=True, durability="sync")
@@ -131,6 +131,15 @@ def test_graphs_of_every_kind(made: Any, saver: SQLiteCheckpointer) -> None:
         assert answers >= 2
         assert saver.status("t") == ThreadStatus()
         assert saver.heads(waiting=True) == []
+
+
+def test_a_status_prints_its_state(saver: SQLiteCheckpointer) -> None:
+    """Of a thread that is idle, and of one that waits."""
+    put(saver, {"n": 1}, thread="idle")
+    joining(saver).invoke({"log": ["begins"]}, at())
+
+    assert str(saver.status("idle")) == "ThreadStatus(state='idle', tasks=())"
+    assert repr(saver.status("t")).startswith("ThreadStatus(state='waiting', tasks=(ThreadTask(")
 
 
 def test_which_threads_wait(saver: SQLiteCheckpointer) -> None:

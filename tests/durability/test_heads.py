@@ -169,17 +169,39 @@ def overtaken(saver: SQLiteCheckpointer) -> RunnableConfig:
 def test_a_run_that_goes_on_is_a_branch(
     saver: SQLiteCheckpointer, overtaken: RunnableConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """None of its later checkpoints takes the head, and it is logged once."""
-    with caplog.at_level("INFO", "perdure"):
+    """None of its later checkpoints takes the head, and it is logged once for the thread."""
+    with caplog.at_level("WARNING", "perdure"):
         on = step(saver, "x", overtaken, 1)
         step(saver, "w", on, 2)
+        again = step(saver, "v", step(saver, "u", at(uid="b"), 3, "input"), 4)
+        step(saver, "t", step(saver, "s", again, 5, "input"), 6)
+        step(saver, "r", again, 5)
     branches = [c.checkpoint_id for c in saver.checkpoints("t") if c.is_branch]
 
-    assert head(saver) == "b"
-    assert branches == ["w", "x"]
+    assert head(saver) == "t"
+    assert branches == ["r", "w", "x"]
     assert [record.message for record in caplog.records] == [
-        "thread 't': a run went on after a later one began; its checkpoint x is a branch"
+        "thread 't': two runs overlapped, seen when checkpoint x was stored; one of them is a "
+        "branch, which the next turn does not see. To run one turn after the other, hold "
+        "saver.lock(thread_id). This is logged once per thread"
     ]
+
+
+def test_a_turn_that_takes_the_head_from_another_is_logged(
+    saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other turn ended after the first had read the thread; forks are on purpose."""
+    with caplog.at_level("WARNING", "perdure"):
+        first = step(saver, "z", None, -1, "input")
+        step(saver, "y", first, 0)
+        saver.get_tuple(first)
+        step(saver, "x", first, 0, "fork")
+        on_purpose = len(caplog.records)
+        step(saver, "w", first, 0, "input")
+
+    assert head(saver) == "w"
+    assert (on_purpose, len(caplog.records)) == (0, 1)
+    assert "thread 't': two runs overlapped" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
 from perdure.storage.threads import ThreadPool
+from perdure.stores import SQLiteStore
 from tests.rounds import rounds
 
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT")
@@ -494,6 +495,28 @@ def test_closed_while_coroutines_read(tmp_path: Path) -> None:
             assert all(isinstance(end, asyncio.CancelledError) for end in ends[::2])
             assert all(isinstance(end, int) and end >= 0 for end in ends[1::2])
     assert {*threading.enumerate()} <= before
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///x.db", "x.db"),
+        ("sqlite:////srv/x.db", "/srv/x.db"),
+        ("sqlite+aiosqlite:///data/x.db?timeout=5", "data/x.db"),
+        ("SQLite://x.db", "x.db"),
+        ("sqlite://", ":memory:"),
+        ("sqlite+pysqlcipher://user:secret@/x.db", "x.db"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use", [SQLiteCheckpointer, SQLiteCheckpointer.open, SQLiteStore, SQLiteStore.open]
+)
+def test_a_url_of_sqlite_is_refused_with_its_path(use: Any, url: str, path: str) -> None:
+    """It is not advised to write it as a URL of Postgres, and a password is not shown."""
+    with pytest.raises(ConfigurationError) as raised:
+        use(url)
+
+    assert str(raised.value) == f"the database is a URL of SQLite; expected a path: pass {path!r}"
 
 
 def test_paths_that_no_file_can_have(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The rule that decides which checkpoint of a namespace is its head.
+
+The head belongs to the run that started last: see docs/decisions/0005.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.checkpointers.cache import Head, Snapshot
+from perdure.checkpointers.put import CheckpointPut
+
+_LOW: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+_STARTS: Final = {"input", "update", "fork"}  # sources in the metadata of a put that starts a run
+
+
+def run_start(
+    put: CheckpointPut, head: Head, parent: Snapshot | None, steps: tuple[int | None, ...], seq: int
+) -> int:
+    """Return the sequence number of the put that started the run to which a put belongs.
+
+    A put starts a run itself if it is an input, an update or a fork, or if it skips steps, because
+    durability `exit` writes a whole run at once. It also starts one if its parent is not the head
+    and was read by its id.
+
+    Args:
+        put: The put.
+        head: The head before the put.
+        parent: The checkpoint upon which it is put.
+        steps: The step of the parent and that of the put; None where the metadata has none.
+        seq: The sequence number of the put.
+    """
+    if parent is None or put.metadata.get("source") in _STARTS:
+        return seq
+    if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
+        return seq
+    before, step = steps
+    starts = step is not None and before is not None and step != before + 1
+    return seq if starts else parent.began
+
+
+def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
+    """Return the head after a put, and whether the put shows that two runs overlap.
+
+    Runs overlap if the put becomes a branch, or if an input takes the head from a run that its own
+    run has not read. Going back to an earlier checkpoint on purpose is no overlap.
+
+    Args:
+        put: The put.
+        head: The head before it.
+        snapshot: The checkpoint that is put.
+        seq: The sequence number of the put.
+    """
+    now, after = head.snapshot, Head(head.namespace, 0, snapshot)
+    if now is None or snapshot.parent == now.uid:
+        return after, False
+    if snapshot.began == seq:
+        is_turn = put.metadata.get("source") == "input" and not put.at.checkpoint_ns
+        return after, is_turn and not put.deliberate
+    if (snapshot.began, snapshot.uid) > (now.began, now.uid):
+        return after, False
+    return Head(head.namespace, head.pinned or now.key & _LOW, now), not head.pinned
