@@ -294,8 +294,8 @@ class ChatMemoryRepository(Protocol):
 class MessageChatMemory:
     """The newest `max_size` messages of each conversation.
 
-    The rules are those of LangChain4j's window, except that after an eviction the messages begin
-    with one of the user if there is one, as in Spring AI.
+    The rules are those of LangChain4j's window. Besides, messages before the first message of the
+    user are not shown, as in Spring AI, except for system messages.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
@@ -310,13 +310,17 @@ class MessageChatMemory:
         if atomic is None:
             self.repository.save(conversation_id, new)
         else:
-            atomic(conversation_id, partial(_window_from_user, self.max_size, new=new))
+            atomic(conversation_id, partial(MessageWindowChatMemory(self.max_size).window, new=new))
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest `last_n` messages of the window, oldest first, the system message included."""
         size = min(whole("last_n", last_n, 1), self.max_size)
         stored = self._loaded(conversation_id)
-        return presentable(_window_from_user(size, (), stored))
+        shown = presentable(MessageWindowChatMemory(size).window((), stored))
+        if size == ALL:
+            return shown
+        first = next((place for place, m in enumerate(shown) if role(m) == "human"), 0)
+        return [m for place, m in enumerate(shown) if place >= first or role(m) == "system"]
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -332,19 +336,6 @@ class MessageChatMemory:
             [(m.type, m.text) for m in s] for s in (fewer, stored[:-1], stored[1:])
         )
         return stored[::-1] if got == older != newer else stored
-
-
-def _window_from_user(size: int, messages: Messages, new: Messages) -> list[BaseMessage]:
-    """Return the newest `size` messages of a conversation with new ones at its end.
-
-    If messages are evicted, so are those before the first of the user that is left.
-    """
-    kept = MessageWindowChatMemory(size).window(messages, new)
-    everything = MessageWindowChatMemory(ALL).window(messages, new)
-    first = next((n for n, m in enumerate(kept) if role(m) == "human"), 0)
-    if len(kept) == len(everything):
-        return kept
-    return [m for n, m in enumerate(kept) if n >= first or isinstance(m, SystemMessage)]
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
