@@ -42,7 +42,7 @@ from perdure.memory.chat_history import (
     presentable,
 )
 from perdure.memory.conversation import Messages, role, says_something, turns
-from perdure.memory.exchanges import backwards
+from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import Shown
 from perdure.memory.options import instance, number, whole
 from perdure.memory.quotation import quoted
@@ -405,7 +405,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         system, others = SystemMessage(text) if text else None, _others(messages)
         if isinstance(self.model, ChatMemoryAdvisor):  # it may know the calls of results
             return [*filter(None, [system]), *others]
-        return Shown(system, backwards(others)).messages()
+        return Shown(system, iter_turns(others)).messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):

@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import (
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, role, says_something
-from perdure.memory.exchanges import backwards
+from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
 from perdure.memory.tool_calls import STATED, call_ids
@@ -141,7 +141,7 @@ def presentable(messages: Messages) -> list[BaseMessage]:
     its results goes before the call.
     """
     # a window may begin in the middle of a turn
-    turns = reversed([*backwards([_EVICTED, *messages], purpose="window")])
+    turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     places = {id(message): place for place, message in enumerate(messages)}
     systems = [m for m in messages if role(m) == "system" and says_something(m)]
     kept: list[BaseMessage] = []

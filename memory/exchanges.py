@@ -50,7 +50,7 @@ _logged: set[tuple[str | None, str]] = set()
 _LOG: Final = logging.getLogger("perdure")
 
 
-def backwards(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
+def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
     """Yield the turns, newest first, with the messages that a provider accepts.
 
     Messages before the first human message are the oldest turn. In a request it begins with a
@@ -61,12 +61,12 @@ def backwards(messages: Messages, *, purpose: Purpose = "request") -> Iterator[T
     for turn in turns(messages):
         start = turn.start
         own = messages[start : turn.stop]
-        units = _group(own, late, purpose, is_newest=turn.stop == stop)
+        units = _group_units(own, late, purpose, is_newest=turn.stop == stop)
         if units:
             yield Turn(units, own)
     if 0 < start < stop:
         own = messages[:start]
-        units = _group(own, late, purpose, begins_anywhere=True)
+        units = _group_units(own, late, purpose, begins_anywhere=True)
         if units and purpose != "state":
             units.insert(0, (HumanMessage(NOT_ASKED, additional_kwargs={STATED: True}),))
         if units:
@@ -94,7 +94,7 @@ def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
     return late
 
 
-def _group(
+def _group_units(
     turn: Messages,
     late: dict[str, BaseMessage],
     purpose: Purpose,
@@ -106,18 +106,18 @@ def _group(
 
     Results in `late` are added to their calls. Results without a call in the turn move there.
     """
-    if not late and not begins_anywhere and (regular := _group_regular(turn)) is not None:
+    if not late and not begins_anywhere and (regular := _group_regular_turn(turn)) is not None:
         return regular
     reader = _TurnReader()
     for message in turn:
-        reader.read(message)
+        reader.add_message(message)
     reader.move_late_results(late)
     units: list[Unit] = []
     for group in reader.groups:
         unit: list[BaseMessage] = []
         for step in group:
             is_end = is_newest and group is reader.groups[-1] and step is group[-1]
-            unit += step.messages(purpose, is_end)
+            unit += step.provider_messages(purpose, is_end)
         first = group[0]
         is_blank = role(first.message) == "human" and not first.stray_ids
         if unit:
@@ -127,7 +127,7 @@ def _group(
     return units
 
 
-def _group_regular(turn: Messages) -> list[Unit] | None:
+def _group_regular_turn(turn: Messages) -> list[Unit] | None:
     """Return the units of a turn in which nothing has to change; None if it is another turn.
 
     Most turns are like this, and this takes a third of the time of reading each message in full.
@@ -190,7 +190,7 @@ class _Step:
         if not isinstance(message, AIMessage) and not is_noted:  # those have steps of their own
             self.answers.append(message)
 
-    def messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
+    def provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
         """Return the message and the results, for a provider; nothing if it would refuse them.
 
         `is_end` says that nothing but results follows the message.
@@ -225,7 +225,9 @@ class _Step:
             if n in missing:
                 if call.kind == "server" and is_end:
                     continue  # the provider goes on with it
-                if call.kind in ("client", "server", "unparsed") or _repeats(message, calls, n):
+                if call.kind in ("client", "server", "unparsed") or _is_repetition(
+                    message, calls, n
+                ):
                     removed.add(n)
                     continue
             uid = call.id
@@ -237,11 +239,11 @@ class _Step:
         changed = rewrite_calls(
             message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
-        answers = self._answers(new_ids) + stated
+        answers = self._rename_results(new_ids) + stated
         is_empty = not answers and not changed.tool_calls and not says_something(changed)
         return [] if is_empty else [changed, *answers]
 
-    def _answers(self, new_ids: dict[int, str]) -> list[BaseMessage]:
+    def _rename_results(self, new_ids: dict[int, str]) -> list[BaseMessage]:
         """Return the results, under the new ids of their calls."""
         if not new_ids:
             return self.answers
@@ -263,7 +265,7 @@ class _TurnReader:
         self._waiting: dict[str, list[tuple[list[_Step], _Step, int]]] = {}
         self._strays: list[ToolMessage] = []  # results whose call the turn does not have
 
-    def read(self, message: BaseMessage) -> None:
+    def add_message(self, message: BaseMessage) -> None:
         """Add the next message of the turn to a group, or to a new one."""
         kind = role(message)
         if kind == "system":
@@ -325,7 +327,7 @@ def _are_plain(calls: list[Call]) -> bool:
     return len(ids) == len(calls)
 
 
-def _repeats(message: AIMessage, calls: list[Call], position: int) -> bool:
+def _is_repetition(message: AIMessage, calls: list[Call], position: int) -> bool:
     """Return whether a call is the same as an earlier one of the message, its id included."""
     entries, place = message.tool_calls, calls[position].place
     if calls[position].kind == "unparsed" or place is None:

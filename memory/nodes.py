@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from perdure.effects import awaiting, blocking, calling
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
-from perdure.memory.exchanges import Purpose, backwards
+from perdure.memory.exchanges import Purpose, iter_turns
 from perdure.memory.message_updates import merge_duplicates
 from perdure.memory.options import instance, text
 from perdure.memory.system_messages import find_system_messages, join_system_messages
@@ -48,7 +48,7 @@ class Shown:
         """
         messages = merge_duplicates(messages)
         systems = find_system_messages(messages)
-        turns = backwards(messages, purpose=purpose)
+        turns = iter_turns(messages, purpose=purpose)
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
     def messages(self) -> list[BaseMessage]:

@@ -27,7 +27,7 @@ from perdure.memory.background_summary import (
     store_summary,
 )
 from perdure.memory.conversation import Messages, role, turns
-from perdure.memory.exchanges import backwards, find_late_results, has_all_results
+from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
 from perdure.memory.failed_turns import FailedTurns
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.model_call import NamedModel, model_call
@@ -459,7 +459,7 @@ class Summarize(MessagesNode):
         Within `keep` and `limit` tokens the question and the newest exchanges stay, one at least.
         An exchange whose results are not all there stays.
         """
-        stored = next(backwards(turn, purpose="state"), None)
+        stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
         if units and not has_all_results(units[-1]):
             units = units[:-1]  # it waits for results

@@ -29,7 +29,7 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
     found: dict[Hashable, BaseMessage] = {}
     for message in messages:
         if type(message) in kinds and says_something(message):
-            found.setdefault(_comparable(message.content), message)
+            found.setdefault(_comparison_key(message.content), message)
     return list(found.values())
 
 
@@ -61,12 +61,12 @@ def join_contents(contents: list[Any]) -> Any:
         return None
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(contents)
-    return list(chain.from_iterable(map(_blocks, contents)))
+    return list(chain.from_iterable(map(_as_blocks, contents)))
 
 
 def system_text(message: BaseMessage) -> str:
     """Return the text of a system message, with a blank line between its blocks."""
-    blocks = _blocks(message.content)
+    blocks = _as_blocks(message.content)
     texts = (block if isinstance(block, str) else block.get("text") for block in blocks)
     return "\n\n".join(text for text in texts if isinstance(text, str) and text)
 
@@ -77,13 +77,13 @@ def _content_without_summary(message: BaseMessage) -> Any:
     return message.content if mark is None else mark[INSTRUCTIONS]
 
 
-def _blocks(content: Any) -> list[Any]:
+def _as_blocks(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _comparable(content: Any) -> Hashable:
+def _comparison_key(content: Any) -> Hashable:
     """Return a value that is equal for contents that tell a model the same."""
-    blocks = _blocks(content)
+    blocks = _as_blocks(content)
     texts = [each if isinstance(each, str) else each.get("text") for each in blocks]
     is_text = all(isinstance(b, str) or b.get("type") == "text" for b in blocks)
     return "\n\n".join(str(text or "").strip() for text in texts) if is_text else repr(content)
