@@ -207,11 +207,10 @@ class Checkpointer(CheckpointSaver):
 
     aheads = awaited(heads)
 
-    def head(self, thread_id: str) -> ThreadHead:
-        """The head of one thread: cheaper than `thread`.
+    def head(self, thread_id: str) -> ThreadHead | None:
+        """Return the head of a thread, or None if there is no such thread.
 
-        Raises:
-            UnknownThread: There is no such thread.
+        A head is cheaper to read than the sizes and counts that `thread` returns.
         """
         return self.database.read(lambda: self._threads.head(thread_id))
 

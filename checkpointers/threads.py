@@ -239,9 +239,13 @@ class ThreadReader:
                 return out[:limit]
             after = rows[-1][1]
 
-    def head(self, thread_id: str) -> Flow[ThreadHead]:
-        """The head of one thread; see `Checkpointer.head`."""
-        (head,) = yield from self.heads_of([(yield from self._row(thread_id))])
+    def head(self, thread_id: str) -> Flow[ThreadHead | None]:
+        """Read the head of one thread; see `Checkpointer.head`."""
+        try:
+            row = yield from self._row(thread_id)
+        except UnknownThread:
+            return None
+        (head,) = yield from self.heads_of([row])
         return head
 
     def heads_of(self, rows: list[Row]) -> Flow[list[ThreadHead]]:

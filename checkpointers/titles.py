@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.reports import ThreadHead
 from perdure.errors import UnknownThread
 
 ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
@@ -32,7 +33,7 @@ def about(
         UnknownThread: There is no such thread.
     """
     if newest is None:
-        newest = saver.head(thread_id).metadata
+        newest = existing_head(saver, thread_id).metadata
     if "title" not in newest:
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
@@ -48,6 +49,18 @@ async def aabout(
     return await asyncio.to_thread(about, saver, thread_id, newest)
 
 
+def existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
+    """Return the head of a thread.
+
+    Raises:
+        UnknownThread: There is no such thread.
+    """
+    head = saver.head(thread_id)
+    if head is None:
+        raise UnknownThread(f"there is no thread {thread_id!r}; threads() lists them")
+    return head
+
+
 def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
     """The title of a thread; without one, the beginning of the first message of a human; else `""`.
 
@@ -58,7 +71,7 @@ def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None =
     """
     with suppress(UnknownThread):  # another process deleted it
         known = about(saver, thread_id) if known is None else known
-        return str(known.get("title") or saver.head(thread_id).title)
+        return str(known.get("title") or existing_head(saver, thread_id).title)
     return ""
 
 

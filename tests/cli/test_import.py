@@ -26,6 +26,7 @@ from langgraph.graph import StateGraph
 from typer.testing import CliRunner
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.checkpointers.titles import existing_head
 from perdure.cli.app import app
 from perdure.cli.import_thread import ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
@@ -700,7 +701,7 @@ def test_lines_name_their_users(tmp_path: Path) -> None:
         app, ["import", "-", "--db", "y.db", "--user", "zoe"], input=exported
     )
     with SQLiteCheckpointer.open("y.db") as saver:
-        known = saver.head("a").metadata
+        known = existing_head(saver, "a").metadata
 
     assert report == copied.stdout
     assert (

@@ -12,6 +12,7 @@ from langgraph.types import Interrupt
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
+from perdure.checkpointers.titles import existing_head
 from perdure.storage.encryption import LangGraphCipher
 from perdure.storage.flow import rows_of
 from tests.backends import KEY, Place
@@ -35,7 +36,7 @@ def told(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any:
     """What a list tells of a thread's metadata; it is what the head has."""
     thread = ThreadList(saver).get(thread_id)
     assert thread is not None
-    head = saver.head(thread_id)
+    head = existing_head(saver, thread_id)
     assert thread.title == head.title
     assert thread.told is None or thread.told.items() <= head.metadata.items()
     return thread.told

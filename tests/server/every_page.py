@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langgraph.types import Interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.titles import existing_head
 from perdure.effects import run
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
@@ -132,7 +133,7 @@ def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[
     extraction = Extraction(saver, store)
     adapter, name = extraction.adapter(), extraction.extractor.name
     seen = run(watermark(adapter, ("memories", text), ID, name))
-    head = saver.head(ID).checkpoint_id or ""
+    head = existing_head(saver, ID).checkpoint_id or ""
     failed = seen.with_failure(text, datetime.now(UTC), head, final=True)
     run(adapter.written([failed.put(("memories", text), ID)]))
     [entry] = Quarantine(store).list(ANN)

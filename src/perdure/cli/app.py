@@ -380,10 +380,11 @@ def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
 
 def thread_head(file: OpenedDatabase, typed: str) -> ThreadHead:
     """The head of the thread that an id, or the beginning of one, names."""
-    try:
-        return file.saver.head(typed)
-    except PerdureError:  # unknown, or nothing that can be an id
-        heads = {head.thread_id: head for head in file.saver.heads(prefix=typed, limit=4)}
+    with suppress(PerdureError):  # the text cannot be an id
+        head = file.saver.head(typed)
+        if head is not None:
+            return head
+    heads = {head.thread_id: head for head in file.saver.heads(prefix=typed, limit=4)}
     return heads[the_one(typed, heads, "thread", "perdure threads")]
 
 

@@ -20,7 +20,6 @@ from perdure.errors import (
     ModelFailed,
     PerdureError,
     StorageUnavailable,
-    UnknownThread,
 )
 
 _WAIT_S: Final = 30  # for the end of another run of the thread
@@ -129,9 +128,8 @@ class _Talk:
 
         What its head says of the thread is noted for the checkpoints of the next turn.
         """
-        try:
-            head = self.file.saver.head(self.thread)
-        except UnknownThread:
+        head = self.file.saver.head(self.thread)
+        if head is None:
             return
         owner, name = str(head.owner or ""), head.metadata.get("graph_id")
         if owner not in ("", self.file.user):

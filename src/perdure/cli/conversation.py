@@ -30,7 +30,7 @@ from langchain_core.messages import (
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import SaidTree, said_on
-from perdure.checkpointers.titles import ABOUT, about
+from perdure.checkpointers.titles import ABOUT, about, existing_head
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.thread_messages import REMEMBER, time_of
@@ -401,7 +401,7 @@ def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     Raises:
         InvalidMessages: The thread has messages that cannot be written.
     """
-    newest = saver.head(thread_id).metadata
+    newest = existing_head(saver, thread_id).metadata
     said = saver.database.read(partial(said_on, saver._reader, thread_id))
     whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
     line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}

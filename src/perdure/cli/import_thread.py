@@ -211,7 +211,8 @@ class Importing:
         """
         if not self._wanted:
             return
-        named = labels_of(self._file.saver.head(thread_id).metadata, ["user_id"]).get("user_id")
+        head = self._file.saver.head(thread_id)
+        named = labels_of(head.metadata, ["user_id"]).get("user_id") if head is not None else None
         user = named or ("" if self._later else self._file.user)
         self._report.users[user] += 1
         if self._extraction is None:

@@ -141,11 +141,8 @@ def _with_text(file: OpenedDatabase, text: str, limit: int) -> list[ThreadHead]:
         return thread.thread_id if is_match else None
 
     ids = ThreadList(file.saver).search(ThreadQuery(text=text), match, limit)
-    heads = []
-    for thread in ids:
-        with suppress(UnknownThread):  # another process deletes it
-            heads.append(file.saver.head(thread))
-    return heads
+    heads = map(file.saver.head, ids)
+    return [head for head in heads if head is not None]  # another process may have deleted one
 
 
 def _described(
@@ -261,7 +258,8 @@ def _messages(file: OpenedDatabase, thread: str) -> int:
 
 
 def _named(file: OpenedDatabase, thread: str) -> str:
-    title = line(file.saver.head(thread).title, _LONGEST)
+    head = file.saver.head(thread)
+    title = line(head.title, _LONGEST) if head is not None else ""
     return f"{thread!r} ({title})" if title else repr(thread)
 
 

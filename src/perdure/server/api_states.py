@@ -182,7 +182,7 @@ async def updated(
             except Exception as exc:  # a channel of the graph takes other values
                 why = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
-        is_open = (await call.saver.ahead(thread_id)).status.next
+        is_open = (await call.saver.astatus(thread_id)).next
         await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
     return config
 

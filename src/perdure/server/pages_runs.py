@@ -248,7 +248,7 @@ async def again(call: Caller, runs: All, request: Request, id: str, assistant: T
     known = await runs.listed(call.identity.tenant, id)
     if known and _is_unheard(known[0]):
         asked = request_of(known[0]).model_dump(exclude_unset=True)
-    elif not (await reading.saver.ahead(id)).status.next:
+    elif not (await reading.saver.astatus(id)).next:
         raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
     asked |= {"assistant_id": assistant, "multitask_strategy": "reject"}
     return await _begun(call, runs, request, thread, asked)

@@ -113,7 +113,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
-        row |= _open((await call.saver.ahead(thread_id)).status)
+        row |= _open(await call.saver.astatus(thread_id))
         row["title"] = cut(thread["title"], _TITLE)[0]
     return row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from perdure.checkpointers.runs import LIVE, RunState
-from perdure.errors import UnknownThread
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import ENDS, look
 from perdure.server.api_states import checkpoint_of, config_of
@@ -86,10 +85,10 @@ class ThreadFrames:
         return await (await self._runs.of(self._tenant)).table.since(self._thread_id, seq)
 
     async def _head(self) -> Any:
-        with suppress(UnknownThread):
-            head = await self._call.saver.ahead(self._thread_id)
-            return checkpoint_of(config_of(self._thread_id, {"checkpoint_id": head.checkpoint_id}))
-        return None
+        head = await self._call.saver.ahead(self._thread_id)
+        if head is None:
+            return None
+        return checkpoint_of(config_of(self._thread_id, {"checkpoint_id": head.checkpoint_id}))
 
     async def _look(self) -> None:
         """Refuse whoever is no longer known, or may not reach the thread any more."""

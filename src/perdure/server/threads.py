@@ -270,10 +270,9 @@ class Threads:
             yield
 
     async def user(self, thread_id: str) -> str | None:
-        """Whose the newest checkpoint of a thread is; None: nobody's, or there is none."""
-        with suppress(UnknownThread):
-            return (await self._saver.ahead(thread_id)).metadata.get("user_id")
-        return None
+        """Return the user of a thread's head, or None if it has no user or there is no thread."""
+        head = await self._saver.ahead(thread_id)
+        return head.metadata.get("user_id") if head is not None else None
 
     async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:
         """The thread that there is, else check that whoever makes it may reach it."""
