@@ -276,8 +276,9 @@ def test_a_turn_without_a_question_is_trimmed_within() -> None:
     for n in range(3):
         talk += [calls(f"{n}", uid=f"a{n}"), result(f"{n}")]
 
-    shown = trim(5, token_counter=len)(talk)
-    assert [m.id for m in shown] == ["m", "a1", "r1", "a2", "r2"]
+    shown = trim(6, token_counter=len)(talk)
+    assert "1 earlier step" in shown[0].text
+    assert [m.id for m in shown[1:]] == ["m", "a1", "r1", "a2", "r2"]
     assert [m.id for m in trim(2, token_counter=len)(talk[1:])] == ["a2", "r2"]
     assert [m.id for m in left_by(trim(3, token_counter=len), [*talk])] == ["m", "a2", "r2"]
     assert [m.id for m in trim(9, token_counter=len, end_on="ai")(talk[:3])] == ["m"]
