@@ -30,8 +30,6 @@ from perdure.storage.flow import Flow, NamedSQL
 
 if TYPE_CHECKING:
     from perdure.checkpointers.put import CheckpointPut, TaskWrites
-    from perdure.checkpointers.reader import CheckpointReader
-    from perdure.checkpointers.stale_puts import StalePut
 
 KEPT_DAYS: Final = 30
 """How long removal records are kept. Each later erasure and deletion drops those that are older."""
@@ -221,26 +219,6 @@ class RemovalRecords:
         if control is None:
             return number, False
         return self.loaded.get((control, thread_id), number if is_root else 0), True
-
-
-def stale_put(
-    reader: CheckpointReader, request: CheckpointPut | TaskWrites, removals: int
-) -> Flow[StalePut | None]:
-    """Return what a request must leave out if its state was loaded before a removal, or None.
-
-    Args:
-        reader: Reads the removal records.
-        request: What is to be stored.
-        removals: The number of the newest removal record of its thread.
-
-    Raises:
-        ThreadDeleted: The thread was deleted after the state had been loaded.
-    """
-    if not removals or not reader.removals.is_stale(request, removals):
-        return None
-    from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
-
-    return (yield from StalePut.read(reader, request))
 
 
 def record_place(thread: bytes, number: int) -> Place:

@@ -38,7 +38,6 @@ from perdure.checkpointers.records import (
     tags_of,
     written_said,
 )
-from perdure.checkpointers.removal_records import stale_put
 from perdure.checkpointers.status import NULL_TASK
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
@@ -162,10 +161,9 @@ class CheckpointWriter:
         if self.removals.key is None:  # the database is not open yet
             return None
         made = self._put(request, Thread(0, 0), Head(0, 0, None), None)
-        if not isinstance(made, Commit):
-            return None
-        self.cache.replace(request.at.thread_id, made.thread)
-        return made
+        if isinstance(made, Commit):
+            self.cache.replace(request.at.thread_id, made.thread)
+        return made if isinstance(made, Commit) else None
 
     # -- a checkpoint
 
@@ -402,7 +400,7 @@ class CheckpointWriter:
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
         thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
-        if (stale := (yield from stale_put(self.reader, put, thread.removals))) is not None:
+        if (stale := (yield from self._stale(put, thread.removals))) is not None:
             if put.at.checkpoint_ns == VIEWS:  # an erasure removes all views of a thread
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
@@ -433,6 +431,14 @@ class CheckpointWriter:
         made.learn((yield made.statements)[0])
         return made
 
+    def _stale(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
+        """Return the `StalePut` of a request whose state was loaded before a removal, or None."""
+        if not removals or not self.removals.is_stale(request, removals):
+            return None
+        from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
+
+        return (yield from StalePut.read(self.reader, request))
+
     def _kept(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
         kept = self.cache.peek(thread_id)
@@ -454,8 +460,8 @@ class CheckpointWriter:
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
-            removals = yield from self.removals.last_number(thread_id)
-            return Thread(0, 0, removals), Head(0, 0, None), None, holds
+            thread = Thread(0, 0, (yield from self.removals.last_number(thread_id)))
+            return thread, Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         listed, removals, existing = rest
         kept = self._kept(thread_id, key, generation) if holds else None
@@ -533,34 +539,29 @@ class CheckpointWriter:
         state, keys = self.sql("state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         removals = rows[0][9] if rows else (yield from self.removals.last_number(thread_id))
-        stale = yield from stale_put(self.reader, request, removals)
+        stale, asks = (yield from self._stale(request, removals)), request.asks
         if not rows or rows[0][5] is None:  # first, see `new_keys`
             keys = yield from self.reader.new_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace, *_ = rows[0]
         else:
             key, generation, updated_at, namespace = keys.pop(), 0, time.time(), None
-            of = removals, self.removals.hash_thread(thread_id)
-            times = updated_at, updated_at
-            yield self.sql("new_thread", key, thread_id, 0, random.getrandbits(62), *times, *of)
+            row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, removals
+            yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
         if namespace is None:  # a put planned to make it is not to go through
             namespace = keys.pop()
             yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
-        thread = self._kept(thread_id, key, generation) if holds else None
-        if thread is None:
-            thread = Thread(key, generation, removals)
+        kept = self._kept(thread_id, key, generation) if holds else None
+        thread = kept or Thread(key, generation, removals)
         thread.updated_at = updated_at  # a plan that did not go through may have set it
-        writes, asks = (
-            request.for_state(*self._state(request, (key, generation), holds)),
-            request.asks,
-        )
+        writes = request.for_state(*self._state(request, (key, generation), holds))
         if stale is not None:
             writes, asks = stale.filter_writes(request)
             yield from self.removals.extend(thread_id, stale.learned())
-        row = pack_id(uid), pack_id(request.task), request.path
-        before = yield self.sql("find_writes", namespace, *row[:2])
+        at = pack_id(uid), pack_id(request.task), request.path
+        before = yield self.sql("find_writes", namespace, *at[:2])
         if before:
-            stored = (*row[:2], *before[0])
+            stored = (*at[:2], *before[0])
             merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
             for write in writes:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
@@ -568,7 +569,7 @@ class CheckpointWriter:
             writes = [merged[index] for index in sorted(merged)]
         body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
         waits = [self.sql("waits", key)] if asks else []
-        yield [self.sql("put_writes", namespace, *row, body), *self._touched(thread), *waits]
+        yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
         keep_pending(thread, request, writes, body)
-        written = ns, uid or "", request.task, (*row, body)
+        written = ns, uid or "", request.task, (*at, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)

@@ -39,6 +39,13 @@ from perdure.memory.changes import planned, written_in_turn
 from perdure.memory.conversation import Messages, role
 from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
 from perdure.memory.gate import Gate
+from perdure.memory.loaded_thread import (
+    LoadedThread,
+    is_any_erased,
+    thread_as_stored,
+    thread_of_run,
+    without_erased,
+)
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, seconds, text, whole
@@ -166,6 +173,7 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         async def reads(mark: Watermark) -> ThreadHistory:
+            pipeline.loaded = await thread_as_stored(self.saver, thread_id)
             return await thread_messages.read_history(
                 self.saver, thread_id, self.messages_key, mark.ids
             )
@@ -191,15 +199,20 @@ def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | N
     return Scope(adapter, namespace, config)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pipeline:
-    """Messages → extractor → gate → one transaction with the watermark."""
+    """Messages → extractor → gate → one transaction with the watermark.
+
+    A proposal that rests on a message which was erased meanwhile is dropped, and the thread is read
+    again.
+    """
 
     extractor: Extractor
     gate: Gate
     batch: int
     scope: Scope
     guards: bool = True  # whether to write a watermark before the first messages are read
+    loaded: LoadedThread | None = None  # the thread as of when its messages were read
 
     async def extracting(self, thread_id: str, reads: Reads) -> ExtractionReport:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
@@ -223,7 +236,7 @@ class Pipeline:
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
                 after = mark.advanced(batch.messages, at)
-                plan = await self._written(thread_id, proposal, mark, after)
+                plan = await self._written(batch, proposal, mark, after)
                 if plan is None:
                     break
                 report = report.counting(len(batch.messages), plan, proposal.usage)
@@ -252,9 +265,15 @@ class Pipeline:
         return mark.put(self.scope.namespace, thread_id)
 
     async def _written(
-        self, thread_id: str, proposal: Proposal, mark: Watermark, after: Watermark
+        self, batch: Batch, proposal: Proposal, mark: Watermark, after: Watermark
     ) -> Planned | None:
-        """Write a proposal with the watermark; None: another extraction was quicker."""
+        """Write a proposal with the watermark.
+
+        Returns:
+            What was written, or None if another extraction was quicker, or one of the messages was
+            erased meanwhile.
+        """
+        thread_id, read = batch.thread_id, [*batch.before, *batch.messages]
         adapter, put, tries = self.scope.adapter, self._put(after, thread_id), count()
 
         async def plan() -> Planned:
@@ -263,6 +282,8 @@ class Pipeline:
                 if now.version != mark.version or not now.same_as(mark):
                     return Planned()
             made = await planned(proposal, self.gate, self.scope)
+            if await is_any_erased(self.loaded, [each.message for each in read]):
+                return Planned()
             return made._replace(puts=[*made.puts, put])
 
         made = await written_in_turn(adapter, self.scope.namespace, plan)
@@ -312,9 +333,12 @@ class RememberTurns(Learner):
                 'config={"configurable": {"thread_id": "…"}}'
             )
         adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
+        loaded, reading = thread_of_run(config), count()
 
         async def reads(mark: Watermark) -> ThreadHistory:
             unread = _from_known(mark, messages)
+            if next(reading):  # some may have been erased meanwhile
+                unread = await without_erased(loaded, unread)
             history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
             newest = [*map(role, (message.message for message in reversed(history.messages)))]
@@ -323,7 +347,9 @@ class RememberTurns(Learner):
 
         try:
             scope = _scope(adapter, self.namespace, config)
-            pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
+            pipeline = Pipeline(
+                TurnExtractor(), self.gate, _RUN, scope, guards=False, loaded=loaded
+            )
             return await in_thread(pipeline.extracting(thread_id, reads))
         except ConfigurationError:
             raise

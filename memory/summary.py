@@ -29,6 +29,7 @@ from perdure.memory.background_summary import (
 from perdure.memory.conversation import Messages, role, turns
 from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
 from perdure.memory.failed_turns import FailedTurns
+from perdure.memory.loaded_thread import is_any_erased, thread_of_run
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended, messages_in
@@ -387,7 +388,10 @@ class Summarize(MessagesNode):
         messages: Messages,
         config: RunnableConfig | None,
     ) -> str | None:
-        """Ask the model for a summary of the chosen messages; return None if they say nothing."""
+        """Ask the model for a summary of the chosen messages.
+
+        Returns None if they say nothing, or if one of them was erased meanwhile.
+        """
         turns, steps = units_of(chosen.turns), units_of(chosen.steps)
         units = [*turns, *steps]
         if not units:
@@ -398,7 +402,12 @@ class Summarize(MessagesNode):
         if chosen.question is not None:
             question = middle_out(rendered(chosen.question), _QUESTION_CHARS)
             units = [*turns, question, *steps]
-        return await request.summary(previous["text"] if previous else "", units)
+        loaded = thread_of_run(config)
+        text = await request.summary(previous["text"] if previous else "", units)
+        if await is_any_erased(loaded, chosen.messages):
+            self._failed.add(messages)  # the next turn summarises what is left
+            return None
+        return text
 
     def _warn_of_repetitions(self, ids: Sequence[str]) -> None:
         """Log once that `summarized` repeats ids, as with the reducer `operator.add`."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import awaiting, blocking
@@ -15,6 +17,12 @@ from perdure.memory.changes import planned, written
 from perdure.memory.conversation import Messages
 from perdure.memory.extractors import Batch, Proposal, Scope, Usage
 from perdure.memory.gate import Gate
+from perdure.memory.loaded_thread import (
+    LoadedThread,
+    is_any_erased,
+    thread_of_run,
+    without_erased,
+)
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, checked
@@ -95,18 +103,37 @@ class UpdateProfile(Learner):
 
     async def _written(self, batch: Batch, scope: Scope) -> ProfileUpdate:
         usage, gate = Usage(), self._extractor.profiles[0].gate
+        loaded = thread_of_run(scope.config)
         for _ in range(_TRIES):
             proposal = await self._extractor.proposing(batch, scope)
             usage += proposal.usage
-            made = await written(scope.adapter, partial(_applied, proposal, gate, scope))
-            if not _is_overtaken(made):
+            apply = partial(_applied, proposal, gate, scope, batch, loaded)
+            made = await written(scope.adapter, apply)
+            if not made.puts and await is_any_erased(loaded, _messages_in(batch)):
+                left = {*map(id, await without_erased(loaded, _messages_in(batch)))}
+                messages = [each for each in batch.messages if id(each.message) in left]
+                batch = replace(batch, messages=messages)
+                if not messages:
+                    return ProfileUpdate((), usage)
+            elif not _is_overtaken(made):
                 return ProfileUpdate(tuple(made.outcomes), usage)
         raise VersionConflict("other runs changed the profile, again and again")
 
 
-async def _applied(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
-    """What is written of all patches, or nothing if one of them was overtaken."""
+def _messages_in(batch: Batch) -> list[BaseMessage]:
+    return [each.message for each in batch.messages]
+
+
+async def _applied(
+    proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
+) -> Planned:
+    """Return what is written of all patches.
+
+    It is nothing if one of them was overtaken, or if a message was erased meanwhile.
+    """
     made = await planned(proposal, gate, scope)
+    if await is_any_erased(loaded, _messages_in(batch)):
+        return made._replace(puts=())
     if _is_overtaken(made):  # the model has to see the profile as it is now
         return made._replace(puts=())
     if refused := [outcome for outcome in made.outcomes if outcome.change == "refused"]:

@@ -82,7 +82,7 @@ class RecordViews(BaseCallbackHandler):
         place = _place()
         if place is None:
             return None
-        thread_id, ns, checkpoint_id = place
+        thread_id, ns, checkpoint_id, runtime = place
         about, params = metadata or {}, kwargs.get("invocation_params") or {}
         model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
         tools = params.get("tools")
@@ -104,7 +104,10 @@ class RecordViews(BaseCallbackHandler):
         versions: Any = {self._key: checkpoint["id"]}
         checkpoint["channel_values"] = {self._key: [_without_data(each) for each in shown]}
         checkpoint["channel_versions"] = versions
-        return _config(thread_id), checkpoint, known, versions
+        config = _config(thread_id)
+        # by these the checkpointer knows whether something was erased since the run began
+        config["configurable"] |= {"checkpoint_map": {ns: checkpoint_id}, "__runtime": runtime}
+        return config, checkpoint, known, versions
 
 
 class AwaitedViews(RecordViews):
@@ -223,17 +226,21 @@ def _view(head: CheckpointTuple) -> ModelView:
     )
 
 
-def _place() -> tuple[str, str, str] | None:
-    """Thread, namespace and checkpoint from which a node runs; None: none that are saved."""
+def _place() -> tuple[str, str, str, object] | None:
+    """Return the thread, namespace and checkpoint from which a node runs, and its runtime.
+
+    None is returned if no checkpointer saves them.
+    """
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
         return None
     from langgraph.runtime import get_runtime
 
-    info = getattr(get_runtime(), "execution_info", None)
+    runtime = get_runtime()
+    info = getattr(runtime, "execution_info", None)
     if info is None or info.thread_id is None:
         return None
-    return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id
+    return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id, runtime
 
 
 def _without_data(message: BaseMessage) -> BaseMessage:
