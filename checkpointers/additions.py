@@ -94,7 +94,13 @@ class Additions:
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
         if node.update is not None:
-            return self._replayed(channel, node.update, snapshot, parent)
+            ref = self._replayed(channel, node.update, snapshot, parent)
+            if node.undivided is None:
+                return ref
+            snapshot.ranges.pop(channel, None)
+            if isinstance(node.undivided, bytes):
+                return node.undivided
+            return self.held(channel, node.undivided, snapshot, parent)
         log = self.thread.named[channel]
         first = log.next
         kept, rest = node.kept, self._placed(log, node.parts) if node.parts else []

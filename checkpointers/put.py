@@ -68,7 +68,8 @@ class Split(NamedTuple):
         whole: Whether all items of the log were at hand: what was not found is not stored.
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
         repeated: Items of a snapshot that are left out of the transcript; see `DeltaWrites`.
-        update: What tasks wrote to a `DeltaChannel` that has no snapshot.
+        update: What tasks wrote to a `DeltaChannel` that has no snapshot, or one without parts.
+        undivided: The snapshot without parts.
     """
 
     kind: int
@@ -78,6 +79,7 @@ class Split(NamedTuple):
     is_snapshot: bool = False
     repeated: frozenset[bytes] = frozenset()
     update: ChannelUpdate | None = None
+    undivided: Split | bytes | None = None
 
 
 Node = Split | bytes | list[Any]  # the last two are references that need no log
@@ -116,8 +118,9 @@ class CheckpointPut:
         made_at: The time of its `ts` in seconds since 1970, at least 0; infinite if it has none.
         times: When items were said that have a time of their own, by channel and content.
         removals: Without a config, the number of the newest removal that its state leaves out.
-        deltas: The `DeltaChannel`s that have a version but no snapshot.
-        snapshots: The `DeltaChannel`s that have a snapshot, unless it is short and has no parts.
+        deltas: The `DeltaChannel`s that have a version but no snapshot, or a snapshot without
+            parts, such as a set.
+        snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
         replayed: What tasks wrote to them at the parent, once it is read.
     """
 
@@ -167,7 +170,8 @@ class CheckpointPut:
             self._note_times(self._encoded["messages"].full, self.metadata[TIMES])
         if COUNTERS in self.metadata:
             known = self.metadata[COUNTERS] or ()
-            self.deltas = [c for c in known if c in self._versions and c not in self._values]
+            lacking = [c for c in known if c in self._versions and c not in self._values]
+            self.deltas = [*self.deltas, *lacking]
         if not self.at.checkpoint_ns:
             self.title = title_of(self.metadata, self._values.get("messages"))
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
@@ -201,8 +205,10 @@ class CheckpointPut:
         if held is None:
             path = f"channel_values[{channel!r}]"
             held = self._encoded[channel] = encoded(codec, self._values[channel], path)
-            if held.is_snapshot:
+            if held.is_snapshot and held.kind != ITEM:
                 self.snapshots = [*self.snapshots, channel]
+            elif type(self._values[channel]) is DeltaSnapshot:
+                self.deltas = [*self.deltas, channel]
         return held
 
     def version(self, channel: str) -> Any:
@@ -249,8 +255,13 @@ class CheckpointPut:
         """Add the updates of `DeltaChannel`s to the nodes, and what snapshots repeat."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
-            whole = log.whole
-            out[channel] = Split(DELTA, [], update.parts(log), whole, update=update)
+            whole, undivided = log.whole, out.get(channel)
+            parts = update.parts(log)
+            if isinstance(undivided, Split):
+                parts += undivided.parts
+            elif not isinstance(undivided, bytes):
+                undivided = None
+            out[channel] = Split(DELTA, [], parts, whole, update=update, undivided=undivided)
         for channel, repeated in replayed.repeated.items():
             node = out[channel]
             if isinstance(node, Split):

@@ -271,6 +271,33 @@ def test_retention_without_history_leaves_what_the_state_has(saver: SQLiteCheckp
     assert ["To one", "two", "To two"] == texts_in(graph) == texts_of(saver.history("t"))
 
 
+@pytest.mark.parametrize("every", [1, 3, 5, 100])
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_retention_without_history_leaves_what_is_replayed(
+    saver: SQLiteCheckpointer, every: int, durability: Durability
+) -> None:
+    """Of values that only a reducer knows, the history keeps what came since the snapshot."""
+    numbers = iter(range(9))
+    builder = builder_of("words", reduce=plain, every=every)
+    builder.add_node("node", lambda state: {"words": [f"w{next(numbers)}"]})
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    for word in ("one", "two", "three"):
+        graph.invoke({"words": [word]}, at(), durability=durability)
+    graph.update_state(at(), {"words": Overwrite(["new"])}, as_node="node")
+    graph.invoke({"words": ["last"]}, at(), durability=durability)
+    words = [item.value for item in saver.history("t", channel="words")]
+    for _ in range(2):
+        saver.retain(Retention(last=1, history=False), thread_ids=["t"])
+        left = [item.value for item in saver.history("t", channel="words")]
+
+        assert words[len(words) - len(left) :] == left
+        assert left[-3:] == graph.get_state(at()).values["words"] == ["new", "last", "w3"]
+        assert left == words[-3:] or every > 1
+    graph.invoke({"words": ["more"]}, at(), durability=durability)
+    assert [*left, "more", "w4"] == [i.value for i in saver.history("t", channel="words")]
+
+
 @both_doors
 @pytest.mark.parametrize("every", [1, 2, 100])
 def test_erasure_reaches_log_and_transcript(
@@ -327,6 +354,49 @@ def test_other_reducers(saver: SQLiteCheckpointer, every: int) -> None:
     assert [i.seen for i in items] == [None] * 4 or known
     assert [i.seen for i in items] == [False, False, True, True] or not known
     assert known == (every == 1)
+
+
+def united(state: Any, updates: Sequence[Any]) -> set[Any]:
+    return {*(state or ()), *(one for update in updates for one in update)}
+
+
+def added_up(state: Any, updates: Sequence[Any]) -> list[int]:
+    sums = [state or [0, 0], *updates]
+    return [sum(column) for column in zip(*sums, strict=True)]
+
+
+def appended(state: str | None, updates: Sequence[str]) -> str:
+    return (state or "") + "".join(updates)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("kind", "reduce", "writes"),
+    [
+        (set, united, [{1}, {2, "a" * 300}, {3}, {4}]),
+        (list, added_up, [[1, 2], [3, 4], [5, 6], [7, 8]]),
+        (str, appended, ["one", "t" * 200, "three", "four"]),
+    ],
+)
+def test_values_without_parts(
+    saver: SQLiteCheckpointer, every: int, kind: Any, reduce: Any, writes: list[Any]
+) -> None:
+    """What was written stands in the history, whichever checkpoints have a snapshot."""
+    builder = builder_of("total", reduce=reduce, kind=kind, every=every)
+    steps = iter(writes[1::2])
+    builder.add_node("node", lambda state: {"total": next(steps)})
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    for write in writes[::2]:
+        graph.invoke({"total": write}, at())
+    saver.copy_thread("t", "copy")
+    saver.prune(["copy"])
+
+    assert reduce(None, writes) == graph.get_state(at()).values["total"]
+    for thread in ("t", "copy"):
+        items = saver.history(thread, channel="total")
+        assert writes == [item.value for item in items]
+        assert not any(item.seen for item in items)
 
 
 def test_files_of_a_dict(saver: SQLiteCheckpointer) -> None:
