@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from langgraph_sdk import get_sync_client
 
@@ -95,6 +96,27 @@ def test_a_served_graph_has_types_and_renamed_classes(
         found = saver.get_tuple(config)
         assert found is not None
         assert str(found.checkpoint["channel_values"]["share"]) == "1/3"
+
+
+def test_pages_name_the_class_of_a_value_that_they_cannot_rebuild(
+    folder: Path, settings: Settings
+) -> None:
+    """A page without the type, or the renamed class, shows its name and its fields."""
+    loaded(folder, {})
+    shop = sys.modules["stored_types_shop"]
+    old = type("Order", (shop.Purchase,), {"__module__": "stored_types_shop"})
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with SQLiteCheckpointer.open(settings.db, types=shop.TYPES) as saver:
+        graph = shop.builder.compile(checkpointer=saver)
+        graph.invoke({"order": old("figs")}, config)
+        uid = graph.get_state(config).config["configurable"]["checkpoint_id"]
+    with running(create_app(settings)) as url:
+        text = httpx.get(f"{url}/ui/checkpoint?id=t&checkpoint={uid}").text
+        whole = httpx.get(f"{url}/ui/checkpoint?id=t&checkpoint={uid}&channel=share").text
+
+    assert all(name in text for name in ("Fraction", "Order", "figs", "1/3"))
+    assert "1/3" in whole
+    assert "DetachedFields" not in text + whole
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perdure.checkpointers import StateDifference
+from perdure.checkpointers.values import DetachedFields
 from perdure.errors import ConfigurationError
 from perdure.memory.quotation import block_name
 from perdure.memory.thread_messages import time_of
@@ -38,13 +39,21 @@ _ID: Final = re.compile(
 _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
 
 
+def type_name(value: Any) -> str:
+    """Return the name of a value's class, also if the value is the fields of an unknown class."""
+    if isinstance(value, DetachedFields):
+        _, (_, name), _ = value.origin
+        return name
+    return type(value).__name__
+
+
 def shown(value: Any, long: int = LONG) -> dict[str, Any]:
     """A message, or another element of a channel: what it is, its blocks and its tool calls."""
     message = value if isinstance(value, BaseMessage) else None
     known = message.response_metadata if message else {}
     calls = [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
     row: dict[str, Any] = {
-        "type": message.type if message else type(value).__name__,
+        "type": message.type if message else type_name(value),
         "id": message and message.id,
         "name": message and message.name,
         "at": time_of(known.get("create_time")),

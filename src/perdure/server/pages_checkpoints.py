@@ -20,7 +20,17 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.call import Caller
-from perdure.server.pages import SHORT, Number, Pages, Text, changes, go_to, line_of, page
+from perdure.server.pages import (
+    SHORT,
+    Number,
+    Pages,
+    Text,
+    changes,
+    go_to,
+    line_of,
+    page,
+    type_name,
+)
 from perdure.server.pages_threads import OfThread
 from perdure.server.reply import as_text, cut
 from perdure.server.runs import All
@@ -137,7 +147,7 @@ async def _read(
 
 
 def _channel(name: str, value: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "kind": type(value).__name__}
+    row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
         text, more = cut(as_text(value), _VALUE)
         return {**row, "text": text, "cut": more > 0}
