@@ -13,14 +13,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import Effect, calling
+from perdure.effects import Effect, calling, run
 from perdure.memory.conversation import Messages, role
 from perdure.storage.threads import ThreadPool
 
@@ -74,6 +74,33 @@ def is_answered(messages: Messages) -> bool:
     return last is not None and role(last) == "ai" and not getattr(last, "tool_calls", ())
 
 
+class Head(NamedTuple):
+    """The head of a thread, with the values of its channels."""
+
+    tuple: CheckpointTuple
+    values: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The id of its checkpoint."""
+        return self.tuple.checkpoint["id"]
+
+
+async def read_head(place: Place, messages_key: str) -> Head | None:
+    """Return the head of a thread, if it has one. The messages may be those of a `DeltaChannel`."""
+    from perdure.checkpointers.checkpointer import Checkpointer  # see `is_ready`
+
+    found: CheckpointTuple | None = await calling(place.saver, "get_tuple", place.config)
+    if found is None:
+        return None
+    values = found.checkpoint["channel_values"]
+    if isinstance(place.saver, Checkpointer) and not isinstance(values.get(messages_key), list):
+        at = {"checkpoint_id": found.checkpoint["id"]}
+        deltas = await calling(place.saver, "delta_values", place.thread_id, **at)
+        values = {**values, **deltas}
+    return Head(found, values)
+
+
 def is_ready(head: CheckpointTuple) -> bool:
     """Return whether a summary may be stored at a head: no run is under way, nothing waits."""
     from perdure.checkpointers.status import TaskWrite, thread_status  # only if it is needed
@@ -83,16 +110,17 @@ def is_ready(head: CheckpointTuple) -> bool:
     if any(write.task == _NULL_TASK for write in writes):
         return False  # a summary, or what a person gave a run
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
-    return thread_status(_values_of(head), versions, seen, writes).state == "idle"
+    values = head.checkpoint["channel_values"]
+    return thread_status(values, versions, seen, writes).state == "idle"
 
 
 async def store_summary(
-    place: Place, head: CheckpointTuple, channel: str, writes: dict[str, Any]
+    place: Place, head: Head, messages_key: str, writes: dict[str, Any]
 ) -> bool:
     """Store what a summary writes at a head, under the thread's lock, if that is still the head.
 
     Returns whether it was stored. It is dropped if the thread went on or was deleted, or if
-    messages of the `channel` were erased or changed.
+    messages were erased or changed.
     """
     saver = place.saver
     from perdure.checkpointers.checkpointer import Checkpointer  # see `is_ready`
@@ -103,21 +131,17 @@ async def store_summary(
     if lock is not None:
         await Effect(lock.__enter__, lock.__aenter__)
     try:
-        now: CheckpointTuple | None = await calling(saver, "get_tuple", place.config)
-        if now is None or not is_ready(now) or now.checkpoint["id"] != head.checkpoint["id"]:
+        now = await read_head(place, messages_key)
+        if now is None or not is_ready(now.tuple) or now.id != head.id:
             return False
-        if _values_of(now).get(channel) != _values_of(head).get(channel):
+        if now.values.get(messages_key) != head.values.get(messages_key):
             return False
-        await calling(saver, "put_writes", now.config, list(writes.items()), _NULL_TASK)
+        await calling(saver, "put_writes", now.tuple.config, list(writes.items()), _NULL_TASK)
         return True
     finally:
         if lock is not None:
             leave = None, None, None
             await Effect(partial(lock.__exit__, *leave), partial(lock.__aexit__, *leave))
-
-
-def _values_of(head: CheckpointTuple) -> dict[str, Any]:
-    return head.checkpoint["channel_values"]
 
 
 class BackgroundSummaries:
@@ -130,7 +154,11 @@ class BackgroundSummaries:
         self._pool, self._pid = ThreadPool(_THREADS, "perdure-summary", lasting=False), os.getpid()
 
     def schedule(
-        self, place: Place, last_id: str | None, summarize_thread: Callable[[Place], object]
+        self,
+        place: Place,
+        messages_key: str,
+        last_id: str | None,
+        summarize_thread: Callable[[Place], object],
     ) -> None:
         """Summarise a thread once the run that stores the message `last_id` has ended.
 
@@ -147,7 +175,7 @@ class BackgroundSummaries:
             return self._newest.get(key) is job
 
         def work() -> None:
-            if _wait_for_end(place, last_id, is_newest):
+            if _wait_for_end(place, messages_key, last_id, is_newest):
                 summarize_thread(place)
 
         self._pool.submit(partial(self._do, key, job, work), awaited=None)
@@ -180,21 +208,20 @@ class BackgroundSummaries:
         return await Effect(wait, lambda: asyncio.to_thread(wait))
 
 
-def _wait_for_end(place: Place, last_id: str | None, is_newest: Callable[[], bool]) -> bool:
+def _wait_for_end(
+    place: Place, messages_key: str, last_id: str | None, is_newest: Callable[[], bool]
+) -> bool:
     """Wait for the end of a run. Return False if a later turn has a job of its own."""
     until, pause = time.monotonic() + _RUN_ENDS_S, _POLL_S[0]
     while is_newest():
-        head = place.saver.get_tuple(place.config)
-        if head is not None and is_ready(head) and _has_message(head, last_id):
-            return True
+        head = run(read_head(place, messages_key))
+        if head is not None and is_ready(head.tuple):
+            messages = head.values.get(messages_key)
+            if any(getattr(message, "id", None) == last_id for message in messages or ()):
+                return True
         if time.monotonic() > until:
             fault = f"the run did not store its last message within {_RUN_ENDS_S:.0f} s"
             raise TimeoutError(fault)
         time.sleep(pause)
         pause = min(2 * pause, _POLL_S[1])
     return False
-
-
-def _has_message(head: CheckpointTuple, message_id: str | None) -> bool:
-    lists = (value for value in _values_of(head).values() if isinstance(value, list))
-    return any(getattr(item, "id", None) == message_id for value in lists for item in value)

@@ -14,16 +14,17 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure import errors
-from perdure.effects import awaiting, blocking, calling, run
+from perdure.effects import awaiting, blocking, run
 from perdure.memory.background_summary import (
     BackgroundSummaries,
     Place,
     find_place,
     is_answered,
     is_ready,
+    read_head,
     store_summary,
 )
 from perdure.memory.conversation import Messages, role, turns
@@ -235,7 +236,8 @@ class Summarize(MessagesNode):
         messages = messages_in(state, self.messages_key)
         if self._early()._select_from(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
-            self._background.schedule(place, next(ids, None), self._summarize_place)
+            newest = next(ids, None)
+            self._background.schedule(place, self.messages_key, newest, self._summarize_place)
 
     async def _flush(self, timeout_s: float | None = None) -> bool:
         """Wait for the summaries that are being written in the background.
@@ -272,12 +274,12 @@ class Summarize(MessagesNode):
         run(self._write_summary(place))
 
     async def _write_summary(self, place: Place) -> bool:
-        head: CheckpointTuple | None = await calling(place.saver, "get_tuple", place.config)
+        head = await read_head(place, self.messages_key)
         if head is None:
             raise errors.UnknownThread(f"there is no thread {place.thread_id!r}")
-        state = head.checkpoint["channel_values"]
-        if not is_ready(head):
+        if not is_ready(head.tuple):
             return False
+        state = head.values
         messages = messages_in(state, self.messages_key)
         chosen = self._early()._select_from(messages, state)
         if not chosen.messages:

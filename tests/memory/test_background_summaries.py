@@ -7,14 +7,16 @@ import logging
 import threading
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.tools import tool
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
@@ -442,6 +444,38 @@ def test_on_each_backend(make: Any, saver: Any) -> None:
     assert out["summary"]["count"] == len(out["summarized"]) == 8
     assert branches(saver) == []
     assert saver.status("t").state == "idle"
+
+
+def add_all(value: Any, updates: Any) -> Any:
+    """Return the messages after several updates, as the reducer of a `DeltaChannel` does."""
+    for update in updates:
+        value = add_messages(value, update)
+    return value
+
+
+class DeltaState(SummaryState, total=False):
+    """A state whose checkpoints have the messages only now and then."""
+
+    messages: Annotated[list[AnyMessage], DeltaChannel(add_all, snapshot_frequency=50)]  # type: ignore[misc]
+
+
+def test_messages_of_a_delta_channel_are_summarised(file_saver: SQLiteCheckpointer) -> None:
+    """As in deep agents."""
+    scribe = answering("summary")
+    summary, answers = in_background(scribe), answering()
+    builder = StateGraph(DeltaState)
+    builder.add_node("respond", lambda state: {"messages": [answers.invoke(state["messages"])]})
+    builder.add_node("summarize", summary)
+    builder.add_edge(START, "respond").add_edge("respond", "summarize")
+    graph = builder.compile(checkpointer=file_saver)
+    for number in range(1, 8):
+        out = said_to(graph, f"q{number}")
+        assert summary.flush(30)
+
+    assert len(scribe.requests) == 3  # after the third, the fifth and the seventh turn
+    assert out["summary"]["count"] == len(out["summarized"]) == 8
+    assert texts(out["messages"])[0] == "q5"
+    assert len(file_saver.history("t")) == 14
 
 
 def test_langgraphs_own_saver_works_too() -> None:
