@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from perdure.checkpointers.address import Address
@@ -97,7 +96,7 @@ class Differences:
             if _is_unknown(had) or _is_unknown(has):
                 parts = thread_id, thread, channel, old, new, most
                 found = yield from self._of_transcript(*parts)
-                if found.added_count:
+                if found.added_count or found.removed_count:
                     channels[channel] = found
                 continue
             had, has = value_reference(had), value_reference(has)
@@ -147,11 +146,13 @@ class Differences:
         new: Snapshot,
         most: int,
     ) -> Flow[ChannelDifference]:
-        """Compare what was written to a channel. What was removed from it is not known."""
+        """Compare what was written to a channel up to each checkpoint.
+
+        An item counts as removed only if the new checkpoint does not follow its write.
+        """
         key, later = new.said.get(channel, (0, []))
-        _, earlier = old.said.get(channel, (0, [])) if old else (0, [])
-        change = yield from self._of_log(thread_id, thread, key, earlier, later, most)
-        return replace(change, removed={}, removed_count=0)
+        old_key, earlier = old.said.get(channel, (0, [])) if old else (0, [])
+        return (yield from self._of_log(thread_id, thread, key or old_key, earlier, later, most))
 
     def _of_value(
         self, thread_id: str, thread: Thread, had: Any, has: Any

@@ -437,6 +437,20 @@ def test_differences_of_steps(saver: SQLiteCheckpointer) -> None:
     assert removed == [["one"], [], [], []]
 
 
+def test_differences_from_a_later_checkpoint(saver: SQLiteCheckpointer) -> None:
+    """Compared with a checkpoint before the first write, all that was written is removed."""
+    builder = builder_of("words", reduce=plain)
+    builder.add_node("node", lambda state: {"words": ["b"]})
+    builder.add_edge(START, "node")
+    builder.compile(checkpointer=saver).invoke({"words": ["a"]}, at())
+    newest, *_, oldest = [info.checkpoint_id for info in saver.checkpoints("t")]
+    back, forth = saver.differences("t", [(newest, oldest), (oldest, newest)])
+
+    assert [*back.channels["words"].removed.values()] == ["a", "b"]
+    assert [*forth.channels["words"].added.values()] == ["a", "b"]
+    assert (back.channels["words"].added_count, forth.channels["words"].removed_count) == (0, 0)
+
+
 def test_writes_of_another_process(place: Place) -> None:
     """A put that was planned without what another process wrote at its parent has it too."""
 
