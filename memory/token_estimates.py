@@ -23,6 +23,9 @@ BYTES_PER_TOKEN: Final = 4  # of prose in UTF-8
 _DIGITS: Final = b"0123456789"
 _SPACES: Final = b" \t\r\n\v\f"
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_PROSE: Final = _LETTERS + _SPACES
+_MAX_PROSE_RATIO: Final = 40
+"""A text with at most one other byte among this many never has more tokens than prose."""
 _ASCII: Final = bytes(range(0x80))
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))  # first bytes of emoji and rare characters
 _PER_DIGIT: Final = 0.55  # tokens
@@ -96,6 +99,8 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """
     data = text.encode(errors="replace")
     size = len(data)
+    if _MAX_PROSE_RATIO * len(data.translate(None, _PROSE)) <= size:  # most texts
+        return math.ceil(size / BYTES_PER_TOKEN * scale)
     digits = size - len(data.translate(None, _DIGITS))
     spaces = size - len(data.translate(None, _SPACES))
     letters = size - len(data.translate(None, _LETTERS))
