@@ -174,13 +174,13 @@ class BackgroundSummaries:
         def is_newest() -> bool:
             return self._newest.get(key) is job
 
-        def work() -> None:
+        def summarize_after_run() -> None:
             if _wait_for_end(place, messages_key, last_id, is_newest):
                 summarize_thread(place)
 
-        self._pool.submit(partial(self._do, key, job, work), awaited=None)
+        self._pool.submit(partial(self._run_job, key, job, summarize_after_run), awaited=None)
 
-    def _do(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
+    def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as exc:
@@ -201,11 +201,11 @@ class BackgroundSummaries:
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until no job is left. Return False if that takes longer."""
 
-        def wait() -> bool:
+        def wait_for_jobs() -> bool:
             with self._changed:
                 return self._changed.wait_for(lambda: not self._jobs, timeout_s)
 
-        return await Effect(wait, lambda: asyncio.to_thread(wait))
+        return await Effect(wait_for_jobs, lambda: asyncio.to_thread(wait_for_jobs))
 
 
 def _wait_for_end(

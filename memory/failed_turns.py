@@ -23,14 +23,14 @@ class FailedTurns:
     def __init__(self) -> None:
         self._failed_at: dict[Any, float] = {}  # by run or question, the latest last
 
-    def add(self, messages: Messages) -> None:
+    def note_failure(self, messages: Messages) -> None:
         """Note that an attempt failed in the turn that is running; `messages` are its state's."""
         for key in _turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
 
-    def has(self, messages: Messages) -> bool:
+    def has_failed(self, messages: Messages) -> bool:
         """Return whether an attempt failed in the turn that is running."""
         if not self._failed_at:  # the usual case
             return False

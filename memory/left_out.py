@@ -22,9 +22,9 @@ def state_left_out(question: BaseMessage | None, count: int) -> BaseMessage:
     before = question.additional_kwargs.get(_COUNT, 0)
     content: Any = question.content
     if before:
-        content = _without_line(content, before)
+        content = _remove_line(content, before)
     total = before + count
-    line = _line(total)
+    line = _format_line(total)
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": line}]
     else:
@@ -33,7 +33,7 @@ def state_left_out(question: BaseMessage | None, count: int) -> BaseMessage:
     return question.model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
-def _line(count: int) -> str:
+def _format_line(count: int) -> str:
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
         f"[{count} earlier {steps} of your work on this message left out to save room. "
@@ -41,8 +41,8 @@ def _line(count: int) -> str:
     )
 
 
-def _without_line(content: Any, count: int) -> Any:
-    line = _line(count)
+def _remove_line(content: Any, count: int) -> Any:
+    line = _format_line(count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}
         return content[:-1] if is_last else content
