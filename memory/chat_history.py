@@ -19,11 +19,14 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.address import check_thread_id
+from perdure.checkpointers.delta import COUNTERS
+from perdure.effects import run
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, role, says_something
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
+from perdure.memory.thread_messages import state_values
 from perdure.memory.tool_calls import STATED, call_ids
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
@@ -88,6 +91,10 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             }
             step = head.metadata.get("step", -1) + 1 if head else 0
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
+            counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
+            counters.pop("messages", None)
+            if counters:  # of other `DeltaChannel`s, whose ancestors a prune leaves
+                metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
             self.checkpointer.put(config, after, metadata, {"messages": version})
 
@@ -101,7 +108,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             erase(self.thread_id)
 
     def _stored(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        stored = head.checkpoint["channel_values"].get("messages") if head else None
+        stored = run(state_values(self.checkpointer, head)).get("messages") if head else None
         return checked_messages(stored or [], f"channel 'messages' of thread {self.thread_id!r}")
 
     def _locked(self) -> ExitStack:

@@ -16,10 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.store.base import GetOp, Item
 from pydantic import TypeAdapter
 
+from perdure.checkpointers.delta import COUNTERS
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
+from perdure.checkpointers.values import DeltaSnapshot
 from perdure.effects import calling
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
@@ -102,6 +105,24 @@ def history_of_state(
     """The messages of a thread as a state has them."""
     read = _latest((message, True) for message in _read(messages))
     return ThreadHistory(thread_id, checkpoint_id, read)
+
+
+async def state_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
+    """Return the values of a checkpoint's channels, also of `DeltaChannel`s, if they are known.
+
+    See `Checkpointer.delta_values`. Of another checkpointer the values are returned as they are.
+    """
+    values = dict(head.checkpoint["channel_values"])
+    has_deltas = head.metadata.get(COUNTERS) or any(
+        isinstance(value, DeltaSnapshot) for value in values.values()
+    )
+    if has_deltas and hasattr(saver, "delta_values"):
+        place = head.config["configurable"]
+        names = ("checkpoint_id", "checkpoint_ns")
+        at = {name: place[name] for name in names if name in place}
+        known = await calling(saver, "delta_values", place["thread_id"], **at)
+        values |= {name: value for name, value in known.items() if value is not None}
+    return values
 
 
 async def read_history(

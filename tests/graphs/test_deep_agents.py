@@ -168,3 +168,46 @@ def test_every_file_is_listed_while_others_write(place: Place, door: str) -> Non
 
     old = [entry["path"] for entry in entries or () if "new" not in entry["path"]]
     assert old == [f"/{number:03}.md" for number in range(250)]
+
+
+def writing(path: str, content: str) -> AIMessage:
+    """An answer that writes a file of the state."""
+    args = {"file_path": path, "content": content}
+    return AIMessage("", tool_calls=[{"name": "write_file", "args": args, "id": f"write {path}"}])
+
+
+@DOORS
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_the_history_of_an_agent_has_its_messages_and_files(
+    place: Place, door: str, durability: Any
+) -> None:
+    """Title, counts and history are those of the state; erasure and prunes keep the rest."""
+    secret = "the harbour master's safe opens at nine"
+    with place.saver() as saver:
+        model = Scripted(messages=iter([writing("/a.md", secret), AIMessage("1"), AIMessage("2")]))
+        agent: Any = deepagents.create_deep_agent(model=model, checkpointer=saver)
+        for given in ({"messages": [("human", "Hello")]}, {"messages": [("human", "More")]}):
+            if door == "blocking":
+                agent.invoke(given, THREAD, durability=durability)
+            else:
+                asyncio.run(agent.ainvoke(given, THREAD, durability=durability))
+        state = agent.get_state(THREAD).values
+        items = saver.history("t")
+        [(path, file)] = [item.value for item in saver.history("t", channel="files")]
+
+        texts = [message.text for message in state["messages"]]
+        assert texts == [item.value.text for item in items]
+        assert len(texts) == 6
+        assert all(item.seen for item in items)
+        assert saver.heads()[0].title == "Hello"
+        assert saver.thread("t").messages == 6
+        assert {path: file} == state["files"]
+        assert secret in str(file)
+        saver.prune(["t"])
+        assert texts == [item.value.text for item in saver.history("t")]
+        call = next(item.value.id for item in items if getattr(item.value, "tool_calls", ()))
+        report = saver.erase("t", [call])
+        assert report.items >= 1
+        left = agent.get_state(THREAD).values["messages"]
+        assert call not in [message.id for message in left]
+        assert [m.text for m in left] == [item.value.text for item in saver.history("t")]

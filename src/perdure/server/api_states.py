@@ -14,7 +14,9 @@ from langgraph_sdk.runtime import AccessContext
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
+from perdure.memory.thread_messages import state_values
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
@@ -22,7 +24,7 @@ from perdure.server.reply import Json, reply
 from perdure.server.run_request import CheckpointAt, Order
 from perdure.server.runs import All, Runs
 from perdure.server.threads import Thread, interrupt_of
-from perdure.settings import SEARCH_LIMIT
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 
@@ -152,6 +154,34 @@ async def search_history(call: Caller, runs: All, thread_id: Id, body: History) 
                 async for each in call.saver.alist(config, **page)
             ]
     return await reply([_selected(snapshot(each), body.select) for each in found])
+
+
+@routes.get("/threads/{thread_id}/items")
+@action("threads:read")
+async def items(
+    call: Caller,
+    thread_id: Id,
+    channel: str = "messages",
+    checkpoint_ns: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
+    before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
+) -> Response:
+    """List everything that a channel ever had, the newest page in the order of time.
+
+    Items that the state no longer has are among them. For the page above, give the `position` of
+    the first item as `before`.
+    """
+    await call.permit_thread(thread_id)
+    found = await call.saver.ahistory(
+        thread_id,
+        channel=channel,
+        checkpoint_ns=checkpoint_ns,
+        ends=(0, limit),
+        before=before,
+        missing_ok=True,
+    )
+    names = ("position", "seen", "branch", "stored_at", "value")
+    return await reply([{name: getattr(item, name) for name in names} for item in found])
 
 
 async def updated(
@@ -309,7 +339,7 @@ async def _stored(
         for task in status.tasks
     )
     return StateSnapshot(
-        values=values_of(found.checkpoint["channel_values"]),
+        values=values_of(await arun(state_values(call.saver, found))),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=found.config,
         metadata=found.metadata,

@@ -16,7 +16,9 @@ from starlette.responses import Response
 from perdure.checkpointers import Retention
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
+from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
+from perdure.memory.thread_messages import state_values
 from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
@@ -269,5 +271,5 @@ async def _shown(call: Call, thread: Thread) -> Response:
 async def _whole(call: Call, thread: Thread) -> Thread:
     """A thread with its values."""
     found = await call.saver.aget_tuple(config_of(thread["thread_id"]))
-    values = values_of(found.checkpoint["channel_values"]) if found else None
+    values = values_of(await arun(state_values(call.saver, found))) if found else None
     return {**thread, "config": {}, "values": values}

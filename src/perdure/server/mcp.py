@@ -168,7 +168,8 @@ async def read_thread(
     while len(left) > first and size < _MOST_CHARS:
         item = left.pop()
         if isinstance(item.value, BaseMessage) and not item.branch:
-            shown.insert(0, _message(item.value))
+            at = f"{item.stored_at:%Y-%m-%d %H:%MZ}"
+            shown.insert(0, {**_message(item.value), "at": at})
             size += len(shown[0]["text"])
     more: dict[str, Any] = {"earlier": left[-1].position + 1} if left else {}
     status = await call.saver.astatus(thread_id)

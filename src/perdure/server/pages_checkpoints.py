@@ -16,7 +16,10 @@ from starlette.responses import Response
 
 from perdure.checkpointers import CheckpointInfo, Retention
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.delta import COUNTERS
+from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownCheckpoint
+from perdure.memory.thread_messages import state_values
 from perdure.server import api_threads
 from perdure.server.access import action
 from perdure.server.call import Caller
@@ -103,13 +106,14 @@ async def checkpoint(
 ) -> Response:
     """The values, next tasks, metadata and pending writes; of one channel, the whole value."""
     found = await _read(of.saver, of.id, of.ns, checkpoint)
-    values, parent = found.checkpoint["channel_values"], found.parent_config
+    values, parent = await arun(state_values(of.saver, found)), found.parent_config
     about = {**of.named, "checkpoint_id": checkpoint, "channel": channel}
     if channel is not None:
         if channel not in values:
             raise UnknownCheckpoint(f"the checkpoint {checkpoint!r} has no channel {channel!r}")
         return page(request, "checkpoint.html", **about, value=values[channel])
     status = await of.saver.astatus(of.id, checkpoint_ns=of.ns, checkpoint_id=checkpoint)
+    counted, versions = found.metadata.get(COUNTERS) or (), found.checkpoint["channel_versions"]
     writes = [
         {
             "task": task,
@@ -128,6 +132,7 @@ async def checkpoint(
         metadata=dict(found.metadata),
         next=[*dict.fromkeys(status.next)],
         channels=[_channel(*each) for each in values.items() if not each[0].startswith(_DUE)],
+        unknown=[c for c in counted if c in versions and c not in values],
         writes=writes,
     )
 
