@@ -103,7 +103,7 @@ def erased(
         remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
         report = yield from _erased(reader, maintenance, thread_id, remover)
         if message_ids:
-            number = yield from reader.removals.add(thread_id, remover.known_texts(), None)
+            number = yield from reader.removals.add_record(thread_id, remover.known_texts(), None)
             for thread, *_ in (yield reader.sql("find_thread", thread_id)):
                 yield reader.sql("note_removal", number, thread)
         return report

@@ -189,7 +189,7 @@ class Maintenance:
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         if recorded:
             ids = yield from self._checkpoint_ids(thread)
-            yield from self.reader.removals.add(thread_id, {}, ids)
+            yield from self.reader.removals.add_record(thread_id, {}, ids)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             yield from self.empty_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):

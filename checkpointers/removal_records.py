@@ -95,13 +95,13 @@ class RemovalRecords:
 
     def hash_thread(self, thread_id: str) -> bytes:
         """Return the hash under which the records of a thread id are stored."""
-        return self._digest("thread", thread_id, _THREAD_HASH_BYTES)
+        return self._hash_data("thread", thread_id, _THREAD_HASH_BYTES)
 
     def hash_text(self, kind: str, text: str) -> bytes:
         """Return the keyed hash of a text; equal texts of two kinds have different hashes."""
-        return self._digest(kind, text, _HASH_BYTES)
+        return self._hash_data(kind, text, _HASH_BYTES)
 
-    def _digest(self, kind: str, text: str, size: int) -> bytes:
+    def _hash_data(self, kind: str, text: str, size: int) -> bytes:
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
@@ -130,18 +130,18 @@ class RemovalRecords:
             return int(row[3])
         return (yield from self.last_number(thread_id))
 
-    def since(self, thread_id: str, number: int) -> Flow[list[RemovalRecord]]:
+    def read_since(self, thread_id: str, number: int) -> Flow[list[RemovalRecord]]:
         """Return the records of a thread id with a higher number, in order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, number)
         out = []
         for newer, body in rows:
             checkpoints, texts = unpack(self.seal.open(body, record_place(thread, newer)))
-            hashes = None if checkpoints is None else frozenset(_split(checkpoints, _HASH_BYTES))
-            out.append(RemovalRecord(hashes, texts))
+            ids = None if checkpoints is None else frozenset(_split_hashes(checkpoints))
+            out.append(RemovalRecord(ids, texts))
         return out
 
-    def add(
+    def add_record(
         self, thread_id: str, texts: Mapping[str, Iterable[str]], checkpoints: Iterable[str] | None
     ) -> Flow[int]:
         """Record an erasure of texts, or the deletion of a thread with its checkpoints.
@@ -153,10 +153,8 @@ class RemovalRecords:
             `note_removal`.
         """
         thread, now = self.hash_thread(thread_id), time.time()
-        rows = yield self.sql("find_thread", thread_id)
-        number: int = (
-            max((yield from self.last_number(thread_id)), *(row[3] for row in rows), 0) + 1
-        )
+        last = yield from self.last_number(thread_id)
+        number: int = max(last, (yield from self.number_of(thread_id))) + 1
         hashes = None
         if checkpoints is not None:
             hashes = b"".join(sorted({self.hash_text("checkpoint", uid) for uid in checkpoints}))
@@ -167,24 +165,25 @@ class RemovalRecords:
         ]
         return number
 
-    def extend(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:
+    def extend_record(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:
         """Add texts to the newest record of a thread id, if it lacks some of them."""
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts)
         number = yield from self.last_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
             place = record_place(thread, number)
-            checkpoints, known = unpack(self.seal.open(body, place))
-            both = {kind: sorted({*known.get(kind, ()), *some}) for kind, some in hashes.items()}
-            if {**known, **both} != known:
-                sealed = self.seal.seal(pack([checkpoints, {**known, **both}]), place)
+            checkpoints, hashed = unpack(self.seal.open(body, place))
+            both = {kind: sorted({*hashed.get(kind, ()), *some}) for kind, some in hashes.items()}
+            if {**hashed, **both} != hashed:
+                sealed = self.seal.seal(pack([checkpoints, {**hashed, **both}]), place)
                 yield self.sql("set_removal", sealed, thread, number)
 
     # -- runs
 
     def note_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
         """Note which removals the state has left out that a run begins with."""
-        control, is_root = _run_of(config)
-        if control is not None and is_root:
+        runtime = _runtime_of(config)
+        control = _control_of(runtime)
+        if control is not None and runtime.execution_info is None:
             while len(self.loaded) >= _MAX_RUNS:
                 self.loaded.pop(next(iter(self.loaded)), None)
             self.loaded[control, thread_id] = number
@@ -214,11 +213,11 @@ class RemovalRecords:
     def loaded_by(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
         """Return the same as `loaded_number` for the config of a run, a node or a tuple."""
         own = config.get("configurable", {}).get(MARKER)
-        number = own if type(own) is int else 0
-        control, is_root = _run_of(config)
-        if control is None:
+        number, runtime = own if type(own) is int else 0, _runtime_of(config)
+        if runtime is None:
             return number, False
-        return self.loaded.get((control, thread_id), number if is_root else 0), True
+        number = number if runtime.execution_info is None else 0
+        return self.loaded.get((_control_of(runtime), thread_id), number), True
 
 
 def record_place(thread: bytes, number: int) -> Place:
@@ -232,18 +231,22 @@ def split_part(part: bytes) -> tuple[bytes, bytes, int]:
     return start, whole, int.from_bytes(length)
 
 
-def _split(data: bytes, size: int) -> Iterable[bytes]:
-    return (data[at : at + size] for at in range(0, len(data), size))
+def _split_hashes(data: bytes) -> Iterable[bytes]:
+    return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
 
 
-def _run_of(config: RunnableConfig) -> tuple[object | None, bool]:
-    """Return the `RunControl` of the run that a config is of, and whether no node is running yet.
+def _runtime_of(config: RunnableConfig) -> Any:
+    """Return langgraph's `Runtime` in the config of a run, or None in any other config.
 
-    langgraph gives the config of its root graph to the saver before it has any task, and so
-    without `execution_info`; what subgraphs and nodes ask for has that.
+    langgraph gives the config of the root graph to the saver before a task runs, so its runtime has
+    no `execution_info`. What subgraphs and nodes ask for has it.
     """
-    runtime: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
-    for part in config.get("configurable", {}).values() if runtime else ():
-        if isinstance(part, runtime.Runtime):
-            return getattr(part, "control", None), part.execution_info is None
-    return None, False
+    module: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
+    for part in config.get("configurable", {}).values() if module else ():
+        if isinstance(part, module.Runtime):
+            return part
+    return None
+
+
+def _control_of(runtime: Any) -> object | None:
+    return getattr(runtime, "control", None)

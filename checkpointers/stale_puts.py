@@ -85,13 +85,13 @@ class KeyedTexts(TextSet):
     def _parts_of(self, text: str) -> Iterator[bool]:
         """Look at each place of a text where one of these texts may begin."""
         hash_text = self._removals.hash_text
-        for at in range(len(text) - PART_START + 1 if self._starts else 0):
-            start = hash_text("start", text[at : at + PART_START])
+        for first in range(len(text) - PART_START + 1 if self._starts else 0):
+            start = hash_text("start", text[first : first + PART_START])
             for length, whole in self._starts.get(start, ()):
-                part = text[at : at + length]
+                part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
-    def learned(self) -> Mapping[str, Iterable[str]]:
+    def learned_texts(self) -> Mapping[str, Iterable[str]]:
         """Return the texts in clear, by their kind."""
         return {self._kind: [*self]}
 
@@ -112,15 +112,15 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.of_known(self._keyed, reader.codec.types.texts_of)
+        self._remover = Remover.of_known(self._make_keyed_texts, reader.codec.types.texts_of)
 
-    def _keyed(self, kind: str) -> KeyedTexts:
+    def _make_keyed_texts(self, kind: str) -> KeyedTexts:
         hashes = (each for record in self._records for each in record.texts.get(kind, ()))
         self._known.append(KeyedTexts(kind, hashes, self._removals))
         return self._known[-1]
 
     @classmethod
-    def read(
+    def read_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
         """Read what a request that was loaded before some removals must leave out, if anything.
@@ -131,7 +131,7 @@ class StalePut:
         """
         thread_id, ns, _ = request.at
         number, is_run = reader.removals.loaded_number(request)
-        records = yield from reader.removals.since(thread_id, number)
+        records = yield from reader.removals.read_since(thread_id, number)
         deletions = [at for at, record in enumerate(records) if record.checkpoints is not None]
         if deletions:
             gone = frozenset[bytes]().union(*(records[at].checkpoints or () for at in deletions))
@@ -139,9 +139,11 @@ class StalePut:
             records = records[deletions[-1] + 1 :]  # what came before is of another conversation
         return cls(reader, records, bool(ns)) if records else None
 
-    def learned(self) -> Mapping[str, Iterable[str]]:
+    def learned_texts(self) -> Mapping[str, Iterable[str]]:
         """Return the texts that were recognised by an id here and not when they were erased."""
-        return {kind: texts for known in self._known for kind, texts in known.learned().items()}
+        return {
+            kind: texts for known in self._known for kind, texts in known.learned_texts().items()
+        }
 
     def is_erased(self, message: BaseMessage) -> bool:
         """Return whether a message was erased."""
@@ -152,12 +154,12 @@ class StalePut:
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
         """Return a put without the erased messages and what quotes them."""
         values, other, metadata = put.decoded(self._codec)
-        self._learn(values.items(), inputs=False)
+        self._find_erased(values.items(), inputs=False)
         self._remover.without(other, Where())
         left: dict[str, Any] = {}
         is_answer_gone = False
         for channel, value in values.items():
-            new = self._without(channel, value, inputs=channel.startswith("__"))
+            new = self._remove_erased(channel, value, inputs=channel.startswith("__"))
             if new is not GONE:
                 left[channel] = new
             is_answer_gone = is_answer_gone or self._lost_last_call(value)
@@ -168,17 +170,17 @@ class StalePut:
         fields = ({} if part is GONE else part for part in (other, metadata))
         return put.with_values(self._codec, left, *fields)
 
-    def _learn(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
+    def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
         """Find the erased messages in values by their ids, and what they say."""
         values = [*values]
         for channel, value in values:
-            new = self._without(channel, value, inputs=inputs or channel.startswith("__"))
+            new = self._remove_erased(channel, value, inputs=inputs or channel.startswith("__"))
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
         self._remover.settle()
-        self._remover.spare(part for _, value in values for part in _elements(value))
+        self._remover.spare(part for _, value in values for part in _iter_elements(value))
 
-    def _without(self, channel: str, value: Any, *, inputs: bool) -> Any:
+    def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             left, gone = without_quoting_tasks(self._remover, value)
             return left if gone else value
@@ -203,10 +205,12 @@ class StalePut:
         """
         writes = request.for_state(*_NO_ROWS)
         values = [value_here(self._codec, ref) for _, _, ref in writes]
-        self._learn(zip((channel for _, channel, _ in writes), values, strict=True), inputs=True)
+        self._find_erased(
+            zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
+        )
         kept: list[Write] = []
         for (index, channel, ref), value in zip(writes, values, strict=True):
-            new = self._without(channel, value, inputs=True)
+            new = self._remove_erased(channel, value, inputs=True)
             if new is value:
                 kept.append([index, channel, ref])
             elif new is not GONE and channel not in (INTERRUPT, RESUME):
@@ -230,14 +234,14 @@ def find_erased(
     """
     removals = reader.removals
     number = yield from removals.number_of(thread_id)
-    records = (yield from removals.since(thread_id, since)) if number > since else []
+    records = (yield from removals.read_since(thread_id, since)) if number > since else []
     if any(record.checkpoints is not None for record in records):
         return [True] * len(messages)
     stale = StalePut(reader, records, is_inner=False)
     return [bool(records) and stale.is_erased(message) for message in messages]
 
 
-def _elements(value: Any) -> Iterable[Any]:
+def _iter_elements(value: Any) -> Iterable[Any]:
     value = value.value if type(value) is DeltaSnapshot else value
     if isinstance(value, dict):
         return [value, *value.values()]

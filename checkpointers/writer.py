@@ -404,7 +404,7 @@ class CheckpointWriter:
             if put.at.checkpoint_ns == VIEWS:  # an erasure removes all views of a thread
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
-            yield from self.removals.extend(thread_id, stale.learned())
+            yield from self.removals.extend_record(thread_id, stale.learned_texts())
         put.detach(*self._state(put, (thread.key, thread.generation), holds))
         put.replayed = None
         parent = before = None
@@ -437,7 +437,7 @@ class CheckpointWriter:
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
 
-        return (yield from StalePut.read(self.reader, request))
+        return (yield from StalePut.read_removals(self.reader, request))
 
     def _kept(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
@@ -557,7 +557,7 @@ class CheckpointWriter:
         writes = request.for_state(*self._state(request, (key, generation), holds))
         if stale is not None:
             writes, asks = stale.filter_writes(request)
-            yield from self.removals.extend(thread_id, stale.learned())
+            yield from self.removals.extend_record(thread_id, stale.learned_texts())
         at = pack_id(uid), pack_id(request.task), request.path
         before = yield self.sql("find_writes", namespace, *at[:2])
         if before:

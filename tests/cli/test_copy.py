@@ -30,13 +30,19 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.cli import table_copy
 from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
-from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    ImportFailed,
+    StorageError,
+    ThreadDeleted,
+)
 from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.whole_store import WholeStore
 from tests import backends, postgres_server, store_backends
 from tests.cli.commands import error, read, run
-from tests.contracts.puts import put
+from tests.contracts.puts import at, put
 from tests.contracts.test_import import build, everything
 from tests.contracts.test_runs import accepted
 from tests.contracts.test_runs import of as of_thread
@@ -242,6 +248,41 @@ def test_a_copy_that_was_cut_off_goes_on(
     assert 3 < ended < 60
     assert shape(old) == shape(new)
     with pytest.raises(ConfigurationError, match=r"is not empty: it has rows in threads"):
+        copy(old, new)
+
+
+@pytest.mark.parametrize("target", ["sealed", "postgres"])
+def test_a_copy_knows_what_was_erased(target: str, database: Any) -> None:
+    """A run that loaded a thread before an erasure stores nothing of it in the copy either."""
+    old, new = database("file", "old"), database(target, "new")
+    message = HumanMessage("what a run still holds", id="m0")
+    for thread in ("erased", "deleted"):
+        put(old.saver, {"messages": [message]}, thread=thread, uid="one")
+    before = old.saver.get_tuple(at("erased"))
+    old.saver.erase("erased", ["m0"])
+    old.saver.delete_thread("deleted")
+    copy(old, new)
+    put(new.saver, {"messages": [message]}, before.config)
+    with pytest.raises(ThreadDeleted):
+        put(new.saver, {"messages": [message]}, at("deleted", uid="one"))
+
+    assert new.saver.history("erased") == []
+
+
+def test_a_copy_is_refused_if_something_is_erased_meanwhile(
+    database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy still has it."""
+    old, new = database("file", "old"), database("file", "new")
+    put(old.saver, {"messages": [HumanMessage("hi", id="m0")]})
+    compared = Copy._compared
+
+    def erasing(*args: Any) -> Any:
+        old.saver.erase("t", ["m0"])
+        return compared(*args)
+
+    monkeypatch.setattr(Copy, "_compared", erasing)
+    with pytest.raises(ImportFailed, match="something was erased from"):
         copy(old, new)
 
 

@@ -151,6 +151,20 @@ def test_webhooks_that_quote_what_is_erased_are_not_sent(talked: Saver, way: lis
     assert SECRET.encode() not in raw(talked)
 
 
+def test_a_webhook_tells_nothing_of_a_thread_that_was_erased_from(talked: Saver) -> None:
+    """A run that began before an erasure may hold what was erased."""
+    run = accepted(talked)
+    talked.erase("t", ["a"])
+    table, bare = WebhookTable(talked), {"url": "https://a.b/", "run": {"values": None}}
+    content = {**bare, "run": {"values": SECRET}}
+    asyncio.run(table.add(run, content, bare, keeps_thread=True))
+    told = asyncio.run(table.take(run.run_id, [0.0]))
+
+    assert told is not None
+    assert told[0] == bare
+    assert SECRET.encode() not in raw(talked)
+
+
 def test_a_thread_with_a_cron_is_not_idle(talked: Saver) -> None:
     now, cron = datetime.now(UTC), made(talked)
     kept = talked.delete_idle(now)

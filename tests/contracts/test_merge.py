@@ -15,6 +15,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.thread_copy import Merge
 from perdure.checkpointers.titles import existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
@@ -310,3 +311,32 @@ def test_the_async_form_does_the_same(opened: Any) -> None:
     report = asyncio.run(new.aimport_from(old))
 
     assert (report.threads, shape(old)) == (1, shape(new))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_erased_meanwhile_is_not_taken_over(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """A new thread is read again; of one that was here before, the error tells that it has it."""
+    there, here = opened("file", "there"), opened("file", "here")
+    message = HumanMessage("what is erased while it is copied", id="m0")
+    first = put(there, {"messages": [HumanMessage("first", id="m1")]})
+    if is_known:
+        here.import_from(there)
+    put(there, {"messages": [HumanMessage("first", id="m1"), message]}, first)
+    write = Merge._write
+
+    def erasing(self: Merge, *args: Any) -> Any:
+        done = write(self, *args)
+        there.erase("t", ["m0"])
+        monkeypatch.setattr(Merge, "_write", write)
+        return done
+
+    monkeypatch.setattr(Merge, "_write", erasing)
+    if is_known:
+        with pytest.raises(ImportFailed, match="erase it from the thread 't' here as well"):
+            here.import_from(there)
+        return
+    here.import_from(there)
+
+    assert [item.value.id for item in here.history("t")] == ["m1"]

@@ -308,6 +308,27 @@ def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Save
     assert SECRET.encode() not in raw(talked)
 
 
+def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
+    """Its error may quote what was erased, although nothing that was stored of it does."""
+    run = accepted(talked)
+    talked.erase("t", ["a"])
+    error, request = {"message": f"cannot read {SECRET}"}, asked(SECRET)
+    asyncio.run(RunTable(talked).end(run, "error", error, request))
+
+    assert statuses(talked) == ["error"]
+    assert (of(talked)[0].error, of(talked)[0].request) == (None, None)
+    assert SECRET.encode() not in raw(talked)
+
+
+def test_the_error_of_a_run(talked: Saver) -> None:
+    """It is stored if the run began after the erasure."""
+    talked.erase("t", ["a"])
+    run = accepted(talked)
+    asyncio.run(RunTable(talked).end(run, "error", {"message": "no"}))
+
+    assert of(talked)[0].error == {"message": "no"}
+
+
 def test_the_error_of_a_run_is_erased(talked: Saver) -> None:
     run = accepted(talked)
     asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.channels import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import MARKER
+from perdure.checkpointers.removal_records import KEPT_DAYS
 from perdure.errors import ThreadDeleted
+from perdure.storage.flow import rows_of
 from tests.backends import Place
 from tests.contracts.erased import SECRET, Saver, everything, raw
 from tests.contracts.puts import put, uid_of
@@ -260,6 +265,43 @@ def test_a_call_of_an_erased_message_is_not_made_again(saver: Saver) -> None:
     assert said(saver) == ["m0", "m1", "q"]
 
 
+@through_both_doors
+@at_any_time
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_delta_channel_lacks_the_message(
+    saver: Saver, door: str, durability: str, every: int
+) -> None:
+    """Neither the writes of a run nor a snapshot have it."""
+
+    def apply(state: Any, writes: Any) -> Any:
+        for write in writes:
+            state = add_messages(state or [], write)
+        return state
+
+    channel: Any = DeltaChannel(apply, snapshot_frequency=every)
+    Delta = TypedDict("Delta", {"messages": Annotated[list[AnyMessage], channel]})  # noqa: UP013
+    gate = Gate()
+
+    def first(_: Any) -> Any:
+        gate.wait()
+        return {"messages": [AIMessage("answer one", id="one")]}
+
+    builder: Any = StateGraph(Delta)
+    builder.add_node("first", first)
+    builder.add_node("second", lambda _: {"messages": [AIMessage("two", id="two")]})
+    builder.add_edge(START, "first").add_edge("first", "second")
+    graph = builder.compile(checkpointer=saver)
+    begun = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
+    graph.update_state(CONFIG, {"messages": begun}, as_node="second")
+    with running(gate, invoking(graph, door, durability, QUESTION)) as run:
+        saver.erase("t", ["m0"])
+
+    assert run.error is None
+    messages = graph.get_state(CONFIG).values["messages"]
+    assert [message.id for message in messages] == ["m1", "q", "one", "two"]
+    assert not is_stored(saver)
+
+
 # -- subgraphs
 
 
@@ -429,3 +471,39 @@ def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
     graph.invoke(Command(resume="yes"), CONFIG)
 
     assert said(saver) == ["m1", "q", "a"]
+
+
+def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next erasure or deletion after `KEPT_DAYS` drops those of all threads."""
+
+    def numbers() -> list[int]:
+        rows = saver.database.read(lambda: rows_of("SELECT number FROM removals ORDER BY number"))
+        return [number for (number,) in rows]
+
+    begin(saver)
+    saver.erase("t", ["m0"])
+    saver.erase("t", ["m1"])
+    now = time.time()
+    before = numbers()
+    monkeypatch.setattr(time, "time", lambda: now + (KEPT_DAYS + 1) * 86400)
+    begin(saver, thread="other")
+    saver.erase("other", ["m0"])
+
+    assert (before, numbers()) == ([1, 2], [1])
+    assert saver.removals("t") == 2
+
+
+def test_what_was_removed_since_is_told(saver: Saver) -> None:
+    """By the number before the messages were read; all of them, if the thread was deleted."""
+    begin(saver)
+    since = saver.removals("t")
+    messages = [item.value for item in saver.history("t")]
+    saver.erase("t", ["m0"])
+    erased = saver.removed("t", messages, since=since)
+    later = saver.removed("t", messages, since=saver.removals("t"))
+    saver.delete_thread("t")
+
+    assert (since, erased, later) == (0, [True, False], [False, False])
+    assert asyncio.run(saver.aremoved("t", messages, since=1)) == [True, True]
+    assert asyncio.run(saver.aremovals("t")) == 2
+    assert saver.removals("another") == 0
