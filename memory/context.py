@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from perdure.effects import awaiting, blocking, calling
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
+from perdure.memory.counting_functions import find_largest
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended
 from perdure.memory.options import choice, instance, whole
 from perdure.memory.quotation import fitting, quoted, section
@@ -106,15 +107,39 @@ class Assemble(MessagesNode):
         if contents["summary"] is None and state is not None:
             contents["summary"] = channel(state, SUMMARY)
             shown = SummarizedMessages.of_state(state).hide(shown)
-        system, turns = self._packed(shown, contents, self.counter)
-        counter = self.counter.fitted(Shown(system, iter(turns)).messages())
-        if counter is not self.counter:
-            # by what its own answers took; never less, so it is a part of what fitted at first
-            system, turns = self._packed(replace(shown, turns=iter(turns)), contents, counter)
+        if not self.counter.adds_up:
+            return self._pack_whole(shown, contents)
+        counter = self.counter
+        while True:
+            system, turns = self._packed(shown, contents, counter)
+            fitted = self.counter.fitted(Shown(system, iter(turns)).messages())
+            if fitted.scale <= counter.scale:
+                return Shown(system, iter(turns))
+            # by what its own answers took: a larger scale, so it is a part of what fitted before
+            counter, shown = fitted, replace(shown, turns=iter(turns))
+
+    def _pack_whole(self, shown: Shown, contents: Mapping[str, Any]) -> Shown:
+        """Return the context by a function that counts whole requests."""
+        counter, all_turns = self.counter, list(shown.turns)
+        tools, prompt = counter.tools(self.tools), counter.prompt(self.system_prompt)
+
+        def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
+            whole = replace(shown, turns=iter(all_turns))
+            return self._packed(whole, contents, counter, reserve)
+
+        def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
+            messages = Shown(packed[0], iter(packed[1])).messages()
+            return counter.total(messages, tools) + prompt - self.max_tokens
+
+        system, turns = find_largest(pack, excess, counter.fixed_part, self.max_tokens)
         return Shown(system, iter(turns))
 
     def _packed(
-        self, shown: Shown, contents: Mapping[str, Any], counter: TokenCounter
+        self,
+        shown: Shown,
+        contents: Mapping[str, Any],
+        counter: TokenCounter,
+        reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
         text = contents["instructions"]
         if text is None:
@@ -122,24 +147,25 @@ class Assemble(MessagesNode):
         tools, system = counter.tools(self.tools), _system(text, counter)
         prompt = counter.prompt(self.system_prompt)
         newest = list(islice(shown.turns, 1))
-        left = self.max_tokens - counter.request - tools - prompt
-        window = choose(Shown(None, iter(newest)), left - system, counter.message)
-        must = sum(counter.message(message) for unit in window.needed for message in unit)
+        fixed = counter.request_with(tools) + prompt + reserve
+        left = self.max_tokens - fixed
+        window = choose(Shown(None, iter(newest)), left - system, counter.measure)
+        must = sum(counter.measure(message) for unit in window.needed for message in unit)
         if window.over > 0:
-            named = [("instructions", system)]
+            named: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and shown.system_parts:
-                named = list(system_costs(shown, counter.message))
+                named = list(system_costs(shown, counter.measure))
             named += [("tools", tools), ("the newest messages", must)]
-            named.append(("the request itself", counter.request + prompt))
+            named.append(("the request itself", fixed - tools))
             raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(contents):
             text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
-        turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.message).turns
+        turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.measure).turns
         return SystemMessage(text) if text else None, turns
 
     def _with_section(
-        self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
+        self, text: str, name: str, entries: list[str], left: float, counter: TokenCounter
     ) -> str:
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
         taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]

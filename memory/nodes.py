@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from itertools import chain
 from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -124,6 +125,7 @@ class MessagesNode(Node):
 
     async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """The messages to show the model, of a state or of a list of messages."""
+        given = given.to_messages() if isinstance(given, PromptValue) else given
         messages = messages_in(given, self.messages_key)
         if is_messages(given):
             return await self._applied(messages, config)
@@ -237,7 +239,7 @@ def extended(content: Any, text: str) -> Any:
 def messages_in(given: Any, key: str) -> Messages:
     """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
     if is_messages(given):
-        return checked(given, "the messages")
+        return to_messages(given, "the messages")
     messages = channel(given, key)
     if messages is None:
         raise InvalidMessages(
@@ -254,6 +256,19 @@ def is_messages(value: Any) -> bool:
 def channel(state: Any, name: str) -> Any:
     """A channel of a state, which is a dict, a dataclass or a model; None if it is not there."""
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+
+
+def to_messages(values: Any, what: str) -> Messages:
+    """Return messages; dicts and pairs of a role and a text are converted to messages.
+
+    Raises:
+        InvalidMessages: Something is neither a message nor the form of one.
+    """
+    has_forms = is_messages(values) and any(isinstance(value, dict | tuple) for value in values)
+    if has_forms and not any(isinstance(value, str) for value in values):
+        with suppress(ValueError, TypeError, KeyError, NotImplementedError):
+            values = convert_to_messages(values)
+    return checked(values, what)
 
 
 def checked(messages: Any, what: str) -> Messages:

@@ -38,9 +38,13 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANYONE
 
-    def total(self, system_messages: int) -> int:
-        """Return the tokens of these parts together with the system messages of the state."""
-        return max(self.tools + self.system + system_messages, self.other)
+    def total(self, system_messages: int, fixed_part: float) -> int:
+        """Return the tokens of these parts together with the system messages of the state.
+
+        The fixed part that a function counts for each request is taken for that of the tools.
+        """
+        tools = max(self.tools, ceil(fixed_part))
+        return max(tools + self.system + system_messages, self.other)
 
     def of_agent(self, agent: str | None) -> Self:
         """Return the same parts for the requests of an agent with this name."""
@@ -124,7 +128,7 @@ def measure_request(
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
     summary_tokens = counter.text(section) if section else 0
-    other = parts.total(system) + summary_tokens
+    other = parts.total(system, counter.fixed_part) + summary_tokens
     scale = counter.fitted(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _fresh_from(messages, summary)

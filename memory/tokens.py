@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib import import_module
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
-from perdure.memory.options import instance, whole
+from perdure.memory.counting_functions import CountingFunction, find_counting_method
+from perdure.memory.options import instance
 from perdure.memory.token_estimates import (
     count_block_tokens,
     count_voice_tokens,
@@ -29,6 +31,7 @@ from perdure.memory.token_estimates import (
 from perdure.memory.usage import answer_tokens, is_same_model, model_of
 
 if TYPE_CHECKING:  # they take a second to import, and an estimate of texts needs none
+    from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
 # around each; source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
@@ -38,31 +41,60 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three ti
 
 
 class TokenCounter:
-    """Counts what the texts in a message take, and OpenAI's published frames around them.
+    """Counts the tokens of messages: of their texts, and of OpenAI's published frames around them.
 
-    An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead. `request` is what every request takes, `tools` included. Only usage
-    that `model` reported changes the scale; None is an unknown model.
+    Args:
+        encoding: The name of an OpenAI encoding. If it is not installed, tokens are estimated.
+        function: Counts the tokens of messages instead.
+        tools: The tools that every request has.
+        scale: A factor of the estimates.
+        model: The model whose reported usage scales the estimates; None is an unknown model.
     """
 
     def __init__(
         self,
         encoding: str | None = None,
-        function: Callable[..., int] | None = None,
+        function: Callable[..., Any] | None = None,
         tools: Sequence[Any] = (),
         scale: float = 1.0,
         model: str | None = None,
     ) -> None:
         self._encoded = None if encoding is None else _loaded(encoding)
         self.encoding = encoding if self._encoded else None
-        self._function, self._tools, self.scale, self.model = function, tools, scale, model
+        self.counts_messages = function is len  # and no tokens
+        counts = function is not None and function is not len
+        self._function = CountingFunction(function) if counts else None  # type: ignore[arg-type]
+        self._tools, self.scale, self.model = tools, scale, model
         self.bound_tools = self.tools(tools)
-        self.request = (0 if function else _REPLY) + self.bound_tools
 
     @property
-    def counts_messages(self) -> bool:
-        """Whether this counts messages and not tokens, as `len` does."""
-        return self._function is len
+    def request(self) -> int:
+        """Tokens that every request has, with those of the tools that are bound to the model."""
+        return ceil(self.request_with(0))
+
+    def request_with(self, tools: int) -> float:
+        """Return the tokens that every request has, if it has tools of so many tokens.
+
+        The fixed part that a function counts is taken for these tools if it is as large.
+        """
+        if self._function is not None:
+            return max(self._function.fixed_part, tools)
+        return (0 if self.counts_messages else _REPLY) + self.bound_tools + tools
+
+    @property
+    def fixed_part(self) -> float:
+        """Tokens that a function counts for every request; 0 without a function."""
+        return 0 if self._function is None else self._function.fixed_part
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a list of messages takes what its messages take, each by itself."""
+        return self._function is None or self._function.is_additive
+
+    @property
+    def measure(self) -> Callable[[BaseMessage], float]:
+        """The function that returns the tokens of a message, of which there may be fractions."""
+        return self.message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
         """Return the same counter for another model, whose reported usage changes the scale."""
@@ -84,11 +116,11 @@ class TokenCounter:
         if kind == "other":
             from perdure.memory.nodes import checked
 
-            checked([message], "the messages")
-        if self._function is len:
+            [message] = checked([message], "the messages")
+        if self.counts_messages:
             return 1
         if self._function is not None:
-            return whole("what the token counter returned", self._function([message]), 0)
+            return ceil(self._function.count_message(message))
         content = message.content
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
         if message.name:
@@ -102,8 +134,15 @@ class TokenCounter:
 
     def tools(self, tools: Sequence[Any]) -> int:
         """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
-        counted = () if self._function is len else tools
+        counted = () if self.counts_messages else tools
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in counted)
+
+    def total(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
+        """Return the tokens of a request with these messages, and with tools of so many tokens."""
+        if self._function is None:
+            return self.request_with(tools) + sum(map(self.message, messages))
+        counted = self._function.count_request(messages)
+        return counted + (max(0, tools - self.fixed_part) if tools else 0)
 
     def prompt(self, system_prompt: BaseMessage | str | None) -> int:
         """Return the tokens of a system prompt, and 0 if there is none or messages are counted."""
@@ -120,7 +159,7 @@ class TokenCounter:
         newest answer. Of several answers the largest ratio counts, so leaving messages out does not
         make the rest count more.
         """
-        if self._encoded is not None or self._function is not None:
+        if self._encoded is not None or self._function is not None or self.counts_messages:
             return self
         answers = [message for message in messages if answer_tokens(message)]
         model = self.model or next(filter(None, map(model_of, reversed(answers))), None)
@@ -155,17 +194,19 @@ class TokenCounter:
         return total
 
 
-Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., int] | TokenCounter"
+Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., float] | TokenCounter"
 
 
 def token_counter(of: Countable | None = None) -> TokenCounter:
-    """The counter for a model, or of one's own.
+    """Return the counter for a model, or for a function of the user.
 
     Args:
-        of: None or `"approximate"`: an estimate. The name of an OpenAI model: its encoding. A chat
-            model: by its name, else an estimate, with the tools that are bound to it. A callable as
-            langchain's `trim_messages` takes: asked about one message at a time; `len` counts
-            messages, and no tools. A counter: itself.
+        of: None or `"approximate"` gives an estimate, the name of an OpenAI model its encoding. A
+            model is counted by its name, or estimated, with the tools that are bound to it; a class
+            of the user that counts messages itself is asked. A function of a list of messages, or
+            of one message if it is annotated so, is called as by langchain's `trim_messages`. What
+            it counts for every request, such as tools, is measured once. `len` counts messages, and
+            no tools. A counter is returned itself.
     """
     model, tools = _unbound(of)
     if model is None or model == "approximate":
@@ -180,31 +221,34 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         return TokenCounter(encoding, model=model)
     if isinstance(model, TokenCounter):
         return model
-    from langchain_core.language_models import BaseChatModel
+    from langchain_core.language_models import BaseLanguageModel
 
-    if isinstance(model, BaseChatModel):
-        name = name_of_model(model)
+    if isinstance(model, BaseLanguageModel):
+        name, method = name_of_model(model), find_counting_method(model)
+        if method is not None:
+            return TokenCounter(function=method, model=name)
         return TokenCounter(_encoding_name(_name_of(model)), tools=tools, model=name)
+    model = getattr(model, "get_num_tokens_from_messages", model)
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
     instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
-    annotations = getattr(model, "__annotations__", {}).values()
-    if BaseMessage in annotations or "BaseMessage" in annotations:
-        return TokenCounter(function=lambda messages: model(messages[0]))
     return TokenCounter(function=model)
 
 
 def count_tokens(
-    messages: Sequence[BaseMessage], counter: Countable | None = None, tools: Sequence[Any] = ()
+    messages: Sequence[MessageLikeRepresentation],
+    counter: Countable | None = None,
+    tools: Sequence[Any] = (),
 ) -> int:
-    """Tokens of a request: its messages, the schemas of its tools, and what goes around them.
+    """Return the tokens of a request: its messages, the schemas of its tools, and their frames.
 
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
     """
-    from perdure.memory.nodes import checked
+    from perdure.memory.nodes import to_messages
 
-    fitted = token_counter(counter).fitted(checked(messages, "the messages"))
-    return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)
+    given = to_messages(messages, "the messages")
+    fitted = token_counter(counter).fitted(given)
+    return ceil(fitted.total(given, fitted.tools(tools)))
 
 
 def context_window(of: str | Runnable[Any, Any]) -> int:

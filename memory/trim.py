@@ -9,14 +9,21 @@ from copy import copy
 from dataclasses import replace
 from itertools import accumulate, islice
 from math import ceil
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import computed
-from perdure.errors import BudgetExceeded
+from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
+from perdure.memory.counting_functions import find_largest
 from perdure.memory.left_out import state_left_out
 from perdure.memory.message_updates import merge_duplicates, update_to
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
@@ -28,8 +35,20 @@ from perdure.memory.tool_calls import has_result_form
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
-End = Literal["human", "ai", "tool"]
-Measure = Callable[[BaseMessage], int]
+MessageType = Literal["human", "ai", "tool"] | type[BaseMessage]
+Measure = Callable[[BaseMessage], float]
+_CLASSES: Final = {
+    "human": HumanMessage,
+    "ai": AIMessage,
+    "tool": ToolMessage,
+    "system": SystemMessage,
+}
+_PARTIAL: Final = "set allow_partial=True"
+_SHORTENED: Final = (
+    "send smaller files, tool calls or system messages; texts have been shortened already"
+)
+_STARTS: Final = "one of 'human', None, or the class HumanMessage"
+_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
 
 
 class Trim(MessagesNode):
@@ -43,7 +62,8 @@ class Trim(MessagesNode):
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         token_counter: See `perdure.memory.token_counter`; `len` counts messages.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
-        start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
+        start_on: With `"human"`, or `HumanMessage`, turns stay whole. With None, or if AI messages
+            are among the types, the oldest turn that is kept may lose its beginning.
         include_system: Whether the system messages are shown.
         end_on: Show nothing after the last message of these types; the state keeps it.
         allow_partial: Shorten what is too long and has to stay; else that is a `BudgetExceeded`.
@@ -55,26 +75,30 @@ class Trim(MessagesNode):
         *,
         token_counter: Countable | None = None,
         strategy: Strategy = "last",
-        start_on: Start = "human",
-        end_on: End | Sequence[End] | None = None,
+        start_on: MessageType | Sequence[MessageType] | None = "human",
+        end_on: MessageType | Sequence[MessageType] | None = None,
         include_system: bool = True,
         allow_partial: bool = False,
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
-        for end in ends:
-            choice("end_on", end, ("human", "ai", "tool"))
         choice("strategy", strategy, ("last", "first"))
-        choice("start_on", start_on, ("human", None))
+        starts = _types_of("start_on", start_on, _STARTS)
+        if starts and "human" not in starts:
+            raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_STARTS}")
+        ends = _types_of("end_on", end_on, _ENDS)
+        if end_on == "system":
+            raise ConfigurationError(f"end_on is 'system'; expected {_ENDS}")
         size: Any = max_tokens
         if isinstance(size, float) and 0 < size <= 1:
             size = int(size * context_window(token_counter))  # type: ignore[arg-type]
         whole("max_tokens", size, 1)
-        self.size, self.counter = size, counter_of(token_counter)
-        self._fixed = self.counter.request  # tokens of every request, its tools included
+        self.size: int = size
+        self.counter = counter_of(token_counter)
         self._states_left_out = True
-        self.strategy, self.start_on, self.ends = strategy, start_on, ends
+        self._tools = self._prompt = 0  # tokens of what a request has besides messages
+        self.strategy, self.ends = strategy, ends
+        self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
         self.include_system, self.allow_partial = include_system, allow_partial
 
     def with_tools(
@@ -82,7 +106,7 @@ class Trim(MessagesNode):
     ) -> Self:
         """Return the same node for requests with these tools and this system prompt."""
         made, counter = copy(self), self.counter
-        made._fixed = counter.request + counter.tools(tools) + counter.prompt(system_prompt)
+        made._tools, made._prompt = counter.tools(tools), counter.prompt(system_prompt)
         return made
 
     def for_model(self, model: str | None) -> Self:
@@ -119,6 +143,10 @@ class Trim(MessagesNode):
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:
             shown = replace(shown, system=None)
+        return self._fit_scaled(shown) if self.counter.adds_up else self._fit_whole(shown)
+
+    def _fit_scaled(self, shown: Shown) -> Shown:
+        """Return what fits, by the counter as it is scaled to the answers that are shown."""
         counter = self.counter
         fits = self._within(shown, counter)
         while True:
@@ -131,8 +159,43 @@ class Trim(MessagesNode):
             counter = fitted
             fits = self._within(fits, counter)
 
-    def _within(self, shown: Shown, counter: TokenCounter) -> Shown:
-        fixed, measure = ceil(self._fixed * counter.scale), counter.message
+    def _fit_whole(self, shown: Shown) -> Shown:
+        """Return what fits, by a function that counts whole requests."""
+        turns = list(shown.turns)
+        given = (message for turn in turns for unit in turn.units for message in unit)
+        costs: dict[int, float | None] = dict.fromkeys(map(id, given))
+
+        def measure(message: BaseMessage) -> float:
+            cost = costs.get(id(message))
+            if cost is None:
+                cost = self.counter.measure(message)
+                if id(message) in costs:
+                    costs[id(message)] = cost
+            return cost
+
+        def pack(reserve: float) -> tuple[Shown, list[Turn]]:
+            whole = replace(shown, turns=iter(turns))
+            fits = self._within(whole, self.counter, reserve, measure)
+            return fits, list(fits.turns)
+
+        def excess(packed: tuple[Shown, list[Turn]]) -> float:
+            messages = replace(packed[0], turns=iter(packed[1])).messages()
+            return self.counter.total(messages, self._tools) + self._prompt - self.size
+
+        if excess((shown, turns)) <= 0:
+            return replace(shown, turns=iter(turns))
+        fits, kept = find_largest(pack, excess, self.counter.fixed_part, self.size)
+        return replace(fits, turns=iter(kept))
+
+    def _within(
+        self,
+        shown: Shown,
+        counter: TokenCounter,
+        reserve: float = 0,
+        measure: Measure | None = None,
+    ) -> Shown:
+        measure = measure or counter.measure
+        fixed = (counter.request_with(self._tools) + self._prompt) * counter.scale + reserve
         options = self.strategy, self.start_on, self._states_left_out
         window = choose(shown, self.size - fixed, measure, *options)
         shortens_for_line = self.allow_partial and self._states_left_out and window.left_out > 0
@@ -153,7 +216,7 @@ class Trim(MessagesNode):
             parts = [*system_costs(shown, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", fixed))
-            raise too_long(self.size, parts, "set allow_partial=True")
+            raise too_long(self.size, parts, _SHORTENED if self.allow_partial else _PARTIAL)
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         newest, *older = window.turns
@@ -163,16 +226,37 @@ class Trim(MessagesNode):
 trim = Trim
 
 
-def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
-    """The error for what may not be left out, which takes so many tokens."""
-    listed = ", ".join(f"{name} {tokens}" for name, tokens in parts)
+def too_long(size: int, parts: Sequence[tuple[str, float]], remedy: str) -> BudgetExceeded:
+    """Return the error for parts that may not be left out and take so many tokens each."""
+    listed = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
     return BudgetExceeded(
-        f"what may not be left out takes {sum(tokens for _, tokens in parts)}, max_tokens is "
+        f"what may not be left out takes {ceil(sum(tokens for _, tokens in parts))}, max_tokens is "
         f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
     )
 
 
-def system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, int]]:
+def _types_of(name: str, value: Any, expected: str) -> frozenset[str]:
+    """Return the types of messages that an option names, by type or by class, alone or in a list.
+
+    The base class of all messages means every type. Chunks of a stream have the type of the whole.
+    """
+    several = isinstance(value, list | tuple | set | frozenset)
+    types = [_types_named(each) for each in (value if several else [value] if value else [])]
+    if not all(types):
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+    return frozenset().union(*types)
+
+
+def _types_named(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)
+    if value is BaseMessage:
+        return set(_CLASSES)
+    kinds = _CLASSES.items() if isinstance(value, type) else ()
+    return {kind for kind, base in kinds if issubclass(value, base)}
+
+
+def system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, float]]:
     """Yield a name and the number of tokens for each system message."""
     if shown.system is None:
         return
@@ -197,7 +281,7 @@ def _in_state_order(kept: list[BaseMessage], messages: Messages) -> list[BaseMes
     return [message for message in placed if message is not None]
 
 
-def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
+def _ending(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
     """The turns, newest first, without what follows the last message of one of these types."""
     for turn in turns if ends else ():
         units = list(turn.units)
@@ -214,13 +298,13 @@ class Window(NamedTuple):
 
     turns: list[Turn]  # that fit, newest first
     needed: list[Unit]  # that may not be left out: the newest human message, and the last unit
-    over: int  # by how much these and the messages before the turns pass the limit
+    over: float  # by how much these and the messages before the turns pass the limit
     left_out: int = 0  # how many steps of the newest turn are left out without a line that says so
 
 
 def choose(
     shown: Shown,
-    limit: int,
+    limit: float,
     measure: Measure,
     strategy: Strategy = "last",
     start_on: Start = "human",
@@ -261,7 +345,7 @@ def choose(
 
 
 def _state_left_out(
-    begin: list[Unit], kept: list[Turn], count: int, room: int, measure: Measure
+    begin: list[Unit], kept: list[Turn], count: int, room: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
     """Return the beginning of a turn with the line, and the kept steps that fit beside it.
 
@@ -284,8 +368,8 @@ def _has_question(units: list[Unit]) -> bool:
 
 
 def _taken(
-    turns: Iterable[Turn], left: int, measure: Measure, start_on: Start = "human"
-) -> tuple[list[Turn], int]:
+    turns: Iterable[Turn], left: float, measure: Measure, start_on: Start = "human"
+) -> tuple[list[Turn], float]:
     """The first turns that fit, and what is left then: less than nothing if one did not fit."""
     taken: list[Turn] = []
     for turn in turns if left >= 0 else ():
@@ -301,12 +385,12 @@ def _taken(
     return taken, left
 
 
-def _cost(units: list[Unit], measure: Measure) -> int:
+def _cost(units: list[Unit], measure: Measure) -> float:
     return sum(measure(message) for unit in units for message in unit)
 
 
 def _levelled(
-    messages: list[BaseMessage], left: int, measure: Measure, stiff: frozenset[int] = frozenset()
+    messages: list[BaseMessage], left: float, measure: Measure, stiff: frozenset[int] = frozenset()
 ) -> list[BaseMessage] | None:
     """Messages that take `left` together: each that takes more than its share is cut if it can."""
     made, room = list(messages), left
@@ -322,7 +406,7 @@ def _levelled(
     return made if room >= 0 else None
 
 
-def _shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage | None:
+def _shortened(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
     """A copy without the middle of its longest text; None if no text is long enough."""
     if has_result_form(message):
         return None

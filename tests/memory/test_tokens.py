@@ -337,19 +337,16 @@ def test_a_request_is_a_list_of_messages(wrong: Any) -> None:
         count_tokens(wrong)
 
 
-def test_a_counter_is_itself_and_a_callable_is_asked_about_one_message_at_a_time() -> None:
-    asked: list[int] = []
-
+def test_a_counter_is_itself_and_a_callable_counts_messages() -> None:
     def count(messages: list[BaseMessage]) -> int:
-        asked.append(len(messages))
-        return 7
+        return 7 * len(messages)
 
     counter = token_counter(count)
     talk: list[BaseMessage] = [HumanMessage("a", id="1"), AIMessage("b", id="2")]
 
     assert token_counter(counter) is counter
-    assert total(counter, talk) == 14
-    assert asked == [1, 1]
+    assert counter.message(talk[0]) == 7
+    assert total(counter, talk) == count_tokens(talk, count) == 14
     assert counter.text("x") == counter.tools([WEATHER_TOOL]) == 7
     assert counter.fitted(talk) is counter
 
@@ -362,11 +359,11 @@ def test_a_callable_for_one_message() -> None:
     assert token_counter(len).message(HumanMessage("four")) == 1
 
 
-@pytest.mark.parametrize("returned", [None, 1.5, True, -1, "7"])
+@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), True, -1, -0.5, "7", [7]])
 def test_a_callable_that_returns_no_number(returned: Any) -> None:
     counter = token_counter(lambda _: returned)
 
-    with pytest.raises(ConfigurationError, match="expected a whole number"):
+    with pytest.raises(ConfigurationError, match="expected a number of tokens"):
         counter.message(HumanMessage("a"))
 
 
