@@ -1,11 +1,15 @@
-"""How much of a request is equal to the beginning of the request before it, which providers cache.
+"""Measure the prefix that each request shares with the previous one, which providers can cache.
 
     python -m benchmarks.request_prefix [--turns 60] [--calls 4]
 
-A chat of an agent with tools, recalled memories and a summary, without a model. For each request it
-counts the characters up to the first difference to the previous request of the thread: *equal* is
-their share of all characters of all requests, *read anew* the mean number of the other characters,
-*without summaries* the share in requests that show the same summary as the request before.
+The benchmark runs an agent with tools, recalled memories and a summary. A scripted model takes the
+place of a real one. For each request, the benchmark counts the characters before the first
+difference from the previous request of the thread. Columns of the table:
+
+- *equal*: the percentage of these characters in all characters of all requests
+- *without summaries*: the same percentage, for requests whose summary is that of the previous one
+- *read anew*: the mean number of characters of a request from the first difference on
+- *characters*: the mean number of characters of a request
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ TEXT: Final = "It takes three hours, with a change in the hills; the train leave
 
 
 class Model(BaseChatModel):
-    """Calls a tool some times in each turn, then answers; `requests` are what it was sent."""
+    """A scripted model that calls a tool `calls` times in each turn, and then answers.
+
+    `requests` has the messages of each request.
+    """
 
     calls: int = 0
     requests: list[list[BaseMessage]] = Field(default_factory=list)
@@ -63,8 +70,8 @@ def timetable(day: int) -> str:
     return f"{day}: {TEXT * 6}"
 
 
-def parts_of(name: str, store: SQLiteStore) -> list[Any]:
-    """Return the parts of the memory by the name of a row of the table."""
+def build_parts(name: str, store: SQLiteStore) -> list[Any]:
+    """Return the parts of `MemoryMiddleware` for the row of the table with this name."""
     summary = summarize(
         Model(), trigger=("tokens", 4_000), keep=("tokens", 1_000), background="later" in name
     )
@@ -87,30 +94,31 @@ ROWS: Final = (
 )
 
 
-def as_text(request: Sequence[BaseMessage]) -> str:
-    """Return a request as one text, in the order in which a provider reads it."""
+def render_request(request: Sequence[BaseMessage]) -> str:
+    """Return the messages of a request as one text, in their order."""
     calls = lambda message: json.dumps(getattr(message, "tool_calls", []), default=str)  # noqa: E731
     return "\n".join(f"{message.type}: {message.text} {calls(message)}" for message in request)
 
 
-def count_common(before: str, after: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
+def count_common_prefix(before: str, after: str) -> int:
+    """Return the number of characters in the longest common prefix of two texts."""
     pairs = zip(before, after, strict=False)
     shorter = min(len(before), len(after))
     return next((n for n, (one, other) in enumerate(pairs) if one != other), shorter)
 
 
-def summary_in(request: Sequence[BaseMessage]) -> str:
+def find_summary(request: Sequence[BaseMessage]) -> str:
+    """Return the text of the summary in the system message of a request, or ""."""
     return request[0].text.partition(HEADING)[2].partition("<memories>")[0]
 
 
-def measure(name: str, turns: int, calls: int) -> list[str]:
-    """Return a row of the table: the name and its figures."""
+def measure_row(name: str, turns: int, calls: int) -> list[str]:
+    """Return the cells of one row of the table."""
     chance, model = random.Random(7), Model(calls=calls)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
         for number in range(200):
             remember(sentence(chance, number), store=store, namespace=("facts",))
-        parts = parts_of(name, store)
+        parts = build_parts(name, store)
         middleware = [MemoryMiddleware(*parts)] if parts else []
         agent: Any = create_agent(
             model, [timetable], system_prompt=PROMPT, middleware=middleware, checkpointer=saver
@@ -122,10 +130,10 @@ def measure(name: str, turns: int, calls: int) -> list[str]:
             for part in parts[:1]:
                 getattr(part, "flush", bool)()
     pairs = list(pairwise(model.requests))
-    texts = [(as_text(before), as_text(after)) for before, after in pairs]
-    equal = [count_common(*pair) for pair in texts]
+    texts = [(render_request(before), render_request(after)) for before, after in pairs]
+    equal = [count_common_prefix(*pair) for pair in texts]
     lengths = [len(after) for _, after in texts]
-    same = [summary_in(before) == summary_in(after) for before, after in pairs]
+    same = [find_summary(before) == find_summary(after) for before, after in pairs]
     within = [e for e, is_same in zip(equal, same, strict=True) if is_same]
     whole = [n for n, is_same in zip(lengths, same, strict=True) if is_same]
     anew = statistics.mean(n - e for n, e in zip(lengths, equal, strict=True))
@@ -136,12 +144,12 @@ def measure(name: str, turns: int, calls: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=4, help="of a tool, in each turn")
+    parser.add_argument("--calls", type=int, default=4, help="tool calls in each turn")
     args = parser.parse_args()
     print("| request | equal | without summaries | read anew | characters |")
     print("| --- | --- | --- | --- | --- |")
     for name in ROWS:
-        print(f"| {' | '.join(measure(name, args.turns, args.calls))} |")
+        print(f"| {' | '.join(measure_row(name, args.turns, args.calls))} |")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def chat_graph(
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Compile a chat: the node `respond`, and after it the nodes that keep its memory.
+    """Compile a chat graph with the node `respond`, followed by nodes that update the memory.
 
     `chat_graph("openai:gpt-5-mini", memory=[use_memories(), summarize("openai:gpt-5-mini"),
     trim(max_tokens=4_000), remember_turns()], checkpointer=saver, store=store)`
@@ -57,11 +57,12 @@ def chat_graph(
     Args:
         model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
-        memory: What the model is shown, in order, the part that cuts last. After the answer
-            learners run, like `remember_turns()`, and then `summarize(…)`, which changes the state.
-            If a summary is due within a turn, they run between two calls of the model, too.
-        checkpointer: Makes the thread resumable.
-        store: Keeps memories and instructions.
+        memory: The parts that select what the model is shown, in order, with the part that cuts
+            last. Learners, such as `remember_turns()`, run after the answer. Then `summarize(…)`
+            changes the state. If a summary is due within a turn, the learners and `summarize(…)`
+            also run between two calls of the model.
+        checkpointer: The checkpointer that stores the thread.
+        store: The store that keeps memories and instructions.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
@@ -89,7 +90,7 @@ def chat_graph(
         if calls and tools:
             goto = "tools"
         else:
-            goto = _next(steps, after, now)
+            goto = _choose_next_step(steps, after, now)
             for summary in summaries:
                 summary.schedule(now)
         return Command(update={"messages": [answer]}, goto=goto)
@@ -101,17 +102,17 @@ def chat_graph(
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
         if summaries:
-            after_tools = partial(_next_within_turn, steps, after)
+            after_tools = partial(_choose_step_after_tools, steps, after)
             builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
         else:
             builder.add_edge("tools", "respond")
-    repeats = bool(tools and summaries)
-    ends = ["respond", END] if repeats else [END]
+    may_return = bool(tools and summaries)
+    ends = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(after.items(), 1):
         builder.add_node(name, _quiet(part))
         rest = steps[number:]
-        following = partial(_next, rest, after, repeats=repeats)
-        builder.add_conditional_edges(name, following, [*rest, *ends])
+        choose_step = partial(_choose_next_step, rest, after, may_return=may_return)
+        builder.add_conditional_edges(name, choose_step, [*rest, *ends])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
@@ -164,24 +165,25 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
     return RunnableLambda(blocking(updating), awaiting(updating))
 
 
-def _next(
-    steps: Sequence[str], after: dict[str, Part], state: Any, *, repeats: bool = False
+def _choose_next_step(
+    steps: Sequence[str], after: dict[str, Part], state: Any, *, may_return: bool = False
 ) -> str:
-    """Return the next of these steps, without summaries that are not due: each costs a checkpoint.
+    """Return the name of the next node.
 
-    Without such a step it is the end; or, if the graph `repeats`, the model, as long as it has not
-    answered the results of tools.
+    It is the first of `steps` that is not a summary or is a summary that is due. A summary that is
+    not due is skipped, because each node costs a checkpoint. If no step is left, the next node is
+    END. With `may_return`, it is `respond` if the model has not answered the last tool results.
     """
     due = (n for n in steps if not isinstance(p := after[n], Summarize) or p.is_due(state))
-    is_unanswered = repeats and isinstance(next(reversed(state["messages"]), None), ToolMessage)
+    is_unanswered = may_return and isinstance(next(reversed(state["messages"]), None), ToolMessage)
     return next(due, "respond" if is_unanswered else END)
 
 
-def _next_within_turn(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
-    """Return the step after the results of tools: the model, if no summary is due."""
+def _choose_step_after_tools(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
+    """Return the name of the node after the tools, which is `respond` if no summary is due."""
     summaries = (part for part in after.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
-    return _next(steps, after, state) if is_due else "respond"
+    return _choose_next_step(steps, after, state) if is_due else "respond"
 
 
 graph = chat_graph()  # for loaders that read `langgraph.json`; they bring their own checkpointer

@@ -292,10 +292,10 @@ class ChatMemoryRepository(Protocol):
 
 
 class MessageChatMemory:
-    """The newest `max_size` messages of each conversation.
+    """A chat memory that returns the newest `max_size` messages of each conversation.
 
-    The rules are those of LangChain4j's window. Besides, messages before the first message of the
-    user are not shown, as in Spring AI, except for system messages.
+    The window follows the rules of LangChain4j. In addition, as in Spring AI, messages before the
+    first human message are not returned, except for system messages.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
@@ -319,8 +319,8 @@ class MessageChatMemory:
         shown = presentable(MessageWindowChatMemory(size).window((), stored))
         if size == ALL:
             return shown
-        first = next((place for place, m in enumerate(shown) if role(m) == "human"), 0)
-        return [m for place, m in enumerate(shown) if place >= first or role(m) == "system"]
+        first = next((index for index, m in enumerate(shown) if role(m) == "human"), 0)
+        return [m for index, m in enumerate(shown) if index >= first or role(m) == "system"]
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""

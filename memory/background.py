@@ -506,8 +506,8 @@ def place_of(database: Any, store: Any) -> tuple[str | None, str]:
     schema = schema or _SCHEMA
     if database is None and place == "":
         raise ConfigurationError(
-            "the store has no fixed DSN, as its dsn= is a function or a pool, and the queue keeps "
-            "one: give it as Background(database=…), a file or 'postgresql://user@host/name'"
+            "Background needs a fixed DSN for its queue, but dsn= of the store is a function or a "
+            "pool; pass Background(database=…) with a file or 'postgresql://user@host/name'"
         )
     if database is None:
         return place, schema

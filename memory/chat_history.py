@@ -130,10 +130,10 @@ def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 
 
 def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
-    """Return the messages, without those that only a request has.
+    """Return the messages, without those that perdure has added to a request.
 
     Raises:
-        InvalidMessages: One is no message, or a `RemoveMessage`.
+        InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
     if any(isinstance(message, RemoveMessage) for message in checked(messages, what)):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
@@ -143,9 +143,9 @@ def checked_messages(messages: Messages, what: str = "the messages") -> list[Bas
 def presentable(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window in a form that providers accept.
 
-    Blank messages and results without their call are left out, and missing results are stated.
-    Calls at the end stay, because their results may follow. A system message between a call and
-    its results goes before the call.
+    Blank messages and results without their call are removed. For each call without a result, a
+    message is added that says so. Calls at the end are kept, because their results may follow. A
+    system message between a call and its results is moved before the call.
     """
     # a window may begin in the middle of a turn
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])

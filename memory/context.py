@@ -25,7 +25,7 @@ from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
 from perdure.memory.run_config import Clock, clock_of, source
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, summary_of
-from perdure.memory.system_messages import system_text
+from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.trim import choose, system_costs, too_long
@@ -143,7 +143,7 @@ class Assemble(MessagesNode):
     ) -> tuple[SystemMessage | None, list[Turn]]:
         text = contents["instructions"]
         if text is None:
-            text = "" if shown.system is None else system_text(shown.system)
+            text = "" if shown.system is None else read_system_text(shown.system)
         tools, system = counter.tools(self.tools), _system(text, counter)
         prompt = counter.prompt(self.system_prompt)
         newest = list(islice(shown.turns, 1))

@@ -1,9 +1,10 @@
-"""The structure of a conversation: turns, and within them the units that stay or go together.
+"""The structure of a conversation: turns, and the units of messages within them.
 
-A *turn* is a human message and all that follows it up to the next. Messages that no human message
-precedes are a turn, too. An *exchange* is an AI message that calls tools, with the result of each
-call. Providers refuse results without their call, calls without all of their results, and empty AI
-messages: a request has none of these.
+A *turn* is a human message and all messages after it up to the next human message. Messages that no
+human message precedes are a turn, too. A *unit* is one or more messages that are kept or removed
+together. An *exchange* is a unit of an AI message that calls tools and the result of each call.
+Providers refuse results without their call, calls without all of their results, and empty AI
+messages, so a request contains none of these.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perdure.memory.tool_calls import find_result_ids, iter_blocks, unwrap_block
 
 Messages = Sequence[BaseMessage]
 Unit = tuple[BaseMessage, ...]
-"""Messages that stay or go together: one, or a message that calls tools and its results."""
+"""Messages that are kept or removed together: one message, or a message with calls and results."""
 Role = Literal["human", "ai", "tool", "system", "chat", "other"]
 
 _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
@@ -36,23 +37,32 @@ _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
     (SystemMessage, "system"),
     (ChatMessage, "chat"),
 )
-THOUGHT_BLOCKS: Final = frozenset(
+REASONING_BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_content"}
 )
-"""Types of the content blocks that are thoughts."""
-_SILENT_BLOCKS: Final = THOUGHT_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-_SILENT_KEYS: Final = frozenset({"id", "index"})  # the keys that streaming leaves in empty blocks
-_SPOKEN: Final = ("audio", "refusal")  # keys of additional_kwargs in which OpenAI answers
+"""Types of the content blocks with reasoning."""
+# types of content blocks that show the user nothing
+_SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
+_SILENT_KEYS: Final = frozenset({"id", "index"})  # keys of the empty blocks that streaming leaves
+_ANSWER_KEYS: Final = ("audio", "refusal")  # keys of additional_kwargs with an answer of OpenAI's
 SHORTENED: Final = "perdure_shortened"
-"""In additional_kwargs, which no provider is sent: what became of a message, whose original is
-longer. `"cut"`: its middle is left out, `"cleared"`: a marker is in its place."""
+"""Key in the additional_kwargs of a message that is shorter than its original in the history.
+
+The value is `"cut"` if the middle of the text was removed, and `"cleared"` if the content was
+replaced by a placeholder. The key is not sent to providers.
+"""
 
 
 class Turn(NamedTuple):
-    """A human message and what follows it; or the messages that no human message precedes."""
+    """A human message and the messages after it, or messages that no human message precedes.
 
-    units: list[Unit]  # what a provider takes of it, a human message first if there is one
-    messages: Messages  # all of it
+    Attributes:
+        units: The units that a provider accepts. A human message is first, if the turn has one.
+        messages: All messages of the turn.
+    """
+
+    units: list[Unit]
+    messages: Messages
 
 
 def role(message: BaseMessage) -> Role:
@@ -70,9 +80,9 @@ def _role_of(kind: type) -> Role:
 def turns(messages: Messages) -> Iterator[range]:
     """Yield the positions of each turn, newest first.
 
-    A human message without content begins a turn only if it is the newest. A human message that
-    brings results of tools does not begin a turn. Messages before the first turn are in none,
-    unless there is no human message: then all messages are one turn.
+    A human message without content begins a turn only if it is the newest human message. A human
+    message that contains tool results does not begin a turn. Messages before the first human
+    message are in no turn. If there is no human message, all messages are one turn.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):
@@ -87,9 +97,9 @@ def turns(messages: Messages) -> Iterator[range]:
 
 
 def says_something(message: BaseMessage) -> bool:
-    """Return whether a message has content that is not blank, apart from thoughts and calls.
+    """Return whether a message has content other than blank text, reasoning and calls.
 
-    A sound, a refusal and a provider's own block are content.
+    Audio, refusals and provider-specific blocks are content.
     """
     content = message.content
     if isinstance(content, str):
@@ -100,7 +110,7 @@ def says_something(message: BaseMessage) -> bool:
     kwargs = message.additional_kwargs
     if not kwargs or not isinstance(message, AIMessage):
         return False
-    return any(map(kwargs.get, _SPOKEN)) or any(map(_has_content, iter_blocks(message)))
+    return any(map(kwargs.get, _ANSWER_KEYS)) or any(map(_has_content, iter_blocks(message)))
 
 
 def has_block(message: BaseMessage, types: frozenset[str]) -> bool:
@@ -112,6 +122,7 @@ def has_block(message: BaseMessage, types: frozenset[str]) -> bool:
 
 
 def _has_content(block: object) -> bool:
+    """Return whether a content block is not blank text, reasoning, a call or an empty block."""
     if not isinstance(block, Mapping):
         return bool(str(block).strip())
     block = unwrap_block(block)

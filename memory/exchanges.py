@@ -1,14 +1,14 @@
-"""Exchanges: the tool calls of a conversation joined with their results, as providers accept them.
+"""Join the tool calls of a conversation with their results, in a form that providers accept.
 
-Where a result is missing, a request says so; where it came late, it moves behind its call. The
-messages themselves stay as they are: a request has copies.
+If a result is missing, a message is added that says so. A result that arrived after the next
+question is moved behind its call. Messages are copied for the request, and never changed in place.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
@@ -25,38 +25,40 @@ from perdure.memory.tool_calls import (
     ANSWERED_BY_MESSAGE,
     STATED,
     Call,
+    build_call_id,
+    build_missing_result,
     call_ids,
     find_calls,
     find_result_ids,
-    new_call_id,
     remove_result_blocks,
     rewrite_calls,
-    state_missing_result,
 )
 
 Purpose = Literal["request", "window", "state"]
-"""Why a conversation is read.
+"""The purpose for which a conversation is read.
 
-`"request"`: a model is to answer it now. `"window"`: it is the beginning of a request, so a call at
-the end may wait for its results. `"state"`: to find out which messages of a state stay. Then no
-message is added or changed, and a call at the end may wait for its results.
+With `"request"`, the messages are sent to a model, which answers them now. With `"window"`, more
+messages are appended before they are sent, so calls at the end may still lack results. With
+`"state"`, the caller decides which messages of a state to keep. Then no message is added or
+changed, and calls at the end may lack results.
 """
 
-NOT_ASKED: Final = "[No message from the user precedes what follows.]"
-"""The text of the human message before the messages that no human message precedes."""
-_HIDING_CALLS: Final = frozenset({"tool_outputs", "function_call"})  # keys of additional_kwargs
-_LOGGED_CALLS: Final = 10_000  # ids of calls that are remembered as logged; then all are forgotten
-_logged: set[tuple[str | None, str]] = set()
+NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
+"""The text of the human message that is added before messages which no human message precedes."""
+# keys of additional_kwargs under which older langchain versions store calls and results
+_CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
+_MAX_LOGGED_CALLS: Final = 10_000  # calls that are remembered as logged; then the set is cleared
+_logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
 
 
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
     """Yield the turns, newest first, with the messages that a provider accepts.
 
-    Messages before the first human message are the oldest turn. In a request it begins with a
-    human message that says so, because some providers refuse others as the first message.
+    Messages before the first human message form the oldest turn. In a request, that turn begins
+    with an added human message, because some providers require a human message at the beginning.
     """
-    late: dict[str, BaseMessage] = {}  # results whose call is in an earlier turn, by its id
+    late: dict[str, BaseMessage] = {}  # results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
     for turn in turns(messages):
         start = turn.start
@@ -68,20 +70,23 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
         own = messages[:start]
         units = _group_units(own, late, purpose, begins_anywhere=True)
         if units and purpose != "state":
-            units.insert(0, (HumanMessage(NOT_ASKED, additional_kwargs={STATED: True}),))
+            units.insert(0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={STATED: True}),))
         if units:
             yield Turn(units, own)
 
 
 def has_all_results(unit: Unit) -> bool:
-    """Return whether no call in a unit waits for a message with its result."""
+    """Return whether each call in a unit that needs a message with its result has one."""
     answered = {uid for message in unit for uid in find_result_ids(message)}
     calls = [call for each in unit if isinstance(each, AIMessage) for call in find_calls(each)]
     return all(call.id in answered for call in calls if call.kind in ANSWERED_BY_MESSAGE)
 
 
 def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
-    """Return the results in `rest` of calls in `old`, which go into the same summary."""
+    """Return the results in `rest` that belong to calls in `old`.
+
+    A summary that replaces a call also has to replace the call's result.
+    """
     missing = {uid for m in old if isinstance(m, AIMessage) for uid in call_ids(m)}
     missing -= {m.tool_call_id for m in old if isinstance(m, ToolMessage)}
     late: list[BaseMessage] = []
@@ -104,7 +109,9 @@ def _group_units(
 ) -> list[Unit]:
     """Return the units of a turn.
 
-    Results in `late` are added to their calls. Results without a call in the turn move there.
+    Results in `late` whose call is in this turn are moved behind the call. Results in this turn
+    whose call is not in it are moved to `late`. `begins_anywhere` says that no human message
+    precedes the turn.
     """
     if not late and not begins_anywhere and (regular := _group_regular_turn(turn)) is not None:
         return regular
@@ -117,20 +124,20 @@ def _group_units(
         unit: list[BaseMessage] = []
         for step in group:
             is_end = is_newest and group is reader.groups[-1] and step is group[-1]
-            unit += step.provider_messages(purpose, is_end)
+            unit += step.build_provider_messages(purpose, is_end)
         first = group[0]
         is_blank = role(first.message) == "human" and not first.stray_ids
         if unit:
             units.append(tuple(unit))
         elif is_blank and first.message is turn[0] and not begins_anywhere:
-            units.append((turn[0],))  # the newest human message counts, although it is blank
+            units.append((turn[0],))  # the human message is included even if it is blank
     return units
 
 
 def _group_regular_turn(turn: Messages) -> list[Unit] | None:
-    """Return the units of a turn in which nothing has to change; None if it is another turn.
+    """Return the units of a turn whose messages need no change, or None for any other turn.
 
-    Most turns are like this, and this takes a third of the time of reading each message in full.
+    Most turns need no change. This function takes a third of the time that `_TurnReader` takes.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -147,7 +154,7 @@ def _group_regular_turn(turn: Messages) -> list[Unit] | None:
             exchange.append(each)
             if not waiting:
                 units.append(tuple(exchange))
-        elif waiting or (units and kind == "human") or not _is_regular(each, kind):
+        elif waiting or (units and kind == "human") or not _is_regular_message(each, kind):
             return None
         elif kind == "ai" and each.tool_calls:
             waiting = {call["id"] for call in each.tool_calls if call["id"]}
@@ -159,13 +166,13 @@ def _group_regular_turn(turn: Messages) -> list[Unit] | None:
     return None if waiting else units
 
 
-def _is_regular(message: Any, kind: Role) -> bool:
-    """Return whether a message has nothing but text, and calls that stand in `tool_calls`."""
+def _is_regular_message(message: Any, kind: Role) -> bool:
+    """Return whether a message has only text, and calls that are all listed in `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or kind == "other":
         return False
     if kind == "ai":
-        if message.invalid_tool_calls or (kwargs and not _HIDING_CALLS.isdisjoint(kwargs)):
+        if message.invalid_tool_calls or (kwargs and not _CALL_KEYS.isdisjoint(kwargs)):
             return False
         if message.tool_calls:
             return True
@@ -175,106 +182,130 @@ def _is_regular(message: Any, kind: Role) -> bool:
 class _Step:
     """A message with the results of its calls."""
 
-    __slots__ = ("answers", "calls", "message", "results", "stray_ids")
+    __slots__ = ("calls", "message", "result_messages", "results", "stray_ids")
 
     def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
         self.message, self.calls = message, calls
-        self.stray_ids = stray_ids  # of calls that are missing, whose results the message brings
-        self.results: dict[int, BaseMessage] = {}  # by the position of the call in `calls`
-        self.answers: list[BaseMessage] = []  # the messages with results, except AI messages
+        self.stray_ids = stray_ids  # ids of missing calls whose results are in this message
+        # messages with the results, by the position of the call in `calls`
+        self.results: dict[int, BaseMessage] = {}
+        # distinct messages in `results`, except AI messages, which are steps of their own
+        self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
-        """Note the message that has the result of a call."""
+        """Record `message` as the result of the call at `position`."""
         self.results[position] = message
-        is_noted = any(message is each for each in self.answers)
-        if not isinstance(message, AIMessage) and not is_noted:  # those have steps of their own
-            self.answers.append(message)
+        is_recorded = any(message is each for each in self.result_messages)
+        if not isinstance(message, AIMessage) and not is_recorded:
+            self.result_messages.append(message)
 
-    def provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
-        """Return the message and the results, for a provider; nothing if it would refuse them.
+    def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
+        """Return the message and its results in a form that a provider accepts.
 
-        `is_end` says that nothing but results follows the message.
+        The list is empty if nothing of the message can be sent. `is_end` says that only results
+        follow the message in the conversation.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
             return [message] if says_something(message) else []
         missing = [n for n in range(len(calls)) if n not in self.results]
-        if not missing and not self.stray_ids and _are_plain(calls):
-            return [message, *self.answers]
-        waits = is_end and any(calls[n].kind not in ("server", "unparsed") for n in missing)
-        if waits and purpose != "request":
-            return [message, *self.answers]
-        if waits and not self.answers:
+        if not missing and not self.stray_ids and _are_all_in_tool_calls(calls):
+            return [message, *self.result_messages]
+        is_waiting = is_end and any(calls[n].kind not in ("server", "unparsed") for n in missing)
+        if is_waiting and purpose != "request":
+            return [message, *self.result_messages]
+        if is_waiting and not self.result_messages:
             return []
-        made = self._request_messages(missing, is_end)
+        request_messages = self._build_request_messages(missing, is_end)
         if purpose == "state":
-            return [message, *self.answers] if made else []
+            return [message, *self.result_messages] if request_messages else []
         if purpose == "request":
-            _log_missing([calls[n] for n in missing if calls[n].kind != "unparsed"])
-        return made
+            _log_missing_results([calls[n] for n in missing if calls[n].kind != "unparsed"])
+        return request_messages
 
-    def _request_messages(self, missing: list[int], is_end: bool) -> list[BaseMessage]:
+    def _build_request_messages(self, missing: list[int], is_end: bool) -> list[BaseMessage]:
+        """Return copies of the message and its results that state which results are missing.
+
+        `missing` are the positions in `calls` of the calls without a result.
+        """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
             changed = remove_result_blocks(message, self.stray_ids)
             return [changed] if says_something(changed) else []
         removed, new_ids = set[int](), dict[int, str]()
-        stated: list[BaseMessage] = []
+        missing_results: list[BaseMessage] = []
         seen: set[str | None] = {None, ""}
         for n, call in enumerate(calls):
             if n in missing:
                 if call.kind == "server" and is_end:
-                    continue  # the provider goes on with it
-                if call.kind in ("client", "server", "unparsed") or _is_repetition(
+                    continue  # the provider continues this call in its next answer
+                if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
                 ):
                     removed.add(n)
                     continue
             uid = call.id
             if uid in seen and call.kind in ("tool", "custom", "unparsed"):
-                new_ids[n] = uid = new_call_id(message, call, n)
+                new_ids[n] = uid = build_call_id(message, call, n)
             seen.add(uid)
             if n in missing:
-                stated.append(state_missing_result(call, uid or ""))
+                missing_results.append(build_missing_result(call, uid or ""))
         changed = rewrite_calls(
             message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
-        answers = self._rename_results(new_ids) + stated
-        is_empty = not answers and not changed.tool_calls and not says_something(changed)
-        return [] if is_empty else [changed, *answers]
+        results = self._replace_result_ids(new_ids) + missing_results
+        is_empty = not results and not changed.tool_calls and not says_something(changed)
+        return [] if is_empty else [changed, *results]
 
-    def _rename_results(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the results, under the new ids of their calls."""
+    def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
+        """Return the messages with results, with the new ids of their calls.
+
+        `new_ids` has the new id by the position of the call in `calls`.
+        """
         if not new_ids:
-            return self.answers
-        named = {id(self.results[n]): uid for n, uid in new_ids.items() if n in self.results}
+            return self.result_messages
+        new_id_of = {id(self.results[n]): uid for n, uid in new_ids.items() if n in self.results}
         return [
-            each.model_copy(update={"tool_call_id": named[id(each)]})
-            if isinstance(each, ToolMessage) and id(each) in named
+            each.model_copy(update={"tool_call_id": new_id_of[id(each)]})
+            if isinstance(each, ToolMessage) and id(each) in new_id_of
             else each
-            for each in self.answers
+            for each in self.result_messages
         ]
 
 
+class _PendingCall(NamedTuple):
+    """A call for which no result has been read yet.
+
+    Attributes:
+        group: The group of steps that contains the call.
+        step: The step that contains the call.
+        position: The position of the call in `step.calls`.
+    """
+
+    group: list[_Step]
+    step: _Step
+    position: int
+
+
 class _TurnReader:
-    """Joins the messages of one turn to groups that stay or go together."""
+    """Groups the messages of one turn that must be kept or removed together."""
 
     def __init__(self) -> None:
         self.groups: list[list[_Step]] = []
-        # by the id of a call that the turn has: the places that wait for its result
-        self._waiting: dict[str, list[tuple[list[_Step], _Step, int]]] = {}
-        self._strays: list[ToolMessage] = []  # results whose call the turn does not have
+        # all call ids of the turn, each with the calls that have this id and no result yet
+        self._pending: dict[str, list[_PendingCall]] = {}
+        self._strays: list[ToolMessage] = []  # results whose call is not in the turn
 
     def add_message(self, message: BaseMessage) -> None:
-        """Add the next message of the turn to a group, or to a new one."""
+        """Add the next message of the turn to the group of its call, or to a new group."""
         kind = role(message)
         if kind == "system":
             return
         calls = find_calls(message) if isinstance(message, AIMessage) else []
         result_ids = [] if kind == "chat" else find_result_ids(message)
-        # a provider may call and answer within one message
+        # a provider may put a call and its result into one message
         own = {call.id for call in calls}.intersection(result_ids)
-        group, stray_ids = self._add_results(message, [u for u in result_ids if u not in own])
+        group, stray_ids = self._attach_results(message, [u for u in result_ids if u not in own])
         if kind in ("tool", "other") or (kind == "human" and group is not None):
             return
         if group is None:
@@ -282,66 +313,70 @@ class _TurnReader:
             self.groups.append(group)
         step = _Step(message, calls, stray_ids)
         group.append(step)
-        waiting: dict[str, list[tuple[list[_Step], _Step, int]]] = {}
+        pending: dict[str, list[_PendingCall]] = {}
         for position, call in enumerate(calls):
-            places = waiting.setdefault(call.id or "", [])
+            same_id = pending.setdefault(call.id or "", [])
             if call.id in own:
                 step.add_result(position, message)
             elif call.id is not None:
-                places.append((group, step, position))
-        self._waiting |= waiting  # results belong to the last call with their id
+                same_id.append(_PendingCall(group, step, position))
+        self._pending |= pending  # results belong to the last message that calls with their id
 
-    def _add_results(
+    def _attach_results(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_Step] | None, list[str]]:
-        """Add the results in a message to their calls.
+        """Attach the results in a message to their calls.
 
-        Return the group of the calls, None without one, and the ids whose call is missing.
+        Return the group that contains the calls, or None if there is none, and the ids of results
+        in content blocks that have no call.
         """
         group: list[_Step] | None = None
         stray_ids: list[str] = []
         for uid in result_ids:
-            if self._waiting.get(uid):
-                group, step, position = self._waiting[uid].pop(0)
+            if self._pending.get(uid):
+                group, step, position = self._pending[uid].pop(0)
                 step.add_result(position, message)
-            elif isinstance(message, ToolMessage) and uid not in self._waiting:
+            elif isinstance(message, ToolMessage) and uid not in self._pending:
                 self._strays.append(message)
             else:
                 stray_ids.append(uid)
         return group, stray_ids
 
     def move_late_results(self, late: dict[str, BaseMessage]) -> None:
-        """Add late results to the calls that lack one. Move this turn's strays to `late`."""
-        for uid in self._waiting.keys() & late.keys():
+        """Attach results in `late` to the calls of this turn that have no result.
+
+        Then add this turn's results without a call to `late`.
+        """
+        for uid in self._pending.keys() & late.keys():
             result = late.pop(uid)
-            if self._waiting[uid]:
-                _, step, position = self._waiting[uid].pop(0)
+            if self._pending[uid]:
+                _, step, position = self._pending[uid].pop(0)
                 step.add_result(position, result)
         for stray in reversed(self._strays):
-            late[stray.tool_call_id] = stray  # the first of several counts
+            late[stray.tool_call_id] = stray  # of several results with one id, keep the first
 
 
-def _are_plain(calls: list[Call]) -> bool:
-    """Return whether calls stand in `tool_calls`, each with an id of its own."""
+def _are_all_in_tool_calls(calls: list[Call]) -> bool:
+    """Return whether all calls are listed in `tool_calls` and have unique ids."""
     ids = {call.id for call in calls if call.id and call.place is not None}
     return len(ids) == len(calls)
 
 
-def _is_repetition(message: AIMessage, calls: list[Call], position: int) -> bool:
-    """Return whether a call is the same as an earlier one of the message, its id included."""
+def _is_duplicate_call(message: AIMessage, calls: list[Call], position: int) -> bool:
+    """Return whether an earlier call of the message has the same id, name and arguments."""
     entries, place = message.tool_calls, calls[position].place
     if calls[position].kind == "unparsed" or place is None:
         return False
     return any(entries[place] == entry for entry in entries[:place])
 
 
-def _log_missing(calls: list[Call]) -> None:
-    """Log each call without a result once."""
+def _log_missing_results(calls: list[Call]) -> None:
+    """Log a warning for each call without a result, once in the process."""
     for call in calls:
-        if len(_logged) >= _LOGGED_CALLS:
-            _logged.clear()
-        if (call.id, call.name) not in _logged:
-            _logged.add((call.id, call.name))
+        if len(_logged_calls) >= _MAX_LOGGED_CALLS:
+            _logged_calls.clear()
+        if (call.id, call.name) not in _logged_calls:
+            _logged_calls.add((call.id, call.name))
             _LOG.warning(
                 "the tool call %r of %r has no stored result; the model is told that it is not "
                 "known whether the call took effect",

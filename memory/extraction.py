@@ -41,10 +41,10 @@ from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExt
 from perdure.memory.gate import Gate
 from perdure.memory.loaded_thread import (
     LoadedThread,
+    begin_loading_thread,
+    find_run_thread,
     is_any_erased,
-    thread_as_stored,
-    thread_of_run,
-    without_erased,
+    remove_erased,
 )
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
@@ -173,7 +173,7 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         async def reads(mark: Watermark) -> ThreadHistory:
-            pipeline.loaded = await thread_as_stored(self.saver, thread_id)
+            pipeline.loaded = await begin_loading_thread(self.saver, thread_id)
             return await thread_messages.read_history(
                 self.saver, thread_id, self.messages_key, mark.ids
             )
@@ -201,10 +201,10 @@ def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | N
 
 @dataclass(slots=True)
 class Pipeline:
-    """Messages → extractor → gate → one transaction with the watermark.
+    """Passes messages to the extractor and the gate, and writes the result with the watermark.
 
-    A proposal that rests on a message which was erased meanwhile is dropped, and the thread is read
-    again.
+    The memories and the watermark are written in one transaction. If a source message of a proposal
+    was erased meanwhile, the proposal is dropped and the thread is read again.
     """
 
     extractor: Extractor
@@ -212,7 +212,8 @@ class Pipeline:
     batch: int
     scope: Scope
     guards: bool = True  # whether to write a watermark before the first messages are read
-    loaded: LoadedThread | None = None  # the thread as of when its messages were read
+    # the thread, with the time at which its messages were read; None if perdure does not store it
+    loaded: LoadedThread | None = None
 
     async def extracting(self, thread_id: str, reads: Reads) -> ExtractionReport:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
@@ -270,8 +271,8 @@ class Pipeline:
         """Write a proposal with the watermark.
 
         Returns:
-            What was written, or None if another extraction was quicker, or one of the messages was
-            erased meanwhile.
+            The changes that were written, or None if another extraction wrote first or a source
+            message was erased meanwhile.
         """
         thread_id, read = batch.thread_id, [*batch.before, *batch.messages]
         adapter, put, tries = self.scope.adapter, self._put(after, thread_id), count()
@@ -333,12 +334,12 @@ class RememberTurns(Learner):
                 'config={"configurable": {"thread_id": "…"}}'
             )
         adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
-        loaded, reading = thread_of_run(config), count()
+        loaded, reading = find_run_thread(config), count()
 
         async def reads(mark: Watermark) -> ThreadHistory:
             unread = _from_known(mark, messages)
-            if next(reading):  # some may have been erased meanwhile
-                unread = await without_erased(loaded, unread)
+            if next(reading):  # a second read; messages may have been erased since the first
+                unread = await remove_erased(loaded, unread)
             history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
             newest = [*map(role, (message.message for message in reversed(history.messages)))]

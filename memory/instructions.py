@@ -20,7 +20,7 @@ from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.changes import TRIES, written
 from perdure.memory.conversation import Messages
-from perdure.memory.loaded_thread import is_any_erased, thread_of_run, without_erased
+from perdure.memory.loaded_thread import find_run_thread, is_any_erased, remove_erased
 from perdure.memory.model_call import RefusedAnswer, fault_of, model_call, text_of
 from perdure.memory.nodes import Learner, MessagesNode, Shown, channel, checked
 from perdure.memory.options import choice, instance, text, whole
@@ -279,8 +279,8 @@ class UpdateInstructions(Learner):
         self, messages: Messages, config: RunnableConfig | None = None, *, feedback: Any = None
     ) -> InstructionsVersion:
         """Learn from messages. Returns what holds then."""
-        loaded = thread_of_run(config)
-        messages = await without_erased(loaded, checked(messages, "the messages"))
+        loaded = find_run_thread(config)
+        messages = await remove_erased(loaded, checked(messages, "the messages"))
         units = units_of(messages)
         place = self._instructions.place(config)
         if not units and not feedback:
@@ -288,7 +288,7 @@ class UpdateInstructions(Learner):
 
         async def rewritten(previous: str) -> str:
             made = await self._rewritten(config, units, feedback, previous)
-            # a rewrite that rests on a message which was erased meanwhile is dropped
+            # drop the rewrite if one of its source messages was erased meanwhile
             return previous if await is_any_erased(loaded, messages) else made
 
         try:

@@ -1,7 +1,7 @@
-"""Messages that were erased from a thread while something that had loaded them was under way.
+"""Find messages that were erased from a thread after a run or an extraction had loaded them.
 
-What learns from messages, such as a summary or an extraction, may ask a model for minutes. It asks
-here before it writes, and writes nothing that rests on an erased message.
+A summary or an extraction may wait for a model for minutes after it loaded the messages. Before it
+writes a result, it checks here that none of its source messages has been erased meanwhile.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from perdure.effects import calling
 
 
 class LoadedThread(NamedTuple):
-    """A thread as it was at the time when its messages were loaded.
+    """A thread, with the time at which its messages were loaded.
 
     Attributes:
-        saver: The checkpointer of the thread.
-        thread_id: The thread.
-        since: The config of the run that loaded the thread, or what `Checkpointer.removals` told
-            before the messages were read.
+        saver: The checkpointer that stores the thread.
+        thread_id: The id of the thread.
+        since: The config of the run that loaded the thread, or the number that
+            `Checkpointer.removals` returned before the messages were read.
     """
 
     saver: Checkpointer
     thread_id: str
     since: int | RunnableConfig
 
-    async def erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
-        """Return for each message whether it was erased since."""
-        given = self.thread_id, messages
-        erased: list[bool] = await calling(self.saver, "removed", *given, since=self.since)
+    async def check_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
+        """Return for each message whether it has been erased since the thread was loaded."""
+        arguments = self.thread_id, messages
+        erased: list[bool] = await calling(self.saver, "removed", *arguments, since=self.since)
         return erased
 
 
-async def without_erased(
+async def remove_erased(
     loaded: LoadedThread | None, messages: Sequence[BaseMessage]
 ) -> Sequence[BaseMessage]:
-    """Return the messages that were not erased since they were loaded."""
+    """Return the messages that have not been erased since they were loaded."""
     if loaded is None or not messages:
         return messages
-    erased = await loaded.erased(messages)
+    erased = await loaded.check_erased(messages)
     if not any(erased):
         return messages
-    return [message for message, gone in zip(messages, erased, strict=True) if not gone]
+    return [message for message, is_erased in zip(messages, erased, strict=True) if not is_erased]
 
 
 async def is_any_erased(loaded: LoadedThread | None, messages: Sequence[BaseMessage]) -> bool:
-    """Return whether one of the messages was erased since they were loaded."""
-    return loaded is not None and bool(messages) and any(await loaded.erased(messages))
+    """Return whether any of the messages has been erased since it was loaded."""
+    return loaded is not None and bool(messages) and any(await loaded.check_erased(messages))
 
 
-def thread_of_run(config: RunnableConfig | None) -> LoadedThread | None:
-    """Return the thread of a run, or None if no checkpointer of perdure stores it."""
+def find_run_thread(config: RunnableConfig | None) -> LoadedThread | None:
+    """Return the thread of a run, or None if the thread is not in a perdure checkpointer."""
     config = ensure_config(config)
     configurable = config["configurable"]
     thread_id = configurable.get("thread_id")
@@ -66,8 +66,11 @@ def thread_of_run(config: RunnableConfig | None) -> LoadedThread | None:
     return None
 
 
-async def thread_as_stored(saver: object, thread_id: str) -> LoadedThread | None:
-    """Return a thread whose messages are read next, or None if perdure does not store it."""
+async def begin_loading_thread(saver: object, thread_id: str) -> LoadedThread | None:
+    """Return a thread whose messages the caller will read next.
+
+    None is returned if `saver` is not a perdure checkpointer.
+    """
     if not isinstance(saver, Checkpointer):
         return None
     return LoadedThread(saver, thread_id, await calling(saver, "removals", thread_id))

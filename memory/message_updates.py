@@ -1,4 +1,4 @@
-"""Lists of messages by id: merging messages with the same id, and updates that change a channel."""
+"""Merge messages that have the same id, and build updates that change a channel of messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perdure.memory.conversation import Messages
 def merge_duplicates(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
-    Of several messages with the same id the last is returned, as `add_messages` does in an update.
-    Messages without an id are all returned. `RemoveMessage`s are dropped. A list without
-    duplicates is returned itself.
+    If several messages have the same id, the last of them is returned, as `add_messages` does in an
+    update. All messages without an id are returned. `RemoveMessage`s are dropped. A list without
+    duplicates is returned unchanged, as the same object.
     """
     if _has_unique_ids(messages):
         return messages
@@ -31,14 +31,14 @@ def merge_duplicates(messages: Messages) -> Messages:
 def update_to(target: Sequence[BaseMessage], current: Messages, key: str) -> list[BaseMessage]:
     """Return the update that changes the channel `key` from `current` to `target`.
 
-    The update removes messages by their ids and adds the messages of `target` that `current` does
-    not have. It is empty if nothing has to change. If `current` has an id twice, the update
-    replaces the whole list, because neither `add_messages` nor a `DeltaChannel` can remove one of
-    two messages with the same id.
+    The update removes messages by their ids and adds the messages of `target` that are not in
+    `current`. If nothing has to change, the update is empty. If two messages in `current` have the
+    same id, the update replaces the whole list, because neither `add_messages` nor a `DeltaChannel`
+    can remove one of two messages with the same id.
 
     Raises:
-        InvalidMessages: Something has to change and the messages have no ids, or the reducer of
-            the channel stored an earlier removal instead of applying it.
+        InvalidMessages: The channel has to change, and its messages have no ids or its reducer
+            stored an earlier `RemoveMessage` instead of applying it.
     """
     present = set(map(id, current))
     changed = [message for message in target if id(message) not in present]
@@ -68,6 +68,7 @@ def check_ids(messages: Messages, key: str) -> None:
 
 
 def _has_unique_ids(messages: Messages) -> bool:
+    """Return whether no two messages have the same id, and none is a `RemoveMessage`."""
     ids = {message.id for message in messages}
     if None in ids:
         named = [message.id for message in messages if message.id is not None]

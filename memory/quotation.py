@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage
 
-from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, role
+from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, role
 from perdure.memory.tool_calls import find_calls, read_arguments
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def fitting(
 _TOOL_CHARS: Final = 2_000  # that are shown of a tool's result, or of the arguments of a call
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
-_UNSHOWN: Final = THOUGHT_BLOCKS | CALL_BLOCKS | {"tool_call_chunk", "invalid_tool_call"}
+_UNSHOWN: Final = REASONING_BLOCKS | CALL_BLOCKS | {"tool_call_chunk", "invalid_tool_call"}
 _NAMES: Final = {
     **{"image_url": "image", "input_image": "image", "image_file": "image"},
     **{"input_audio": "audio", "input_file": "file"},

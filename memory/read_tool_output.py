@@ -1,6 +1,6 @@
-"""`read_tool_output`: a tool with which a model reads a tool result that its context has lost.
+"""`read_tool_output`, a tool with which a model reads an earlier tool result again.
 
-The original of a result that was cleared, trimmed or summarised is in the history of the thread.
+The history of the thread has the original of each result that was cleared, trimmed or summarised.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ READ: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
 view. Use it instead of calling the tool a second time. It reads results of this conversation \
 only, and returns a long result in pages."""
-_LIMIT: Final = 20_000  # characters of a result that one call returns by default
-_MIN_LIMIT: Final = 100
-_PAGE: Final = 256  # history items that are decoded at a time, from the newest backwards
-_SHOWN_ID: Final = 80  # characters of an id that an answer to the model repeats
+_DEFAULT_LIMIT: Final = 20_000  # characters of a result that one call returns at most
+_MIN_LIMIT: Final = 100  # smallest value of `limit` that is accepted, in characters
+_PAGE_ITEMS: Final = 256  # history items that are decoded at a time, starting with the newest
+_MAX_SHOWN_ID: Final = 80  # characters of an unknown call id that are repeated to the model
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
 _START: Final = "The character at which to begin; 0 is the beginning of the result."
 
 
 class _ReadTool(ToolOutputReader, StructuredTool):
-    """The tool that `read_tool_output` returns."""
+    """The class of the tools that `read_tool_output` returns."""
 
 
 def read_tool_output(
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     *,
-    limit: int = _LIMIT,
+    limit: int = _DEFAULT_LIMIT,
     name: str = "read_tool_output",
     description: str = READ,
     messages_key: str = "messages",
@@ -53,20 +53,20 @@ def read_tool_output(
 
     The model passes the id of the tool call. The tool looks for the result in the state of the run,
     then in the history of the graph's namespace up to the run's checkpoint, then in the histories
-    of the graphs around it. If the state has only a shortened form of the result, the other
-    namespaces of the same thread are searched for that message. Other threads are never read.
+    of its parent graphs. If the state has only a shortened form of the result, the other namespaces
+    of the same thread are searched for that message. Other threads are never read.
 
-    A result of at most `limit` characters is returned as it was stored. A longer one is returned in
-    pages: the model passes `start` to read on. If no result is found, because the id is unknown,
-    erased or of another thread, the model gets a sentence that says so.
+    A result of at most `limit` characters is returned as it was stored. A longer result is returned
+    in pages. The model passes `start` to read the next page. If no result is found, because the id
+    is unknown or erased or belongs to another thread, the tool returns a sentence that says so.
 
     Args:
-        checkpointer: A checkpointer of perdure's; None: the one of the graph in which the tool
-            runs. If that is another library's, only the state of the run is read.
-        limit: The most characters of a result that one call returns, 100 at least.
-        name: The name of the tool. No other tool of the agent may have it.
-        description: Tells the model when to use the tool.
-        messages_key: The channel of the messages.
+        checkpointer: A perdure checkpointer. With None, the checkpointer of the graph in which the
+            tool runs is used. If that is another library's, only the state of the run is read.
+        limit: The maximum number of characters of a result that one call returns, at least 100.
+        name: The name of the tool. No other tool of the agent may have the same name.
+        description: The text that tells the model when to use the tool.
+        messages_key: The name of the channel with the messages.
     """
     whole("limit", limit, _MIN_LIMIT)
     channel = text("messages_key", messages_key, "the name of a channel")
@@ -82,26 +82,26 @@ def read_tool_output(
     async def read(values: Mapping[str, Any], attribution: Attribution) -> Any:
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
-        saver = checkpointer or _checkpointer_of_run(config)
+        saver = checkpointer or _find_checkpointer(config)
         result = await _find_result(saver, config, channel, call_id, attribution.messages)
         if result is None:
             raise ToolException(
-                f"No result of the tool call {quoted(call_id[:_SHOWN_ID])} is stored in this "
+                f"No result of the tool call {quoted(call_id[:_MAX_SHOWN_ID])} is stored in this "
                 "conversation. Check the id, or do without the result."
             )
-        return _page(result, values.get("start") or 0, limit, name)
+        return _select_page(result, values.get("start") or 0, limit, name)
 
     return build_tool(read, name, description, arguments, channel, tool_class=_ReadTool)
 
 
-def _checkpointer_of_run(config: RunnableConfig) -> Any:
+def _find_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    from perdure.checkpointers.checkpointer import Checkpointer  # a run has it imported
+    from perdure.checkpointers.checkpointer import Checkpointer  # imported already within a run
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
-def _page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
+def _select_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
     """Return the content of a result, or the page of its text that begins at `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else said(result)
@@ -128,10 +128,11 @@ async def _find_result(
     call_id: str,
     state: Sequence[BaseMessage],
 ) -> ToolMessage | None:
-    """Return the newest result of a tool call in the run's state, else in its thread's history.
+    """Return the newest result of a tool call from the run's state or from the thread's history.
 
-    A result whose middle was cut out is returned only if its original is not stored. The line that
-    stands for a cleared result is never returned.
+    The history is searched if the state does not have the original. A result whose middle was cut
+    out is returned only if the history does not have the original either. The placeholder of a
+    cleared result is never returned.
     """
     in_state = [m for m in reversed(state) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -158,50 +159,56 @@ class _ThreadHistory:
     thread_id: str
     channel: str
     call_id: str
-    searched: set[str] = field(default_factory=set)  # namespaces
+    searched: set[str] = field(default_factory=set)  # namespaces that were searched already
 
     async def find_in_run(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
-        """Search the namespace of the graph that runs the tool, then those of graphs around it."""
-        # langgraph tells a task the checkpoint of its graph and of each graph around that
+        """Search the namespace of the graph that runs the tool, then those of its parent graphs."""
+        # the config of a task has the checkpoint ids of its graph and of all parent graphs
         checkpoints: Mapping[str, str | None] = configurable.get("checkpoint_map") or {
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
         }
         for namespace in sorted(checkpoints, key=len, reverse=True):
-            found = await self._find(namespace, checkpoints[namespace], None)
+            found = await self._find_in_namespace(namespace, checkpoints[namespace], None)
             if found is not None:
                 return found
         return None
 
     async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
-        """Search the namespaces that were not searched yet for one of these messages."""
+        """Search the namespaces that have not been searched yet for one of these message ids."""
         try:
             thread = await calling(self.saver, "thread", self.thread_id)
         except UnknownThread:
             return None
         for namespace in {*thread.namespaces} - self.searched - {VIEWS}:
-            found = await self._find(namespace, None, message_ids)
+            found = await self._find_in_namespace(namespace, None, message_ids)
             if found is not None:
                 return found
         return None
 
-    async def _find(
+    async def _find_in_namespace(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Search one namespace up to a checkpoint, or up to its head if that is not stored yet."""
+        """Search one namespace up to a checkpoint.
+
+        The whole branch up to the head is searched if the checkpoint is not stored yet.
+        """
         self.searched.add(namespace)
         for uid in dict.fromkeys((checkpoint_id, None)):
             try:
-                return await self._newest(namespace, uid, message_ids)
+                return await self._find_newest(namespace, uid, message_ids)
             except UnknownCheckpoint:
                 continue
             except UnknownThread:
                 return None
         return None
 
-    async def _newest(
+    async def _find_newest(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest original, preferring the way to the checkpoint to other branches."""
+        """Return the newest original result among the ancestors of a checkpoint.
+
+        If they do not contain the result, the newest original of another branch is returned.
+        """
         on_branch: ToolMessage | None = None
         before: int | None = None
         while True:
@@ -212,7 +219,7 @@ class _ThreadHistory:
                 channel=self.channel,
                 checkpoint_ns=namespace,
                 checkpoint_id=checkpoint_id,
-                ends=(0, _PAGE),
+                ends=(0, _PAGE_ITEMS),
                 before=before,
             )
             for item in reversed(items):
@@ -224,6 +231,6 @@ class _ThreadHistory:
                 if not item.branch:
                     return message
                 on_branch = on_branch or message
-            if len(items) < _PAGE:
+            if len(items) < _PAGE_ITEMS:
                 return on_branch
             before = items[0].position

@@ -39,31 +39,31 @@ class Keep(dict[str, Any]):
 def messages(left: Any, right: Any) -> Any:
     """Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
 
-    Accept what `add_messages` accepts (messages in any form, `RemoveMessage`,
-    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list. The messages
-    that are returned have unique ids, also after `REMOVE_ALL_MESSAGES` and if `left` has an id
-    twice: a later message replaces an earlier one with the same id.
+    The update may be everything that `add_messages` accepts (messages in any form,
+    `RemoveMessage`, `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or in a list.
+    The returned messages have unique ids, because a later message replaces an earlier message with
+    the same id. This also holds after `REMOVE_ALL_MESSAGES`, and for duplicates within `left`.
 
     Raises:
-        InvalidUpdate: A keep would separate a tool call from its result.
+        InvalidUpdate: A `Keep` would separate a tool call from its result.
     """
     value: Any = [] if left is None else left
     if not _has_keep(right):
-        return _merge(value, right)
-    value = _merge(value, [])
+        return _merge_messages(value, right)
+    value = _merge_messages(value, [])
     for part in _parts(right):
         if isinstance(part, Mapping):
             value = _cut_messages(list(value), part)
         else:
-            value = _merge(value, part)
+            value = _merge_messages(value, part)
     return value
 
 
-def _merge(left: Any, right: Any) -> Any:
-    """Return what `add_messages` returns, with unique ids.
+def _merge_messages(left: Any, right: Any) -> Any:
+    """Return the result of `add_messages`, with unique ids.
 
-    `add_messages` returns the messages that follow `REMOVE_ALL_MESSAGES` as they are, without
-    merging them or applying removals among them.
+    `add_messages` itself returns the messages that follow `REMOVE_ALL_MESSAGES` unchanged. It
+    neither merges these messages nor applies removals among them.
     """
     merged: Any = add_messages(left, right)
     if merge_duplicates(merged) is merged:
@@ -92,7 +92,7 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
 
 
 def append_new(left: Any, right: Any) -> list[Any]:
-    """Append the elements that a list does not have yet. Reducer for lists of ids.
+    """Append the elements that are not in the list yet. This is a reducer for lists of ids.
 
     With `operator.add`, a list that a subgraph shares with its parent doubles at each call of the
     subgraph, because the subgraph returns the whole list and not only its new elements.
@@ -100,15 +100,15 @@ def append_new(left: Any, right: Any) -> list[Any]:
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
     """
-    for what, ids in (("list", left), ("update", right)):
+    for name, ids in (("list", left), ("update", right)):
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable | None):
-            raise InvalidUpdate(f"the {what} {ids!r:.80} is no list; expected a list of ids")
+            raise InvalidUpdate(f"the {name} is {ids!r:.80}; expected a list of ids")
     try:
         return list(dict.fromkeys(chain(left or (), right or ())))
     except TypeError as exc:
         raise InvalidUpdate(
-            f"the update {right!r:.80} has elements that cannot be compared by hash ({exc}); "
-            "expected ids"
+            f"the list or the update {right!r:.80} has elements that are not hashable ({exc}); "
+            "expected a list of ids"
         ) from exc
 
 

@@ -30,7 +30,7 @@ from perdure.memory.background_summary import (
 from perdure.memory.conversation import Messages, role, turns
 from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
 from perdure.memory.failed_turns import FailedTurns
-from perdure.memory.loaded_thread import is_any_erased, thread_of_run
+from perdure.memory.loaded_thread import find_run_thread, is_any_erased
 from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
 from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MessagesNode, Shown, channel, messages_in
@@ -408,7 +408,7 @@ class Summarize(MessagesNode):
         if chosen.question is not None:
             question = middle_out(rendered(chosen.question), _QUESTION_CHARS)
             units = [*turns, question, *steps]
-        loaded = thread_of_run(config)
+        loaded = find_run_thread(config)
         text = await request.summary(previous["text"] if previous else "", units)
         if await is_any_erased(loaded, chosen.messages):
             self._failed.note_failure(messages)  # the next turn summarises what is left

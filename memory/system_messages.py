@@ -1,7 +1,7 @@
-"""System messages: those of the request and of the thread, joined in one.
+"""Join the system messages of a request and of its thread into one message.
 
-Providers accept one system message, in front. In LangChain system messages add up, so none replaces
-another: the first is the request's own, and those of the thread follow in their order.
+Providers accept a single system message, at the beginning. The content of the request's own system
+message comes first, and the content of the thread's system messages follows in their order.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from perdure.memory.conversation import Messages, says_something
 
 SUMMARY_MARK: Final = "perdure_summary"
-"""Key in the additional_kwargs of a system message with a summary. No provider is sent it."""
+"""Key in the additional_kwargs of a system message that contains a summary.
+
+The key is not sent to providers.
+"""
 INSTRUCTIONS: Final = "instructions"
-"""Key in the value of `SUMMARY_MARK`: the content of the message without the summary, or None."""
+"""Key in the value of `SUMMARY_MARK`. Its value is the message's content without the summary.
+
+The value is None if the summary is the whole content.
+"""
 
 
 def find_system_messages(messages: Messages) -> list[BaseMessage]:
-    """Return the system messages that say something, in their order, equal ones once."""
-    # most conversations have none, which their few classes show without a look at each message
+    """Return the system messages that have content, in their order and without duplicates."""
+    # most conversations have no system message; comparing the few distinct classes is quick
     kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
     if not kinds:
         return []
@@ -34,10 +40,11 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
 
 
 def join_system_messages(messages: Messages) -> BaseMessage | None:
-    """Return one message with the content of all; the message itself if there is only one.
+    """Return one message with the content of all `messages`.
 
-    It is a copy of the first. Content blocks stay as they are, so that a provider's cache marks in
-    them keep their places.
+    The result is a copy of the first message with the joined content. A single message is returned
+    itself, and None if there is no message. Content blocks are not changed, so that a provider's
+    cache marks in them remain valid.
     """
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -53,9 +60,10 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 
 
 def join_contents(contents: list[Any]) -> Any:
-    """Return the contents of messages as one: text with blank lines between, or a list of blocks.
+    """Return the contents of several messages as the content of one message.
 
-    None stands for no content.
+    Contents that are all text are joined with blank lines. Otherwise the result is a list of
+    content blocks. It is None if `contents` is empty.
     """
     if not contents:
         return None
@@ -64,7 +72,7 @@ def join_contents(contents: list[Any]) -> Any:
     return list(chain.from_iterable(map(_as_blocks, contents)))
 
 
-def system_text(message: BaseMessage) -> str:
+def read_system_text(message: BaseMessage) -> str:
     """Return the text of a system message, with a blank line between its blocks."""
     blocks = _as_blocks(message.content)
     texts = (block if isinstance(block, str) else block.get("text") for block in blocks)
@@ -72,7 +80,10 @@ def system_text(message: BaseMessage) -> str:
 
 
 def _content_without_summary(message: BaseMessage) -> Any:
-    """Return the content of a system message without the summary in it; None if that is all."""
+    """Return the content of a system message without its summary.
+
+    None is returned if the summary is the whole content.
+    """
     mark = message.additional_kwargs.get(SUMMARY_MARK)
     return message.content if mark is None else mark[INSTRUCTIONS]
 
@@ -82,7 +93,7 @@ def _as_blocks(content: Any) -> list[Any]:
 
 
 def _comparison_key(content: Any) -> Hashable:
-    """Return a value that is equal for contents that tell a model the same."""
+    """Return a hashable value that is equal for contents with the same text or the same blocks."""
     blocks = _as_blocks(content)
     texts = [each if isinstance(each, str) else each.get("text") for each in blocks]
     is_text = all(isinstance(b, str) or b.get("type") == "text" for b in blocks)

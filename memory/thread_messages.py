@@ -176,9 +176,10 @@ async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[Ch
 
 
 def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Return each message once, at its first place; `versions` say whether the state may have it.
+    """Return each message once, in the order of first occurrence.
 
-    If the state has a shortened version of a message, or none, the last whole version is taken.
+    Each version has a flag that says whether the state may contain the version. If the state has
+    only a shortened version of a message, or none, the last complete version is returned.
     """
     latest: dict[str, ThreadMessage] = {}
     settled: set[str] = set()

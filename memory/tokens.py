@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
-from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
+from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, has_block, role
 from perdure.memory.counting_functions import CountingFunction, find_counting_method
 from perdure.memory.options import instance
 from perdure.memory.token_estimates import (
@@ -171,7 +171,7 @@ class TokenCounter:
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _ratio(self, message: BaseMessage) -> float:
-        if has_block(message, THOUGHT_BLOCKS):
+        if has_block(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.message(message) - _FRAME
         return max(1.0, answer_tokens(message) / estimated) if estimated >= _MEASURABLE else 1.0

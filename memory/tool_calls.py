@@ -1,8 +1,8 @@
 """Tool calls and their results, in all forms in which providers and langchain store them.
 
-A call stands in `tool_calls`, in `invalid_tool_calls`, in a block of the content, in the older
-`additional_kwargs["tool_outputs"]` or in `additional_kwargs["function_call"]`. Its result is a
-`ToolMessage`, a `FunctionMessage`, or a block of a later message.
+A call is an entry of `tool_calls` or `invalid_tool_calls`, a content block, an entry of the older
+`additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. Its result is a
+`ToolMessage`, a `FunctionMessage`, or a content block of a later message.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import Any, Final, Literal, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, ToolMessage
 
 NO_RESULT: Final = "no result is stored: it is not known whether this call took effect"
-"""The text that a request has in place of a result that the conversation lacks."""
+"""The content of the message that a request contains in place of a missing result."""
 STATED: Final = "perdure_stated"
-"""Key in the additional_kwargs of a message that only a request has. No provider is sent it."""
+"""Key in the additional_kwargs of a message that perdure adds to a request and never stores.
+
+The key is not sent to providers.
+"""
 
 CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call", "custom_tool_call"})
-"""Types of the content blocks that repeat an entry of `tool_calls`, or stand in its place."""
+"""Types of the content blocks that repeat an entry of `tool_calls` or replace the entry."""
 
 _CLIENT_CALLS: Final[Mapping[str, str]] = {
     "tool_use": "id",
@@ -34,7 +37,7 @@ _CLIENT_CALLS: Final[Mapping[str, str]] = {
     "shell_call": "call_id",
     "mcp_approval_request": "id",
 }
-"""Types of the blocks with a call that the application answers, with the key of the call's id."""
+"""Types of content blocks with calls that the application answers, and the key of the call's id."""
 
 _SERVER_CALLS: Final[Mapping[str, str]] = {
     "server_tool_use": "id",
@@ -42,7 +45,7 @@ _SERVER_CALLS: Final[Mapping[str, str]] = {
     "server_tool_call": "id",
     "tool_search_call": "call_id",
 }
-"""Types of the blocks with a call that the provider answers, with the key of the call's id."""
+"""Types of content blocks with calls that the provider answers, and the key of the call's id."""
 
 _RESULTS: Final[Mapping[str, str]] = {
     "tool_result": "tool_use_id",
@@ -56,33 +59,36 @@ _RESULTS: Final[Mapping[str, str]] = {
     "tool_search_output": "call_id",
     "mcp_approval_response": "approval_request_id",
 }
-"""Types of the blocks with a result, with the key of the id of the call."""
+"""Types of content blocks with a result, and the key of the id of the call."""
 
-_ANTHROPIC_RESULT: Final = "_tool_result"  # end of the types of Anthropic's other result blocks
+# suffix of the types of Anthropic's other result blocks, such as `web_search_tool_result`
+_ANTHROPIC_RESULT: Final = "_tool_result"
 
 CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
-"""How a call is answered.
+"""The kind of a call, which says how the call is answered.
 
-`"tool"`: by a ToolMessage. `"custom"`: by a ToolMessage whose content is a block of its own type.
-`"function"`: by a FunctionMessage. `"client"`: by a message that only the application can make,
-such as a screenshot. `"server"`: by the provider. `"unparsed"`: its arguments could not be read,
-so it never ran.
+- `"tool"` calls are answered by a ToolMessage.
+- `"custom"` calls are answered by a ToolMessage with a block of type `custom_tool_call_output`.
+- `"function"` calls are answered by a FunctionMessage.
+- `"client"` calls are answered by data that only the application has, such as a screenshot.
+- `"server"` calls are answered by the provider.
+- `"unparsed"` calls were never run, because their arguments could not be parsed.
 """
 
-
 ANSWERED_BY_MESSAGE: Final = frozenset({"tool", "custom", "function"})
-"""The kinds of calls for which a message can say that the result is missing."""
+"""Kinds of calls whose missing result can be stated in a message."""
 
 
 class Call(NamedTuple):
     """A call of a tool in an AI message.
 
     Attributes:
-        id: The id by which a result names the call; None or `""` if the call has none.
+        id: The id by which a result refers to the call; None or `""` if the call has no id.
         name: The name of the tool, or `""`.
         kind: How the call is answered.
-        place: The position in `tool_calls`, or in `invalid_tool_calls` if the call is unparsed.
-        block: The content block of a call that is in neither of these lists.
+        place: The position of the call in `tool_calls`, or in `invalid_tool_calls` if its kind is
+            `"unparsed"`; None if the call is in neither list.
+        block: The content block of a call that is in neither list.
     """
 
     id: str | None
@@ -100,7 +106,7 @@ def find_calls(message: AIMessage) -> list[Call]:
         message.additional_kwargs,
     )
     if not (tool_calls or unparsed or kwargs) and isinstance(message.content, str):
-        return []  # most messages have none
+        return []  # most messages have no calls
     blocks = list(iter_blocks(message))
     custom = {block.get("call_id") for block in blocks if block.get("type") == "custom_tool_call"}
     calls = [
@@ -112,7 +118,7 @@ def find_calls(message: AIMessage) -> list[Call]:
     listed = {call.id for call in calls}
     for block in blocks:
         call = _read_call_block(block)
-        # a block may repeat an entry of `tool_calls`, and may then lack the id
+        # a block that repeats an entry of `tool_calls` may lack the id
         if call is None or call.id in listed or (listed and not call.id):
             continue
         calls.append(call)
@@ -124,12 +130,12 @@ def find_calls(message: AIMessage) -> list[Call]:
 
 
 def call_ids(message: AIMessage) -> list[str | None]:
-    """Return the ids of the calls in a message, also of those that could not be parsed."""
+    """Return the ids of all calls in a message, including calls that could not be parsed."""
     return [call.id for call in find_calls(message)]
 
 
 def find_result_ids(message: BaseMessage) -> list[str]:
-    """Return the ids of the calls whose results a message brings."""
+    """Return the ids of the calls whose results are in a message."""
     if isinstance(message, ToolMessage):
         return [message.tool_call_id]
     if isinstance(message, FunctionMessage):
@@ -139,8 +145,11 @@ def find_result_ids(message: BaseMessage) -> list[str]:
     return [uid for block in iter_blocks(message) if (uid := _result_id(block)) is not None]
 
 
-def has_result_form(message: BaseMessage) -> bool:
-    """Return whether OpenAI takes a result only in a form of its own, such as an image."""
+def requires_result_block(message: BaseMessage) -> bool:
+    """Return whether OpenAI rejects plain text as the content of this tool result.
+
+    The result of a computer call, for example, has to be an image.
+    """
     if not isinstance(message, ToolMessage):
         return False
     if message.additional_kwargs.get("type") == "computer_call_output":
@@ -154,14 +163,17 @@ def iter_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
     for block in () if isinstance(content, str) else content:
         if isinstance(block, dict):
             yield unwrap_block(block)
-    older = message.additional_kwargs.get("tool_outputs")  # of langchain-openai before 1.0
+    older = message.additional_kwargs.get("tool_outputs")  # written by langchain-openai before 1.0
     for block in older if isinstance(older, list) else ():
         if isinstance(block, dict):
             yield block
 
 
 def unwrap_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the provider's block within a block of type `non_standard`; other blocks as is."""
+    """Return the provider's block inside a block of type `non_standard`.
+
+    A block of any other type is returned unchanged.
+    """
     value = block.get("value") if block.get("type") == "non_standard" else None
     return value if isinstance(value, dict) else block
 
@@ -174,18 +186,19 @@ def rewrite_calls(
     new_ids: Mapping[int, str] | None = None,
     stray_ids: Collection[str] = (),
 ) -> AIMessage:
-    """Return a message whose calls a provider accepts; the message itself if nothing changes.
+    """Return a copy of a message whose calls a provider accepts.
 
-    Calls that stand only in the content are added to `tool_calls`, so that the client of each
-    provider sends them in the form that its provider expects.
+    The message itself is returned if nothing has to change. Calls that are only in the content are
+    added to `tool_calls`, so that each provider's client sends them in the form that the provider
+    expects.
 
     Args:
-        message: An AI message.
-        calls: Its calls, from `find_calls`.
-        removed: Positions in `calls` of the calls to leave out. A sentence stands in place of
-            each of them that may have run.
-        new_ids: Other ids for the calls at these positions.
-        stray_ids: Ids of calls whose result blocks are left out of the content.
+        message: The AI message.
+        calls: The calls of the message, from `find_calls`.
+        removed: The positions in `calls` of the calls to remove. Each removed call that may have
+            run is replaced by a sentence.
+        new_ids: New ids of calls, by the position of the call in `calls`.
+        stray_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
     entries: dict[bool, list[Any]] = {False: [], True: []}  # by whether the call is unparsed
@@ -196,22 +209,22 @@ def rewrite_calls(
             entries[call.kind == "unparsed"].append(entry)
     if not (removed or new_ids or stray_ids) and len(entries[False]) == len(message.tool_calls):
         return message
-    is_left_out = _block_test(calls, removed, new_ids, stray_ids)
-    told = [
+    is_removed = _build_block_test(calls, removed, new_ids, stray_ids)
+    sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
         for position in sorted(removed)
         if calls[position].kind in ("client", "server")
     ]
     content: Any = message.content
     if not isinstance(content, str):
-        content = [block for block in content if not is_left_out(block)]
-        content += [{"type": "text", "text": text} for text in told]
-    elif told:
-        content = "\n\n".join([*filter(str.strip, [content]), *told])
+        content = [block for block in content if not is_removed(block)]
+        content += [{"type": "text", "text": text} for text in sentences]
+    elif sentences:
+        content = "\n\n".join([*filter(str.strip, [content]), *sentences])
     kwargs = dict(message.additional_kwargs)
-    kwargs.pop("tool_calls", None)  # langchain-openai sends them if there are no others
+    kwargs.pop("tool_calls", None)  # langchain-openai sends these if `tool_calls` is empty
     if isinstance(older := kwargs.get("tool_outputs"), list):
-        kwargs["tool_outputs"] = [block for block in older if not is_left_out(block)]
+        kwargs["tool_outputs"] = [block for block in older if not is_removed(block)]
         if removed:
             kwargs.pop("reasoning", None)
     changes = {"content": content, "additional_kwargs": kwargs}
@@ -219,18 +232,18 @@ def rewrite_calls(
     return message.model_copy(update=changes)
 
 
-def _block_test(
+def _build_block_test(
     calls: Sequence[Call],
     removed: Collection[int],
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Return a function that says whether a content block is left out; see `rewrite_calls`."""
+    """Return a function that says whether `rewrite_calls` removes a content block."""
     own = {id(calls[n].block) for n in removed if calls[n].block is not None}
-    # clients build the blocks of calls from `tool_calls`, so the content needs none of these
+    # clients build call blocks from `tool_calls`, so these calls need no block in the content
     ids = {calls[n].id for n in (*removed, *new_ids)}
 
-    def is_left_out(block: Any) -> bool:
+    def is_removed(block: Any) -> bool:
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)
@@ -239,35 +252,35 @@ def _block_test(
         call = _read_call_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
-        # OpenAI refuses a thought without the call that it led to
+        # OpenAI refuses a reasoning block without the call that followed the block
         return bool(removed) and inner.get("type") == "reasoning"
 
-    return is_left_out
+    return is_removed
 
 
-def state_missing_result(call: Call, uid: str) -> BaseMessage:
-    """Build the message that says that a call with the id `uid` has no stored result."""
+def build_missing_result(call: Call, uid: str) -> BaseMessage:
+    """Return a result message for a call, with the id `uid`, that says that no result is stored."""
     mark = {STATED: True}
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT
-    if call.kind == "custom":  # the only form that OpenAI accepts for the call
+    if call.kind == "custom":  # OpenAI accepts only this block as the result of a custom call
         content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
     named: dict[str, Any] = {"tool_call_id": uid, "name": call.name or None}
     return ToolMessage(content, **named, status="error", additional_kwargs=mark)
 
 
-def new_call_id(message: BaseMessage, call: Call, position: int) -> str:
-    """Return an id for a call whose own id no result can name; always the same for the same call.
+def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
+    """Return a new id for a call that has no id, or whose id is not unique in its message.
 
-    It has at most 40 characters, as OpenAI requires.
+    The same call always gets the same id. The id has at most 40 characters, as OpenAI requires.
     """
-    known = f"{message.id} {call.id} {position}"
-    return f"call_{blake2b(known.encode(errors='replace'), digest_size=12).hexdigest()}"
+    source = f"{message.id} {call.id} {position}"
+    return f"call_{blake2b(source.encode(errors='replace'), digest_size=12).hexdigest()}"
 
 
 def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> BaseMessage:
-    """Return a copy of a message without the result blocks of the calls with these ids."""
+    """Return a copy of a message without the result blocks of the calls in `stray_ids`."""
     content = [
         block
         for block in message.content
@@ -277,7 +290,10 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 
 
 def _call_entry(message: AIMessage, call: Call) -> Any:
-    """Return the entry of a call for `tool_calls` or `invalid_tool_calls`; None if it has none."""
+    """Return the entry of a call for `tool_calls` or `invalid_tool_calls`.
+
+    None is returned for a call that cannot be an entry of either list.
+    """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
             message.invalid_tool_calls if call.kind == "unparsed" else message.tool_calls
@@ -294,10 +310,10 @@ def _call_entry(message: AIMessage, call: Call) -> Any:
 
 
 def _read_call_block(block: Mapping[str, Any]) -> Call | None:
-    """Return the call in a content block; None if the block is something else."""
+    """Return the call in a content block, or None if the block is not a call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
-        # OpenAI's clients have named the id of a call in either way
+        # OpenAI's clients have used both keys for the id of a call
         uid = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         answered: CallKind = "tool" if kind in CALL_BLOCKS else "client"
@@ -315,7 +331,7 @@ def _read_call_block(block: Mapping[str, Any]) -> Call | None:
 
 
 def _result_id(block: Mapping[str, Any]) -> str | None:
-    """Return the id of the call whose result a content block is; None if it is no result."""
+    """Return the id of the call that a result block answers, or None for any other block."""
     kind = block.get("type")
     if not isinstance(kind, str):
         return None
@@ -327,18 +343,18 @@ def _result_id(block: Mapping[str, Any]) -> str | None:
 
 
 def _function_call_id(name: str | None) -> str:
-    """Return the id of a call of OpenAI's older form, whose result names only the function."""
+    """Return an id for a call in OpenAI's older form, whose result has only the function's name."""
     return f"function {name or ''}"
 
 
 def read_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call in a content block; `{}` if they cannot be read."""
+    """Return the arguments of a call in a content block, or `{}` if they cannot be parsed."""
     if block.get("type") == "custom_tool_call":
-        return {"__arg1": block.get("input")}  # as langchain-openai reads it
-    given: Any = next(
+        return {"__arg1": block.get("input")}  # the key that langchain-openai uses
+    arguments: Any = next(
         (block[key] for key in ("args", "input", "arguments", "action") if block.get(key)), {}
     )
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         with suppress(ValueError):
-            given = json.loads(given)
-    return dict(given) if isinstance(given, Mapping) else {}
+            arguments = json.loads(arguments)
+    return dict(arguments) if isinstance(arguments, Mapping) else {}

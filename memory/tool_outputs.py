@@ -1,4 +1,4 @@
-"""Tool outputs: old bulky results become a line; `expand` reads originals from history."""
+"""Replace old, large tool results by a placeholder; `expand` reads originals from history."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ from perdure.memory.options import instance, text, whole
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import STATED, call_ids, has_result_form
+from perdure.memory.tool_calls import STATED, call_ids, requires_result_block
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-_LEAST: Final = 40  # tokens, so that the placeholder is shorter than what it stands for
+_LEAST: Final = 40  # smallest `min_tokens`, so that the placeholder is shorter than the result
 _AT: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
-    """Marks the tools that `read_tool_output` returns, by which an agent's tools are searched."""
+    """Base class that identifies the tools which `read_tool_output` returns."""
 
 
 class ClearToolOutputs(MessagesNode):
-    """A node that puts a line in place of old, bulky results of tools.
+    """A node that replaces old, large tool results by a placeholder of one line.
 
-    In a graph it replaces them in the state, and history has the originals; in a `view` it shows
-    the line. Results that the model has not answered yet stay.
+    In a graph, the node replaces results in the state, and the history keeps the originals. In a
+    `view`, only the request shows placeholders. Results that the model has not answered yet are
+    not replaced.
 
     Args:
-        keep: How many of the newest results stay as they are, unanswered ones included.
-        min_tokens: Tokens from which a result is cleared, 40 at least.
-        exclude_tools: Names of tools whose results stay.
-        read_tool: The tool of `read_tool_output`, or its name. The line then tells the model to
-            read the result with this tool, where it otherwise advises calling the first tool again.
-            In `MemoryMiddleware` the tool is found among the agent's tools, and a tool that a
-            request does not have is never named. Elsewhere None names no tool.
+        keep: The number of newest results that are not replaced, including unanswered results.
+        min_tokens: The number of tokens from which a result is replaced, at least 40.
+        exclude_tools: The names of tools whose results are not replaced.
+        read_tool: The tool that `read_tool_output` returned, or the tool's name. The placeholder
+            then tells the model to read the result with this tool. Without it, the placeholder
+            advises the model to repeat the call. `MemoryMiddleware` finds the tool among the
+            agent's tools, and placeholders never name a tool that is not in the request.
         token_counter: See `perdure.memory.token_counter`.
     """
 
@@ -74,7 +75,10 @@ class ClearToolOutputs(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the same node for a request with these tools; only one of them may be named."""
+        """Return a copy of this node for requests with these tools.
+
+        Placeholders name `read_tool` only if it is one of the tools.
+        """
         made = copy(self)
         own = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
         named = self.read_tool if self.read_tool in map(_tool_name, tools) else None
@@ -107,8 +111,8 @@ class ClearToolOutputs(MessagesNode):
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         seen = 0
         newest = list(islice(turns, 1))
-        # while results are missing, the exchange before is also left as it is
-        count = 2 if newest and _is_incomplete(newest[0].units[-1]) else 1
+        # if results of the last exchange are missing, the exchange before it is not cleared either
+        count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
         unread = {id(m) for turn in newest for unit in turn.units[-count:] for m in unit}
         for turn in chain(newest, turns):
             units = []
@@ -125,7 +129,7 @@ class ClearToolOutputs(MessagesNode):
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
             return message
-        if has_result_form(message):  # OpenAI takes no text in its place
+        if requires_result_block(message):  # OpenAI would refuse the placeholder
             return message
         tokens = self.counter.message(message)
         if tokens < self.min_tokens:
@@ -145,15 +149,15 @@ clear_tool_outputs = ClearToolOutputs
 
 
 def _tool_name(tool: Any) -> str | None:
-    """Return the name of a tool, which may be an object or a provider's dict."""
+    """Return the name of a tool. The tool may be an object or a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
     return getattr(tool, "name", None)
 
 
-def _is_incomplete(unit: Unit) -> bool:
-    """Return whether results of the calls in an exchange are missing."""
+def _lacks_results(unit: Unit) -> bool:
+    """Return whether an exchange has calls without a stored result."""
     call, *results = unit
     stored = [result for result in results if STATED not in result.additional_kwargs]
     return isinstance(call, AIMessage) and len(call_ids(call)) > len(stored)

@@ -157,10 +157,11 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Return a tool of `tool_class` that answers with the result of `call`, sync and async.
+    """Return a tool of `tool_class` that returns the result of `call` to the model.
 
-    A `ToolException` and arguments that do not fit are answered to the model; all other errors are
-    raised. `key` is the channel whose messages the call gets.
+    The tool can be called synchronously and asynchronously. A `ToolException` or an argument
+    validation error is reported to the model in a `ToolMessage`. All other errors are raised. `key`
+    is the channel whose messages are passed to `call`.
     """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise errors.ConfigurationError(

@@ -31,7 +31,7 @@ from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import has_result_form
+from perdure.memory.tool_calls import requires_result_block
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
@@ -408,7 +408,7 @@ def _levelled(
 
 def _shortened(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
     """A copy without the middle of its longest text; None if no text is long enough."""
-    if has_result_form(message):
+    if requires_result_block(message):
         return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)

@@ -19,9 +19,9 @@ from perdure.memory.extractors import Batch, Proposal, Scope, Usage
 from perdure.memory.gate import Gate
 from perdure.memory.loaded_thread import (
     LoadedThread,
+    find_run_thread,
     is_any_erased,
-    thread_of_run,
-    without_erased,
+    remove_erased,
 )
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
@@ -103,15 +103,15 @@ class UpdateProfile(Learner):
 
     async def _written(self, batch: Batch, scope: Scope) -> ProfileUpdate:
         usage, gate = Usage(), self._extractor.profiles[0].gate
-        loaded = thread_of_run(scope.config)
+        loaded = find_run_thread(scope.config)
         for _ in range(_TRIES):
             proposal = await self._extractor.proposing(batch, scope)
             usage += proposal.usage
             apply = partial(_applied, proposal, gate, scope, batch, loaded)
             made = await written(scope.adapter, apply)
             if not made.puts and await is_any_erased(loaded, _messages_in(batch)):
-                left = {*map(id, await without_erased(loaded, _messages_in(batch)))}
-                messages = [each for each in batch.messages if id(each.message) in left]
+                present = {*map(id, await remove_erased(loaded, _messages_in(batch)))}
+                messages = [each for each in batch.messages if id(each.message) in present]
                 batch = replace(batch, messages=messages)
                 if not messages:
                     return ProfileUpdate((), usage)
@@ -127,9 +127,10 @@ def _messages_in(batch: Batch) -> list[BaseMessage]:
 async def _applied(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> Planned:
-    """Return what is written of all patches.
+    """Return the planned changes of all patches.
 
-    It is nothing if one of them was overtaken, or if a message was erased meanwhile.
+    Nothing is to be written if the profile was changed by another run meanwhile, or if one of the
+    batch's messages was erased meanwhile.
     """
     made = await planned(proposal, gate, scope)
     if await is_any_erased(loaded, _messages_in(batch)):

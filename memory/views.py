@@ -105,7 +105,7 @@ class RecordViews(BaseCallbackHandler):
         checkpoint["channel_values"] = {self._key: [_without_data(each) for each in shown]}
         checkpoint["channel_versions"] = versions
         config = _config(thread_id)
-        # by these the checkpointer knows whether something was erased since the run began
+        # from these the checkpointer learns which erasures happened after the run began
         config["configurable"] |= {"checkpoint_map": {ns: checkpoint_id}, "__runtime": runtime}
         return config, checkpoint, known, versions
 
@@ -227,9 +227,9 @@ def _view(head: CheckpointTuple) -> ModelView:
 
 
 def _place() -> tuple[str, str, str, object] | None:
-    """Return the thread, namespace and checkpoint from which a node runs, and its runtime.
+    """Return the thread id, namespace, checkpoint id and runtime of the node that is running.
 
-    None is returned if no checkpointer saves them.
+    None is returned if the run has no checkpointer.
     """
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):

@@ -32,7 +32,7 @@ from perdure.memory import (
     use_memories,
     view,
 )
-from perdure.memory.exchanges import NOT_ASKED
+from perdure.memory.exchanges import NO_USER_MESSAGE
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.tool_calls import NO_RESULT
 from tests.memory.conversations import Talk, found_block, keys, screenshot, search_block
@@ -263,7 +263,7 @@ def test_what_precedes_the_first_question_is_the_oldest_turn(part: MessagesNode)
     talk = [AIMessage("Reminder", id="m"), calls("1"), result("1"), AIMessage("Done", id="d"), NEXT]
     shown = part(talk)
 
-    assert told(shown)[0] == ("human", NOT_ASKED)
+    assert told(shown)[0] == ("human", NO_USER_MESSAGE)
     assert keys(shown[1:]) == keys(talk)
     assert keys(part(shown)) == keys(shown)
     assert trim(4_000).invoke({"messages": talk}) == {}
