@@ -140,7 +140,8 @@ def measure_request(
         total = max(total, reported)
         if summary:
             first = _find_report(messages, range(start, newest + 1), parts)
-            recent = max(recent, reported - request_tokens(messages[first or newest]))
+            first = newest if first is None else first
+            recent = max(recent, reported - request_tokens(messages[first]))
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 

@@ -283,7 +283,7 @@ def test_new_ids_are_appended_in_order() -> None:
             append_new(["a"], wrong)
         with pytest.raises(InvalidUpdate, match="expected a list of ids"):
             append_new(wrong, ["a"])
-    with pytest.raises(InvalidUpdate, match="expected ids"):
+    with pytest.raises(InvalidUpdate, match="not hashable"):
         append_new(["a"], [["b"]])
 
 

@@ -19,7 +19,9 @@ from pydantic import Field
 from perdure import SQLiteCheckpointer
 from perdure.memory import SummaryState, summarize, token_counter, trim, view
 from perdure.memory.middleware import MemoryMiddleware
+from perdure.memory.request_size import RequestParts, measure_request
 from perdure.memory.summary import Summarize
+from perdure.memory.summary_state import Summary
 
 COUNTER = token_counter("approximate")
 WINDOW = 4_000
@@ -312,3 +314,13 @@ def test_a_plain_graph_tells_its_tools(tmp_path: Any) -> None:
 
     assert state["summary"]["text"] == "the summary"
     assert 2_000 < model.largest[0] <= WINDOW
+
+
+def test_growth_since_a_summary_is_measured_from_the_first_answer_of_a_list() -> None:
+    """Requests grew from 1,000 to 1,700 tokens after the answer at position 0."""
+    messages = [answer(0, 1_000), HumanMessage("why?", id="q1"), answer(1, 1_700)]
+    summary = Summary(text="They spoke of trains.", last=None, count=2)
+
+    size = measure_request(messages, COUNTER, RequestParts(), summary)
+
+    assert size.recent == 700
