@@ -27,7 +27,7 @@ from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
 from perdure.memory.thread_messages import state_values
-from perdure.memory.tool_calls import STATED, call_ids
+from perdure.memory.tool_calls import REQUEST_ONLY, call_ids
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
 _EVICTED: Final = HumanMessage("evicted")
@@ -137,7 +137,7 @@ def checked_messages(messages: Messages, what: str = "the messages") -> list[Bas
     """
     if any(isinstance(message, RemoveMessage) for message in checked(messages, what)):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
-    return [message for message in messages if STATED not in message.additional_kwargs]
+    return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
 def presentable(messages: Messages) -> list[BaseMessage]:

@@ -24,7 +24,7 @@ from perdure.memory.quotation import fitting, quoted, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
 from perdure.memory.run_config import Clock, clock_of, source
-from perdure.memory.summary_state import SUMMARY, SummarizedMessages, summary_of
+from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
@@ -81,19 +81,20 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
-        self.system_prompt: SystemMessage | str | None = None  # that is not among the messages
+        # the system prompt that is sent with the request and is not among the messages
+        self.system_prompt: SystemMessage | str | None = None
         self.max_tokens = whole("max_tokens", max_tokens, 1)
 
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the same node for requests with these tools and this system prompt."""
+        """Return a copy of this node for requests with these tools and this system prompt."""
         made = copy(self)
         made.tools, made.system_prompt = tools, system_prompt
         return made
 
     def for_model(self, model: str | None) -> Self:
-        """Return the same node for requests to this model."""
+        """Return this node, or a copy of it, for requests to this model."""
         if self.counter.model is not None or model is None:
             return self
         made = copy(self)
@@ -101,7 +102,7 @@ class Assemble(MessagesNode):
         return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """The context, as much of the conversation in it as fits."""
+        """Return the context, with as much of the conversation as fits."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -111,21 +112,21 @@ class Assemble(MessagesNode):
             return self._pack_whole(shown, contents)
         counter = self.counter
         while True:
-            system, turns = self._packed(shown, contents, counter)
+            system, turns = self._pack(shown, contents, counter)
             fitted = self.counter.fitted(Shown(system, iter(turns)).messages())
             if fitted.scale <= counter.scale:
                 return Shown(system, iter(turns))
-            # by what its own answers took: a larger scale, so it is a part of what fitted before
+            # a larger scale follows from the remaining answers, so only part of the result fits
             counter, shown = fitted, replace(shown, turns=iter(turns))
 
     def _pack_whole(self, shown: Shown, contents: Mapping[str, Any]) -> Shown:
-        """Return the context by a function that counts whole requests."""
+        """Return the context that fits, with a function that counts whole requests."""
         counter, all_turns = self.counter, list(shown.turns)
         tools, prompt = counter.tools(self.tools), counter.prompt(self.system_prompt)
 
         def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             whole = replace(shown, turns=iter(all_turns))
-            return self._packed(whole, contents, counter, reserve)
+            return self._pack(whole, contents, counter, reserve)
 
         def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = Shown(packed[0], iter(packed[1])).messages()
@@ -134,20 +135,24 @@ class Assemble(MessagesNode):
         system, turns = find_largest(pack, excess, counter.fixed_part, self.max_tokens)
         return Shown(system, iter(turns))
 
-    def _packed(
+    def _pack(
         self,
         shown: Shown,
         contents: Mapping[str, Any],
         counter: TokenCounter,
         reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
+        """Return the system message with all parts, and the turns that fit, newest first.
+
+        `reserve` tokens of the budget are not used.
+        """
         text = contents["instructions"]
         if text is None:
             text = "" if shown.system is None else read_system_text(shown.system)
         tools, system = counter.tools(self.tools), _system(text, counter)
         prompt = counter.prompt(self.system_prompt)
         newest = list(islice(shown.turns, 1))
-        fixed = counter.request_with(tools) + prompt + reserve
+        fixed = counter.count_fixed_tokens(tools) + prompt + reserve
         left = self.max_tokens - fixed
         window = choose(Shown(None, iter(newest)), left - system, counter.measure)
         must = sum(counter.measure(message) for unit in window.needed for message in unit)
@@ -182,7 +187,7 @@ assemble = Assemble
 
 
 def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    summary = summary_of(contents["summary"])
+    summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
         profile = profile.model_dump(mode="json")
@@ -206,12 +211,14 @@ def _system(text: str, counter: TokenCounter) -> int:
 class UseMemories(MessagesNode):
     """A part of a view that adds a section `<memories>` to the request.
 
-    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
-    counts the memories, and after `use_instructions`, which replaces the system message.
+    Put it before the part that cuts, whose budget then includes the memories, and after
+    `use_instructions`, which replaces the system message. An example is
+    `view(use_memories(), trim(max_tokens=4_000))`.
 
-    With `place="system"` the section is at the end of the system message. With `place="question"`
-    it follows the newest question. Providers cache the beginning that a request has in common with
-    the one before; memories in the system message, which change with each question, end it there.
+    With `place="system"`, the section is at the end of the system message. With
+    `place="question"`, the section follows the newest question. Providers cache the prefix that a
+    request shares with the previous one. Memories in the system message change with each question,
+    and so end this prefix early.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
@@ -248,7 +255,7 @@ class UseMemories(MessagesNode):
         return made
 
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """Return what is shown with memories added."""
+        """Return `shown` with a section of recalled memories."""
         newest, turns = tee(shown.turns)
         query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
@@ -324,20 +331,23 @@ def query_of(turns: Sequence[Turn]) -> str:
 
 
 def _add_to_question(shown: Shown, text: str) -> Shown:
-    """Return what is shown with a text after the newest question, or, without one, the system."""
+    """Return `shown` with a text after the newest question.
+
+    Without a question, the text is added to the system message.
+    """
     newest = next(shown.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":
         turns = shown.turns if newest is None else chain([newest], shown.turns)
         return _add_to_system(replace(shown, turns=turns), text)
     (question, *others), *units = newest.units
     content = extended(question.content, text)
-    asked = question.model_copy(update={"content": content})
-    turn = newest._replace(units=[(asked, *others), *units])
+    changed = question.model_copy(update={"content": content})
+    turn = newest._replace(units=[(changed, *others), *units])
     return replace(shown, turns=chain([turn], shown.turns))
 
 
 def _add_to_system(shown: Shown, text: str) -> Shown:
-    """Return what is shown with a text at the end of the system message."""
+    """Return `shown` with a text at the end of the system message."""
     if shown.system is None:
         return replace(shown, system=SystemMessage(text))
     content = extended(shown.system.content, text)

@@ -1,4 +1,4 @@
-"""Functions of the user that count the tokens of messages, as langchain's `trim_messages` takes."""
+"""Token counting functions of the user, in the forms that langchain's `trim_messages` accepts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from perdure.errors import BudgetExceeded, ConfigurationError
 T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
-_METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")
-_SEARCH_STEPS: Final = 20  # halvings of a budget, until a selection of messages is found
+_METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
+_SEARCH_STEPS: Final = 20  # maximum steps of the binary search for the largest selection
+# texts of the two messages with which the fixed part of a function is measured
 _PROBES: Final = (
     "What is the weather like in the city?",
     "When does the next train leave from it?",
@@ -27,11 +28,12 @@ _PROBES: Final = (
 class CountingFunction:
     """A function that returns the tokens of a request with a list of messages.
 
-    A function may count a part that every request has, such as the schemas of its tools. That fixed
-    part is measured once, when something is counted for the first time.
+    A function may add a fixed number of tokens to every request, for example for the schemas of
+    tools. This fixed part is measured once, when the function is used for the first time.
 
     Args:
-        function: Takes a list of messages, or one message if its first parameter is annotated so.
+        function: A function of a list of messages, or of one message if its first parameter is
+            annotated so.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -46,7 +48,7 @@ class CountingFunction:
 
     @property
     def fixed_part(self) -> float:
-        """Tokens that the function counts for every request, whatever its messages are."""
+        """The number of tokens that the function adds to every request."""
         if self._fixed is None:
             self._fixed = self._measure_fixed_part()
         return self._fixed
@@ -58,27 +60,30 @@ class CountingFunction:
         return max(0, self.count_request([message]) - self.fixed_part)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
-        """Return the tokens of a request with these messages, with the fixed part."""
+        """Return the tokens of a request with these messages, including the fixed part."""
         if self.is_additive:
             return sum(map(self.count_message, messages))
         return _to_number(self._function(list(messages)))
 
     def _measure_fixed_part(self) -> float:
-        """Return what an empty request takes, or what two requests have in common.
+        """Return the tokens that the function adds to every request.
 
-        A function may refuse an empty list, or count its fixed part only if there are messages.
+        They are the tokens of an empty request. If the function refuses an empty list or returns 0,
+        they are computed from requests with one and with two messages.
         """
-        empty = self._try([])
+        empty = self._try_count([])
         if empty:
             return empty
         first, second = map(HumanMessage, _PROBES)
-        counts = self._try([first]), self._try([second]), self._try([first, second])
+        counts = [self._try_count([first]), self._try_count([second])]
+        counts.append(self._try_count([first, second]))
         if None in counts:
             return 0
         one, other, both = counts
         return max(0, one + other - both)  # type: ignore[operator]
 
-    def _try(self, messages: list[BaseMessage]) -> float | None:
+    def _try_count(self, messages: list[BaseMessage]) -> float | None:
+        """Return the tokens of a request, or None if the function raises an error."""
         try:
             return self.count_request(messages)
         except Exception:
@@ -88,15 +93,20 @@ class CountingFunction:
 def find_largest(
     pack: Callable[[float], T], excess: Callable[[T], float], fixed_part: float, size: float
 ) -> T:
-    """Return the largest selection of messages that fits by a function that counts whole requests.
+    """Return the largest selection of messages that fits into a budget, found by binary search.
 
-    The messages of a selection may take more or less together than each of them by itself.
+    This is needed if a counting function returns more or less for a list of messages than the sum
+    over its messages.
 
     Args:
-        pack: Returns a selection that leaves so many tokens free, or raises BudgetExceeded.
-        excess: Returns by how many tokens a selection is too large.
-        fixed_part: Tokens that are counted for each request.
-        size: The budget.
+        pack: The function that returns a selection which leaves the given number of tokens unused,
+            or raises BudgetExceeded.
+        excess: The function that returns by how many tokens a selection is too large.
+        fixed_part: The number of tokens that are added to each request.
+        size: The budget in tokens.
+
+    Raises:
+        BudgetExceeded: No selection fits.
     """
     found: list[T] = []
     refused: BudgetExceeded | None = None
@@ -117,16 +127,16 @@ def find_largest(
     if found:
         return found[0]
     raise refused or BudgetExceeded(
-        f"the messages that may not be left out take more than max_tokens, which is {size}, by the "
-        "token_counter: allow more, or bind fewer tools"
+        f"the messages that may not be left out take more than max_tokens={size}, according to "
+        "token_counter=; raise max_tokens, or bind fewer tools"
     )
 
 
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
-    """Return the method of a model that counts messages as the user has defined it, or None.
+    """Return the method of a model that counts messages, if the user has defined it, or None.
 
-    The methods of langchain's own classes are not returned. They would download a tokenizer, or ask
-    the provider about each message.
+    The methods of langchain's own classes are not returned, because they download a tokenizer or
+    send each message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)
@@ -142,7 +152,7 @@ def _takes_one_message(function: Callable[..., Any]) -> bool:
     """Return whether the first parameter of a function is annotated as a message."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # functions in C may have no signature
         return False
     annotation = next((parameter.annotation for parameter in parameters), None)
     if isinstance(annotation, str):
@@ -153,14 +163,15 @@ def _takes_one_message(function: Callable[..., Any]) -> bool:
 
 
 def _is_async(function: Any) -> bool:
+    """Return whether a function or a callable object is async."""
     while isinstance(function, partial):
         function = function.func
-    call = getattr(function, "__call__", None)  # noqa: B004 - of an object that is called
+    call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _to_number(value: Any) -> float:
-    """Return a count as a number of Python; numbers of numpy are accepted."""
+    """Return a count as an int or a float. NumPy numbers are converted."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     is_number = isinstance(value, Real) and not isinstance(value, bool)

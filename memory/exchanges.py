@@ -23,7 +23,7 @@ from perdure.memory.conversation import (
 )
 from perdure.memory.tool_calls import (
     ANSWERED_BY_MESSAGE,
-    STATED,
+    REQUEST_ONLY,
     Call,
     build_call_id,
     build_missing_result,
@@ -70,7 +70,9 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
         own = messages[:start]
         units = _group_units(own, late, purpose, begins_anywhere=True)
         if units and purpose != "state":
-            units.insert(0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={STATED: True}),))
+            units.insert(
+                0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={REQUEST_ONLY: True}),)
+            )
         if units:
             yield Turn(units, own)
 

@@ -1,4 +1,4 @@
-"""Failures that are not repeated within a turn: a model that is down is asked once a turn."""
+"""Remember the turns in which an attempt failed, so that it is not repeated within the turn."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from typing import Any, Final
 
 from perdure.memory.conversation import Messages, role
 
-_MAX_FAILURES: Final = (
-    2_048  # runs and questions that are remembered; the oldest are forgotten first
-)
-_RESUMED_S: Final = 600.0  # seconds after which a resumed turn may try again
+_MAX_FAILURES: Final = 2_048  # runs and questions that are remembered; the oldest are dropped
+_RETRY_S: Final = 600.0  # seconds after a failure in which a resumed turn makes no new attempt
 
 
 class FailedTurns:
     """The turns of this process in which an attempt failed.
 
-    A turn is a run of a graph, with the runs that resume it: those of the same thread whose newest
-    human message is the same. Nothing of this is stored, so another process tries once more.
+    A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
+    the same thread and the same newest human message. Failures are not stored, so another process
+    makes a new attempt.
     """
 
     def __init__(self) -> None:
-        self._failed_at: dict[Any, float] = {}  # by run or question, the latest last
+        # time of each failure by run, or by thread and question; the latest is last
+        self._failed_at: dict[Any, float] = {}
 
     def note_failure(self, messages: Messages) -> None:
-        """Note that an attempt failed in the turn that is running; `messages` are its state's."""
+        """Note that an attempt failed in the current turn, whose state has these messages."""
         for key in _turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
 
     def has_failed(self, messages: Messages) -> bool:
-        """Return whether an attempt failed in the turn that is running."""
+        """Return whether an attempt failed in the current turn, whose state has these messages."""
         if not self._failed_at:  # the usual case
             return False
         run, *questions = _turn_keys(messages) or (None,)
-        since = time.monotonic() - _RESUMED_S
+        since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
 def _turn_keys(messages: Messages) -> tuple[Any, ...]:
-    """Return what identifies the running turn: its run, and its thread with the newest question.
+    """Return keys for the current turn.
 
-    The second is missing without a thread or a question. Outside of a run the result is empty.
+    The first key is the run. The second key is the thread id with the id of the newest human
+    message; it is missing if either is unknown. Outside of a run there are no keys.
     """
     from langgraph.runtime import get_runtime
 

@@ -35,7 +35,7 @@ from perdure.memory.records import (
     namespace_of,
 )
 from perdure.memory.run_config import Clock, Template, Versioned, clock_of, source, store_of_graph
-from perdure.memory.summary import ON_FAILURE, OnFailure, with_summary, without_summary
+from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_summary
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
@@ -202,9 +202,9 @@ class UseInstructions(MessagesNode):
         place = self._instructions.place(config)
         text = (await self._instructions.reading(place, self._as_of(config))).text
         system_messages = shown.system_parts or ([shown.system] if shown.system else [])
-        summary, plain = without_summary(system_messages)
+        summary, plain = remove_summary(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
-        return with_summary(replace(shown, system=system, system_parts=()), summary)
+        return add_summary(replace(shown, system=system, system_parts=()), summary)
 
     through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A line in a request that says how many steps of the newest turn the request leaves out."""
+"""Add a line to a request that says how many steps of the newest turn were left out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from perdure.memory.tool_calls import STATED
+from perdure.memory.tool_calls import REQUEST_ONLY
 
-_COUNT: Final = "perdure_left_out"  # in additional_kwargs: how many steps the line says
+_COUNT: Final = "perdure_left_out"  # key in additional_kwargs of the number of steps in the line
 
 
-def state_left_out(question: BaseMessage | None, count: int) -> BaseMessage:
-    """Return a copy of the question of a turn that says that `count` steps after it are left out.
+def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
+    """Return a copy of a question with a line that says that `count` later steps were left out.
 
-    The steps that the question says already are added. Without a question the line is a message of
-    its own. The content before the line stays as it is, so that a provider's cache of it holds.
+    If the question already has such a line, the numbers are added. Without a question, the line is
+    the content of a new message. The content before the line is not changed, so that a provider's
+    cache of it remains valid.
     """
     if question is None:
-        question = HumanMessage("", additional_kwargs={STATED: True})
+        question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
     before = question.additional_kwargs.get(_COUNT, 0)
     content: Any = question.content
     if before:

@@ -28,7 +28,9 @@ def merge_duplicates(messages: Messages) -> Messages:
     return list(merged.values())
 
 
-def update_to(target: Sequence[BaseMessage], current: Messages, key: str) -> list[BaseMessage]:
+def build_messages_update(
+    target: Sequence[BaseMessage], current: Messages, key: str
+) -> list[BaseMessage]:
     """Return the update that changes the channel `key` from `current` to `target`.
 
     The update removes messages by their ids and adds the messages of `target` that are not in
@@ -44,7 +46,7 @@ def update_to(target: Sequence[BaseMessage], current: Messages, key: str) -> lis
     changed = [message for message in target if id(message) not in present]
     if not changed and len(target) == len(current):
         return []
-    check_ids(current, key)
+    check_message_ids(current, key)
     if not _has_unique_ids(current):
         return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *target]
     kept = {message.id for message in target}
@@ -52,7 +54,7 @@ def update_to(target: Sequence[BaseMessage], current: Messages, key: str) -> lis
     return [*removed, *changed]
 
 
-def check_ids(messages: Messages, key: str) -> None:
+def check_message_ids(messages: Messages, key: str) -> None:
     """Raise InvalidMessages unless each message of the channel `key` can be removed by its id."""
     ids = {message.id for message in messages}
     if None in ids:

@@ -30,7 +30,7 @@ except ImportError as exc:
     ) from exc
 
 
-_MAX_NOTES: Final = 256  # agents, or models, of which a middleware keeps what it learned
+_MAX_NOTES: Final = 256  # agents, and models, about which a middleware keeps a note
 
 
 class MemoryState(AgentState[Any]):
@@ -44,14 +44,14 @@ class MemoryState(AgentState[Any]):
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Memory around each call of an agent's model: `MemoryMiddleware(trim(max_tokens=4_000))`.
 
-    A budget of tokens, and a trigger of `summarize(…)`, is one for the whole request: the system
-    prompt and the schemas of the agent's tools are included.
+    Budgets of tokens and the trigger of `summarize(…)` apply to the whole request, including the
+    system prompt and the schemas of the agent's tools.
 
     Args:
-        parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
-            changes the thread, before the model is called or, with `background=True`, after the
-            run. Learners, like `remember_turns()` and `update_instructions(…)`, run when the agent
-            is done.
+        parts: The parts that select what the model is shown, in order, with the part that cuts
+            last. `summarize(…)` also changes the thread, before the model is called or, with
+            `background=True`, after the run. Learners, such as `remember_turns()` and
+            `update_instructions(…)`, run when the agent is done.
     """
 
     state_schema = MemoryState
@@ -69,14 +69,17 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         parts_shown = self._view.parts if self._view else ()
         self._summaries = [part for part in parts_shown if isinstance(part, Summarize)]
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        self._agents: dict[Any, list[Summarize]] = {}  # as of the last request of each agent
-        self._reported_names: dict[str, str] = {}  # of models, by the name that the request has
+        # the summarising parts, adjusted to the last request of each agent
+        self._agents: dict[Any, list[Summarize]] = {}
+        # the model name in answers, by the model name in requests
+        self._reported_names: dict[str, str] = {}
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Summarise, if that is due and everything that will be removed has been learned from.
+        """Summarise the state if a summary is due, after learners have read what it removes.
 
-        Within a turn all learners run first. Before whole turns are removed only `remember_turns`
-        runs, because the others have run at the end of these turns.
+        Before exchanges of the current turn are removed, all learners run. Before whole turns are
+        removed, only `remember_turns` runs, because the other learners ran at the end of these
+        turns. If a learner fails, nothing is summarised.
         """
         if not self._summaries:
             return None
@@ -85,7 +88,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
             return None
-        splits = due.splits_turn(state)
+        splits = due.would_split_turn(state)
         for learner in self._learners:
             if splits or isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
@@ -98,7 +101,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Any:
         named = name_of_model(request.model)
-        shows = self._view_with(request.tools, self._reported_names.get(named or "", named))
+        shows = self._adjust_view(request.tools, self._reported_names.get(named or "", named))
         if shows is not None:
             config = get_config()
             system = [request.system_message] if request.system_message is not None else []
@@ -114,23 +117,23 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return response
 
     def _summaries_for(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the parts that summarise, with what is known of the requests of the agent."""
-        agent, name = _agent_of(config)
+        """Return the summarising parts, adjusted to the last request of the running agent."""
+        agent, name = _find_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> None:
-        """Note what a request has besides the conversation, for the trigger of the next one."""
+        """Note the size of the tools and the system message of a request, for the next trigger."""
         if self._summaries:
-            agent, name = _agent_of(config)
+            agent, name = _find_agent(config)
             summaries = (part for part in shows.parts if isinstance(part, Summarize))
-            _keep_newest(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+            _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
 
     def _note_name(self, named: str, response: Any) -> None:
-        """Note the name that a model gives to itself, which may not be that of the request."""
+        """Note the model name in a response, which may differ from the name in the request."""
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(model_of, reversed(answers))), None)
         if reported is not None and self._reported_names.get(named) != reported:
-            _keep_newest(self._reported_names, named, reported)
+            _add_note(self._reported_names, named, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
@@ -146,7 +149,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     after_agent: Any = blocking(_after_agent)
     aafter_agent: Any = awaiting(_after_agent)
 
-    def _view_with(self, tools: list[Any], model: str | None) -> View | None:
+    def _adjust_view(self, tools: list[Any], model: str | None) -> View | None:
         before, name, shows = self._cached
         same_tools = len(before) == len(tools) and all(map(operator.is_, before, tools))
         if self._view is not None and not (same_tools and name == model):
@@ -155,8 +158,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return shows
 
 
-def _agent_of(config: RunnableConfig) -> tuple[Any, str | None]:
-    """Return a key for the agent that runs, and its name: agents may share a middleware."""
+def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
+    """Return a key for the running agent, and its name. Several agents may share a middleware."""
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
     nodes = tuple(node.partition(":")[0] for node in namespace.split("|")[:-1])
@@ -164,8 +167,8 @@ def _agent_of(config: RunnableConfig) -> tuple[Any, str | None]:
     return (nodes, name), name
 
 
-def _keep_newest(notes: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set an entry of `notes`, which never has more than a few."""
+def _add_note(notes: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set an entry of `notes`, and remove the oldest entries beyond `_MAX_NOTES`."""
     notes.pop(key, None)
     notes[key] = value
     for oldest in list(notes)[:-_MAX_NOTES]:

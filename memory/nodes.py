@@ -29,11 +29,11 @@ SHOWN: Final = "llm_input_messages"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a model is to be shown, read from the newest turn backwards, once.
+    """The messages that a model will be shown.
 
     Attributes:
-        system: The system message, in which all system messages are joined.
-        turns: The turns, newest first.
+        system: The system message, in which all system messages are joined, or None.
+        turns: An iterator over the turns, newest first, that can be consumed once.
         system_parts: The system messages that are joined in `system`, if there are several.
     """
 
@@ -43,9 +43,9 @@ class Shown:
 
     @classmethod
     def of(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
-        """Return all that a provider takes of messages; for the purpose, see `Purpose`.
+        """Return the messages in a form that a provider accepts, see `Purpose`.
 
-        Messages with the same id are merged first.
+        Messages with the same id are merged.
         """
         messages = merge_duplicates(messages)
         systems = find_system_messages(messages)
@@ -53,7 +53,7 @@ class Shown:
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
     def messages(self) -> list[BaseMessage]:
-        """All of it, in the order in which a model takes it."""
+        """Return the system message and the messages of all turns, in their order."""
         units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
@@ -105,17 +105,18 @@ class MessagesNode(Node):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the same node for requests with these tools, which are part of its budget.
+        """Return this node, or a copy of it, for requests with these tools.
 
-        `system_prompt` is a system prompt that is sent too and is not among the messages.
+        The budget of the node then includes the tools and `system_prompt`, which is a system prompt
+        that is sent with the request and is not among the messages.
         """
         return self
 
     def for_model(self, model: str | None) -> Self:
-        """Return the same node for requests to this model.
+        """Return this node, or a copy of it, for requests to this model.
 
-        An estimate of tokens is scaled to the usage that the model reported with its answers, and
-        not to that of other models. A node whose `token_counter` is for a model stays the same.
+        Estimates of tokens are then scaled only by the usage that this model reported. A node whose
+        `token_counter` is for a model is returned unchanged.
         """
         return self
 
@@ -209,12 +210,12 @@ class View(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the same view for requests with these tools and this system prompt."""
+        """Return a copy of this view for requests with these tools and this system prompt."""
         more = () if system_prompt is None else (system_prompt,)
         return type(self)(*(part.with_tools(tools, *more) for part in self.parts))
 
     def for_model(self, model: str | None) -> Self:
-        """Return the same view for requests to this model."""
+        """Return a copy of this view for requests to this model."""
         return type(self)(*(part.for_model(model) for part in self.parts))
 
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -259,10 +260,10 @@ def channel(state: Any, name: str) -> Any:
 
 
 def to_messages(values: Any, what: str) -> Messages:
-    """Return messages; dicts and pairs of a role and a text are converted to messages.
+    """Return the values as messages. Dicts and pairs of a role and a text are converted.
 
     Raises:
-        InvalidMessages: Something is neither a message nor the form of one.
+        InvalidMessages: A value is not a message and cannot be converted to one.
     """
     has_forms = is_messages(values) and any(isinstance(value, dict | tuple) for value in values)
     if has_forms and not any(isinstance(value, str) for value in values):

@@ -1,4 +1,4 @@
-"""The size of the next request of a conversation, which decides when it is summarised."""
+"""Measure the size of the next request, which decides when a conversation is summarised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import compress, islice
 from math import ceil
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -15,61 +15,59 @@ from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, model_of, request_tokens
 
-_ANYONE: Final = object()
-_LEAST_SHARE: Final = 0.25  # of a trigger, which the messages may always take
+_ANY_AGENT: Final = object()  # the value of `RequestParts.agent` that matches every agent
+_MIN_SHARE: Final = 0.25  # share of a trigger that the messages may always take
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The parts of a request that are not in the state, and whose answers report its size.
+    """The parts of a request that are not in the state, and the answers that report its size.
 
     Attributes:
-        tools: Tokens of the schemas of the tools.
-        system: Tokens of the system prompt that is not among the messages.
-        other: Tokens of the tools and the system message in the last request, if that is known,
-            without a summary.
-        model: The model whose reported usage counts; None means any model.
-        agent: The name of the agent whose answers count, which langchain writes into them.
+        tools: The number of tokens of the schemas of the tools.
+        system: The number of tokens of the system prompt that is not among the messages.
+        other: The number of tokens of tools and system message in the last request, without a
+            summary, or 0 if it is unknown.
+        model: The name of the model whose reported usage is used, or None for any model.
+        agent: The name of the agent whose answers are used. langchain stores it in their `name`.
     """
 
     tools: int = 0
     system: int = 0
     other: int = 0
     model: str | None = None
-    agent: Any = _ANYONE
+    agent: Any = _ANY_AGENT
 
     def total(self, system_messages: int, fixed_part: float) -> int:
-        """Return the tokens of these parts together with the system messages of the state.
+        """Return the tokens of these parts and of the system messages in the state.
 
-        The fixed part that a function counts for each request is taken for that of the tools.
+        `fixed_part` is the number of tokens that a counting function adds to each request. It is
+        assumed to include the tools, so the larger of both numbers is used.
         """
         tools = max(self.tools, ceil(fixed_part))
         return max(tools + self.system + system_messages, self.other)
 
-    def of_agent(self, agent: str | None) -> Self:
-        """Return the same parts for the requests of an agent with this name."""
-        return replace(self, agent=agent)
-
-    def has_answered(self, message: BaseMessage) -> bool:
-        """Return whether a message is an answer to a request with these parts."""
+    def is_answer(self, message: BaseMessage) -> bool:
+        """Return whether a message is an answer of the agent and the model."""
         if not isinstance(message, AIMessage):
             return False
-        by_agent = self.agent is _ANYONE or message.name == self.agent
+        by_agent = self.agent is _ANY_AGENT or message.name == self.agent
         return by_agent and is_same_model(model_of(message), self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    """Tokens of the next request of a conversation.
+    """The size of the next request of a conversation, in tokens.
 
     Attributes:
-        total: Of the whole request: the estimate, or what the last answer reported if that is more.
-        messages: Of the messages, as the counter estimates them.
-        other: Of tools, system messages and summary, as the counter estimates them.
-        summary: Of the summary.
-        recent: By which requests have grown since the summary.
-        has_summary: Whether there is a summary.
-        scale: Of the estimates, by what the model reported for its answers.
+        total: The size of the whole request, as the larger of the estimate and the size that
+            follows from the usage of the last answer.
+        messages: The estimated size of the messages, except system messages.
+        other: The estimated size of the tools, the system messages and the summary.
+        summary: The estimated size of the summary.
+        recent: The number of tokens by which requests have grown since the summary.
+        has_summary: Whether the request contains a summary.
+        scale: The factor by which estimates are multiplied, according to reported usage.
     """
 
     total: int
@@ -81,30 +79,31 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches(self, trigger: float) -> bool:
-        """Return whether the request is as large as a trigger, and a summary would make it smaller.
+        """Return whether the request reaches a trigger, and a summary would make it smaller.
 
-        If tools and system prompt alone are that large, a summary is followed by another one only
-        when the messages have grown again. Otherwise each call would need a new summary.
+        If the tools and the system prompt alone reach the trigger, the next summary is written only
+        after the messages have grown again. Otherwise each call would need a new summary.
         """
-        grown = not self.has_summary or self.recent >= _LEAST_SHARE * trigger
+        grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger
         return self.total >= trigger and grown
 
-    def room(self, trigger: float) -> float:
-        """Return how many tokens of messages leave the request below a trigger.
+    def max_message_tokens(self, trigger: float) -> float:
+        """Return the maximum number of message tokens with which a request is below a trigger.
 
-        The tokens are estimated ones. Tokens that were reported beyond the calibrated estimate may
-        be of the messages or of the rest of the request, so the smaller room counts. The summary
-        does not count, since the next one has another length.
+        The result is in estimated tokens. If more tokens were reported than the scaled estimate,
+        the excess may belong to the messages or to the rest of the request, so the smaller result
+        of both assumptions is returned. The length of the summary is not included, because the next
+        summary will have another length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
-        least = _LEAST_SHARE * trigger
+        least = _MIN_SHARE * trigger
         in_messages = max(trigger - other, least) * messages / (messages + unexplained or 1)
-        beside = max(trigger - other - unexplained, least)
-        return (min(in_messages, beside) if unexplained else beside) / self.scale
+        in_rest = max(trigger - other - unexplained, least)
+        return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_messages(self, messages: int) -> RequestSize:
-        """Return the size of the request with fewer messages, whose tokens are estimated."""
+        """Return the size of the request if its messages had only `messages` estimated tokens."""
         share = messages / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=messages, recent=ceil(share * self.recent))
@@ -117,9 +116,9 @@ def measure_request(
     summary: Summary | None = None,
     section: str = "",
 ) -> RequestSize:
-    """Return the size of the next request, which shows these messages and the summary.
+    """Return the size of the next request, which contains these messages and the summary.
 
-    `section` is the text of the summary in the request.
+    `section` is the text in the request that contains the summary, or "".
     """
     is_system = [role(message) == "system" for message in messages]
     costs = list(map(counter.message, messages))
@@ -131,7 +130,7 @@ def measure_request(
     other = parts.total(system, counter.fixed_part) + summary_tokens
     scale = counter.fitted(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
-    start = _fresh_from(messages, summary)
+    start = _find_first_after_summary(messages, summary)
     newest = _find_report(messages, range(len(messages) - 1, start - 1, -1), parts)
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
@@ -145,24 +144,24 @@ def measure_request(
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 
-def _find_report(messages: Messages, places: Iterable[int], parts: RequestParts) -> int | None:
-    """Return the first of these places whose message reports the size of a request."""
-    for place in places:
-        message = messages[place]
-        if parts.has_answered(message) and request_tokens(message):
-            return place
+def _find_report(messages: Messages, positions: Iterable[int], parts: RequestParts) -> int | None:
+    """Return the first of `positions` whose message reports the size of a request, or None."""
+    for position in positions:
+        message = messages[position]
+        if parts.is_answer(message) and request_tokens(message):
+            return position
     return None
 
 
-def _fresh_from(messages: Messages, summary: Summary | None) -> int:
-    """Return the place from which answers are to requests with the summary.
+def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
+    """Return the position from which answers are to requests that contained the summary.
 
-    What an earlier answer reported includes the messages that the summary has replaced.
+    The usage of earlier answers includes the messages that the summary has replaced.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:
         return 0
     if not answered:
         return len(messages)
-    places = range(len(messages) - 1, -1, -1)
-    return next((place + 1 for place in places if messages[place].id == answered), 0)
+    positions = range(len(messages) - 1, -1, -1)
+    return next((index + 1 for index in positions if messages[index].id == answered), 0)

@@ -1,4 +1,4 @@
-"""The channels of a summary in a graph's state, and the messages that a summary stands for."""
+"""The channels of a summary in a graph's state, and the messages that a summary covers."""
 
 from __future__ import annotations
 
@@ -15,33 +15,41 @@ from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit
 from perdure.memory.nodes import Shown, channel
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState, append_new
-from perdure.memory.tool_calls import STATED
+from perdure.memory.tool_calls import REQUEST_ONLY
 from perdure.memory.usage import request_tokens
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
-"""The channels of the summary, and of the ids of the messages for which it stands."""
-_MAX_DIGESTS: Final = 256  # messages that are recognised by their content; older ones by their id
-_DIGEST_BYTES: Final = 4  # of an id, and of a content
+"""The names of the channels of the summary and of the ids of the summarised messages."""
+_MAX_DIGESTS: Final = 256  # newest messages of a summary whose content hash is stored
+_DIGEST_BYTES: Final = 4  # length of the hash of an id, and of the hash of a content
 _EXPECTED: Final = "what summarize() writes, or text"
 
 
 class Summary(TypedDict):
-    """A summary, as plain JSON."""
+    """A summary, in the JSON form in which it is stored.
+
+    Attributes:
+        text: The text of the summary.
+        last: The id of the last summarised message, or None if the message has no id.
+        count: The number of summarised messages.
+        digests: Hashes of the newest summarised messages, oldest first.
+        answered: The id of the newest answer to a request that did not contain this summary.
+    """
 
     text: str
-    last: str | None  # the id of the last message it stands for, if that had one
-    count: int  # of the messages it stands for
-    digests: NotRequired[list[str]]  # hashes of the newest of these messages, oldest first
-    answered: NotRequired[str]  # the id of the newest answer to a request without this summary
+    last: str | None
+    count: int
+    digests: NotRequired[list[str]]
+    answered: NotRequired[str]
 
 
 def latest_summary(left: Any, right: Any) -> Any:
-    """Return the new summary `right`. Reducer of the channel `summary`.
+    """Return the new summary `right`. This is the reducer of the channel `summary`.
 
     Subgraphs that run in parallel and share the channel return their summaries in the same step.
-    If one of them is the summary that another has extended, the extended one is returned. If two
-    of them extend the same summary, the result has the texts of both.
+    If one summary extends the other, the longer summary is returned. If both extend the same
+    summary, the texts of both are joined.
     """
     ours, theirs = _digests_of(left), _digests_of(right)
     if not ours or not theirs or ours[-1] in theirs:
@@ -62,14 +70,17 @@ def latest_summary(left: Any, right: Any) -> Any:
 
 
 class SummaryState(ChatState, total=False):
-    """A chat with a running summary, and the ids of the messages it stands for, in order."""
+    """The state of a chat with a running summary, and the ids of the summarised messages."""
 
     summary: Annotated[Summary | None, latest_summary]
     summarized: Annotated[list[str], append_new]
 
 
-def summary_of(value: Any) -> Summary | None:
-    """Return the summary in a channel. Plain text is a summary that stands for no message."""
+def read_summary(value: Any) -> Summary | None:
+    """Return the summary in the value of a channel, or None if the value is empty.
+
+    Plain text is read as a summary that covers no message.
+    """
     if not value:
         return None
     if isinstance(value, str):
@@ -91,12 +102,17 @@ def extend_summary(
     summarized: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
-    """Return a summary with a new text that stands for more messages than the previous one.
+    """Return a summary with a new text that also covers `messages`.
 
-    `summarized` are the ids of the messages for which the previous summary stands. A message that
-    is summarised a second time, because its content has changed, is counted once. `conversation`
-    has all messages that there are now: the usage that its answers report is of requests without
-    the new summary.
+    A message that is summarised again, because its content has changed, is counted once.
+
+    Args:
+        previous: The previous summary, or None.
+        text: The text of the new summary.
+        messages: The messages that the new summary covers and the previous one did not.
+        summarized: The ids of the messages that the previous summary covers.
+        conversation: All present messages. Their reported usage is for requests that did not
+            contain the new summary, so later usage is told apart by the newest answer among them.
     """
     again = {message.id for message in messages}.intersection(summarized) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
@@ -113,23 +129,23 @@ def extend_summary(
 
 
 class SummarizedMessages:
-    """The messages for which a summary stands already; `message in summarized` is true for them.
+    """The messages that a summary already covers, for tests such as `message in summarized`.
 
-    A graph removes summarised messages from its state. They are still there, or there again, in
-    the state of a parent graph or of another subgraph, and where a client sends the whole
-    conversation with each turn. A message whose content has changed since it was summarised is not
-    among them.
+    A graph removes summarised messages from its state. The state of a parent graph or of another
+    subgraph may still contain them, and a client that sends the whole conversation with each turn
+    adds them again. A message whose content has changed since it was summarised is not included.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        self._contents: dict[str, set[str]] | None = None  # by the digest of the id
+        # hashes of the contents, by the hash of the message id; None if not computed yet
+        self._contents: dict[str, set[str]] | None = None
 
     @classmethod
     def of_state(cls, state: Any) -> Self:
-        """Return the messages for which the summary in a state stands."""
-        return cls(summary_of(channel(state, SUMMARY)), channel(state, SUMMARIZED))
+        """Return the messages that the summary in a state covers."""
+        return cls(read_summary(channel(state, SUMMARY)), channel(state, SUMMARIZED))
 
     def __bool__(self) -> bool:
         return bool(self._ids)
@@ -140,14 +156,14 @@ class SummarizedMessages:
         return message.id in self._ids and not self._is_changed(message)
 
     def hide(self, shown: Shown) -> Shown:
-        """Return what is shown without these messages.
+        """Return `shown` without the summarised messages.
 
-        The question of a turn of which anything else is shown is kept, and so are calls and
-        results of which one is shown.
+        The question of a turn is kept if any other message of the turn is kept. Calls and their
+        results are kept or removed together.
         """
-        return replace(shown, turns=self._without(shown.turns)) if self._ids else shown
+        return replace(shown, turns=self._remove_from(shown.turns)) if self._ids else shown
 
-    def _without(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+    def _remove_from(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         for turn in turns:
             question, *rest = turn.units
             units = [unit for unit in rest if not self._covers(unit)]
@@ -155,10 +171,14 @@ class SummarizedMessages:
                 yield turn._replace(units=[question, *units])
 
     def _covers(self, unit: Unit) -> bool:
-        """Return whether all messages of a unit are summarised, apart from those of the request."""
-        return all(message in self or STATED in message.additional_kwargs for message in unit)
+        """Return whether all messages of a unit are summarised.
+
+        Messages that perdure added to the request are ignored.
+        """
+        return all(message in self or REQUEST_ONLY in message.additional_kwargs for message in unit)
 
     def _is_changed(self, message: BaseMessage) -> bool:
+        """Return whether the content of a message has changed since it was summarised."""
         if self._contents is None:
             self._contents = {}
             for digest in _digests_of(self._summary):

@@ -1,4 +1,4 @@
-"""Estimates of tokens: of texts without their encoding, and of images, files, sounds and videos.
+"""Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
 The weights of texts were fitted to `o200k_base`. The estimate of a text is between 0.8 and 1.5
 times the real number for prose, code, JSON, CSV, identifiers and emoji in Latin script, and up to
@@ -19,35 +19,38 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-BYTES_PER_TOKEN: Final = 4  # of prose in UTF-8
+BYTES_PER_TOKEN: Final = 4  # UTF-8 bytes of prose that are estimated as one token
 _DIGITS: Final = b"0123456789"
 _SPACES: Final = b" \t\r\n\v\f"
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PROSE: Final = _LETTERS + _SPACES
 _MAX_PROSE_RATIO: Final = 40
-"""A text with at most one other byte among this many never has more tokens than prose."""
+"""If at most one of this many bytes is no letter or space, a text is estimated as prose."""
 _ASCII: Final = bytes(range(0x80))
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))  # first bytes of emoji and rare characters
-_PER_DIGIT: Final = 0.55  # tokens
-_PER_PUNCTUATION: Final = 0.7
-_PER_MIXED_LETTER: Final = 0.55  # of a letter beside digits, as in a UUID or a hash
-_PER_LETTER: Final = 0.15
-_PER_SPACE: Final = 0.2
-_PER_FOUR_BYTES: Final = 1.9
-_MIXED_LETTERS_PER_DIGIT: Final = 5  # as many letters count as mixed for each digit
+# estimated tokens for each character of a kind
+_TOKENS_PER_DIGIT: Final = 0.55
+_TOKENS_PER_PUNCTUATION: Final = 0.7
+_TOKENS_PER_MIXED_LETTER: Final = 0.55  # for letters next to digits, as in a UUID or a hash
+_TOKENS_PER_LETTER: Final = 0.15
+_TOKENS_PER_SPACE: Final = 0.2
+_TOKENS_PER_FOUR_BYTES: Final = 1.9  # for characters of four bytes in UTF-8, such as emoji
+_MIXED_LETTERS_PER_DIGIT: Final = 5  # letters that are treated as mixed for each digit of a text
 
 IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
-_PAGE_TOKENS: Final = 2_000  # of a page of a PDF or another document
-_PAGE_BYTES: Final = 50_000
-_SOUND_TOKENS_PER_S: Final = 32
-_SOUND_BYTES_PER_S: Final = 16_000  # 128 kbit/s, as of an MP3
-_RAW_SOUND_BYTES_PER_S: Final = 48_000  # 16 bit at 24 kHz
+_PAGE_TOKENS: Final = 2_000  # estimated tokens of a page of a PDF or another document
+_PAGE_BYTES: Final = 50_000  # assumed size of such a page
+_AUDIO_TOKENS_PER_S: Final = 32
+_AUDIO_BYTES_PER_S: Final = 16_000  # assumed rate of compressed audio, 128 kbit/s as in an MP3
+_RAW_AUDIO_BYTES_PER_S: Final = 48_000  # assumed rate of raw audio, 16 bit at 24 kHz
 _VIDEO_TOKENS_PER_S: Final = 300
-_VIDEO_BYTES_PER_S: Final = 125_000  # 1 Mbit/s
-_CHARACTERS_PER_HIDDEN_TOKEN: Final = 32  # of encrypted reasoning, which later turns do not send
-_TRANSCRIPT_FACTOR: Final = 3  # tokens of speech for a token of its transcript
-_UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}  # of a URL
+_VIDEO_BYTES_PER_S: Final = 125_000  # assumed rate of video, 1 Mbit/s
+# encrypted characters that are estimated as one token; providers drop them in later turns
+_CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
+_TRANSCRIPT_FACTOR: Final = 3  # estimated tokens of speech for each token of its transcript
+# estimated tokens of media of which only a URL or a file id is known
+_UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}
 
 _KINDS: Final = {
     "image": "image",
@@ -64,7 +67,7 @@ _KINDS: Final = {
     "media": "file",
     "text-plain": "file",
 }
-"""Kind of media by the type of a content block."""
+"""The kind of media, by the type of the content block."""
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
 _HIDDEN_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
@@ -81,7 +84,7 @@ _NESTED_KEYS: Final = (
 )
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{512,}={0,2}\s*")
-_RAW_SOUNDS: Final = ("wav", "pcm", "l16")
+_RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 
 CountText = Callable[[str], int]
@@ -90,12 +93,13 @@ CountText = Callable[[str], int]
 def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Return an estimate of the tokens of a text.
 
-    Prose has one token for four bytes of UTF-8. Digits, punctuation, letters among digits and
-    emoji have more tokens for their bytes, so a text of these is estimated by its characters.
+    Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
+    digits and emoji take more tokens for their bytes. A text with many of these is estimated by
+    counting its characters.
 
     Args:
-        text: The text; a lone surrogate counts as one character.
-        scale: A factor by which the estimate is multiplied.
+        text: The text. A lone surrogate is treated as one character.
+        scale: The factor by which the estimate is multiplied.
     """
     data = text.encode(errors="replace")
     size = len(data)
@@ -109,12 +113,12 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     punctuation = size - beyond_ascii - digits - spaces - letters
     mixed = min(letters, _MIXED_LETTERS_PER_DIGIT * digits)
     by_character = (
-        digits * _PER_DIGIT
-        + punctuation * _PER_PUNCTUATION
-        + mixed * _PER_MIXED_LETTER
-        + (letters - mixed) * _PER_LETTER
-        + spaces * _PER_SPACE
-        + four_bytes * _PER_FOUR_BYTES
+        digits * _TOKENS_PER_DIGIT
+        + punctuation * _TOKENS_PER_PUNCTUATION
+        + mixed * _TOKENS_PER_MIXED_LETTER
+        + (letters - mixed) * _TOKENS_PER_LETTER
+        + spaces * _TOKENS_PER_SPACE
+        + four_bytes * _TOKENS_PER_FOUR_BYTES
         + (beyond_ascii - 4 * four_bytes) / BYTES_PER_TOKEN
     )
     return math.ceil(max(size / BYTES_PER_TOKEN, by_character) * scale)
@@ -124,8 +128,8 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the tokens of one block of a message's content.
 
     Args:
-        block: A content block in the form of OpenAI, Anthropic, Google or langchain.
-        count_text: Returns the tokens of a text.
+        block: The content block, in the format of OpenAI, Anthropic, Google or langchain.
+        count_text: The function that returns the tokens of a text.
     """
     kind = block.get("type")
     kind = kind if isinstance(kind, str) else ""
@@ -140,11 +144,11 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of a spoken answer, as OpenAI's models give it.
+    """Return the tokens of a spoken answer of one of OpenAI's models.
 
     Args:
         audio: The value of `additional_kwargs["audio"]`.
-        count_text: Returns the tokens of a text.
+        count_text: The function that returns the tokens of a text.
     """
     transcript = audio.get("transcript")
     if isinstance(transcript, str) and transcript:
@@ -154,7 +158,7 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of the summary and of the encrypted part of a block of reasoning."""
+    """Return the tokens of the summary and of the encrypted part of a reasoning block."""
     total = 0
     summary = block.get("summary")
     for part in summary if isinstance(summary, list) else ():
@@ -170,7 +174,7 @@ def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the tokens of a block with an image, a file, a sound or a video."""
+    """Return the tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
     parts += [part for key in _NESTED_KEYS if isinstance(part := block.get(key), Mapping)]
     mime, data = _find_data(parts)
@@ -193,12 +197,13 @@ def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> 
 
 
 def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | None]:
-    """Return the MIME type of a block's media, or what is known of it, and the data in it.
+    """Return the MIME type and the data of the media in a block.
 
-    The data is None if the block has only a URL or the id of a file.
+    The MIME type may also be a format or a file name, if the block has only that. The data is None
+    if the block has only a URL or the id of a file.
 
     Args:
-        parts: The block, and the dicts in it that may hold the data.
+        parts: The block and the nested dicts that may contain the data.
     """
     names = [part.get(key) for part in parts for key in _MIME_KEYS]
     mime = next((name.lower() for name in names if isinstance(name, str) and name), "")
@@ -212,18 +217,18 @@ def _find_data(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str | bytes | N
 
 
 def _estimate_media(kind: str, mime: str, size: int) -> int:
-    """Return the tokens of `size` bytes of a file, a sound or a video."""
+    """Return the tokens of `size` bytes of a file, audio or video."""
     if kind == "audio":
-        raw = any(name in mime for name in _RAW_SOUNDS)
-        seconds = size / (_RAW_SOUND_BYTES_PER_S if raw else _SOUND_BYTES_PER_S)
-        return math.ceil(seconds * _SOUND_TOKENS_PER_S)
+        raw = any(name in mime for name in _RAW_AUDIO_TYPES)
+        seconds = size / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
+        return math.ceil(seconds * _AUDIO_TOKENS_PER_S)
     if kind == "video":
         return math.ceil(size / _VIDEO_BYTES_PER_S * _VIDEO_TOKENS_PER_S)
     return math.ceil(size / _PAGE_BYTES) * _PAGE_TOKENS
 
 
 def _count_value(value: Any, count_text: CountText) -> int:
-    """Return the tokens of a JSON value. Base64 in it counts as a file, not as text."""
+    """Return the tokens of a JSON value. Base64 data in the value is estimated as a file."""
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
             count_block_tokens(part, count_text)
@@ -252,5 +257,5 @@ def _count_value(value: Any, count_text: CountText) -> int:
 
 
 def _is_base64(text: str) -> bool:
-    """Return whether a text is a data URL or long base64 without any words."""
+    """Return whether a text is a data URL or long base64 data."""
     return _DATA_URL.match(text) is not None or _BASE64.fullmatch(text) is not None

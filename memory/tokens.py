@@ -1,7 +1,7 @@
-"""Tokens of texts, messages, requests and tools, and the windows of models.
+"""Count the tokens of texts, messages, requests and tools, and look up the windows of models.
 
-OpenAI's encodings come from the extra `tokens`. For other models tokens are estimated
-(`token_estimates`), and an estimate is raised if providers report more (`usage_metadata`).
+OpenAI's encodings come from the extra `tokens`. For other models, tokens are estimated (see
+`token_estimates`), and an estimate is scaled up if providers report more in `usage_metadata`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ if TYPE_CHECKING:  # they take a second to import, and an estimate of texts need
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
-# around each; source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
+# tokens that are added for each message, name, call, result and request; source:
+# https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-_MEASURABLE, _MOST = 50, 4.0  # answers of 50 tokens or more raise an estimate up to 4 times
+_MIN_MEASURED: Final = 50  # estimated tokens from which an answer's usage scales the estimates
+_MAX_SCALE: Final = 4.0  # largest factor by which reported usage scales the estimates
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three times as fast
 
 
 class TokenCounter:
-    """Counts the tokens of messages: of their texts, and of OpenAI's published frames around them.
+    """Counts the tokens of messages, including the fixed tokens that OpenAI adds to each message.
 
     Args:
         encoding: The name of an OpenAI encoding. If it is not installed, tokens are estimated.
-        function: Counts the tokens of messages instead.
-        tools: The tools that every request has.
-        scale: A factor of the estimates.
-        model: The model whose reported usage scales the estimates; None is an unknown model.
+        function: A function of the user that counts the tokens of messages instead.
+        tools: The tools that every request contains.
+        scale: The factor by which estimates are multiplied.
+        model: The name of the model whose reported usage scales the estimates, or None if the model
+            is unknown.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class TokenCounter:
     ) -> None:
         self._encoded = None if encoding is None else _loaded(encoding)
         self.encoding = encoding if self._encoded else None
-        self.counts_messages = function is len  # and no tokens
+        self.counts_messages = function is len  # messages are counted instead of tokens
         counts = function is not None and function is not len
         self._function = CountingFunction(function) if counts else None  # type: ignore[arg-type]
         self._tools, self.scale, self.model = tools, scale, model
@@ -69,13 +72,14 @@ class TokenCounter:
 
     @property
     def request(self) -> int:
-        """Tokens that every request has, with those of the tools that are bound to the model."""
-        return ceil(self.request_with(0))
+        """The number of tokens that are added to every request, including bound tools."""
+        return ceil(self.count_fixed_tokens(0))
 
-    def request_with(self, tools: int) -> float:
-        """Return the tokens that every request has, if it has tools of so many tokens.
+    def count_fixed_tokens(self, tools: int) -> float:
+        """Return the tokens that are added to every request, which has tools of `tools` tokens.
 
-        The fixed part that a function counts is taken for these tools if it is as large.
+        The fixed part of a counting function is assumed to include the tools, so the larger of both
+        numbers is returned.
         """
         if self._function is not None:
             return max(self._function.fixed_part, tools)
@@ -83,27 +87,27 @@ class TokenCounter:
 
     @property
     def fixed_part(self) -> float:
-        """Tokens that a function counts for every request; 0 without a function."""
+        """The number of tokens that a counting function adds to every request, or 0."""
         return 0 if self._function is None else self._function.fixed_part
 
     @property
     def adds_up(self) -> bool:
-        """Whether a list of messages takes what its messages take, each by itself."""
+        """Whether the count of a list of messages is the sum of the counts of its messages."""
         return self._function is None or self._function.is_additive
 
     @property
     def measure(self) -> Callable[[BaseMessage], float]:
-        """The function that returns the tokens of a message, of which there may be fractions."""
+        """The function that returns the tokens of a message, which may be a fraction."""
         return self.message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
-        """Return the same counter for another model, whose reported usage changes the scale."""
+        """Return a copy of this counter that is scaled by the reported usage of another model."""
         made = copy(self)
         made.model = model
         return made
 
     def text(self, text: str) -> int:
-        """Tokens of a text by itself; what looks like a special token counts as plain text."""
+        """Return the tokens of a text. Special tokens in the text are counted as plain text."""
         if self._encoded is not None:
             return self._encoded(text)
         if self._function is not None:
@@ -111,7 +115,7 @@ class TokenCounter:
         return estimate_text_tokens(text, self.scale)
 
     def message(self, message: BaseMessage) -> int:
-        """Tokens of a message: frame, name, content, tool calls."""
+        """Return the tokens of a message, including its name, content and tool calls."""
         kind = role(message)
         if kind == "other":
             from perdure.memory.nodes import checked
@@ -122,25 +126,27 @@ class TokenCounter:
         if self._function is not None:
             return ceil(self._function.count_message(message))
         content = message.content
-        total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
+        total = _FRAME + (
+            self.text(content) if type(content) is str else self._count_blocks(content)
+        )
         if message.name:
             total += _NAME + self.text(message.name)
         if kind == "ai":
             audio = message.additional_kwargs.get("audio")
             if isinstance(audio, Mapping):
                 total += count_voice_tokens(audio, self.text)
-            return total + self._calls(message)
+            return total + self._count_calls(message)
         return total + _RESULT if kind == "tool" else total
 
     def tools(self, tools: Sequence[Any]) -> int:
-        """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
+        """Return the tokens of the tools' JSON schemas, for tools in any form of `bind_tools`."""
         counted = () if self.counts_messages else tools
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in counted)
 
     def total(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
-        """Return the tokens of a request with these messages, and with tools of so many tokens."""
+        """Return the tokens of a request with these messages and with tools of `tools` tokens."""
         if self._function is None:
-            return self.request_with(tools) + sum(map(self.message, messages))
+            return self.count_fixed_tokens(tools) + sum(map(self.message, messages))
         counted = self._function.count_request(messages)
         return counted + (max(0, tools - self.fixed_part) if tools else 0)
 
@@ -153,11 +159,11 @@ class TokenCounter:
         return self.message(system_prompt)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """Return the counter for a conversation: an estimate is scaled by what its answers took.
+        """Return the counter for a conversation, scaled by the usage that its answers report.
 
-        The usage of the counter's model counts, or if that is unknown, of the model that gave the
-        newest answer. Of several answers the largest ratio counts, so leaving messages out does not
-        make the rest count more.
+        Only answers of the counter's model are used. If the model is unknown, answers of the model
+        that gave the newest answer are used. The scale is the largest ratio of reported tokens to
+        estimated tokens among these answers, so removing messages never increases the scale.
         """
         if self._encoded is not None or self._function is not None or self.counts_messages:
             return self
@@ -165,26 +171,28 @@ class TokenCounter:
         model = self.model or next(filter(None, map(model_of, reversed(answers))), None)
         plain = TokenCounter()
         same = (message for message in answers if is_same_model(model_of(message), model))
-        scale = min(_MOST, max(map(plain._ratio, same), default=1.0))
+        scale = min(_MAX_SCALE, max(map(plain._usage_ratio, same), default=1.0))
         if scale == self.scale:
             return self
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
-    def _ratio(self, message: BaseMessage) -> float:
+    def _usage_ratio(self, message: BaseMessage) -> float:
+        """Return the ratio of reported to estimated tokens of an answer, at least 1."""
         if has_block(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.message(message) - _FRAME
-        return max(1.0, answer_tokens(message) / estimated) if estimated >= _MEASURABLE else 1.0
+        return max(1.0, answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
 
-    def _calls(self, message: Any) -> int:
+    def _count_calls(self, message: Any) -> int:
+        """Return the tokens of the tool calls in a message."""
         total = 0
         for call in (*message.tool_calls, *message.invalid_tool_calls):
             args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
             total += _CALL + self.text(call["name"] or "") + self.text(args)
         return total
 
-    def _blocks(self, blocks: Sequence[Any]) -> int:
-        """Return the tokens of content blocks, except calls, which `_calls` counts."""
+    def _count_blocks(self, blocks: Sequence[Any]) -> int:
+        """Return the tokens of content blocks, except calls, which `_count_calls` counts."""
         total = 0
         for block in blocks:
             if isinstance(block, str):
@@ -201,12 +209,13 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
     """Return the counter for a model, or for a function of the user.
 
     Args:
-        of: None or `"approximate"` gives an estimate, the name of an OpenAI model its encoding. A
-            model is counted by its name, or estimated, with the tools that are bound to it; a class
-            of the user that counts messages itself is asked. A function of a list of messages, or
-            of one message if it is annotated so, is called as by langchain's `trim_messages`. What
-            it counts for every request, such as tools, is measured once. `len` counts messages, and
-            no tools. A counter is returned itself.
+        of: The model or function. With None or `"approximate"`, tokens are estimated. The name of
+            an OpenAI model selects its encoding. A chat model is counted by its name or estimated,
+            including its bound tools. If a model class of the user counts messages itself, its
+            method is called. A function is called as by langchain's `trim_messages`, with a list of
+            messages, or with one message if its parameter is annotated so. The tokens that a
+            function adds to every request, such as those of tools, are measured once. `len` counts
+            messages and no tools. A `TokenCounter` is returned unchanged.
     """
     model, tools = _unbound(of)
     if model is None or model == "approximate":
@@ -239,16 +248,16 @@ def count_tokens(
     counter: Countable | None = None,
     tools: Sequence[Any] = (),
 ) -> int:
-    """Return the tokens of a request: its messages, the schemas of its tools, and their frames.
+    """Return the tokens of a request with its messages and the schemas of its tools.
 
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
     """
     from perdure.memory.nodes import to_messages
 
-    given = to_messages(messages, "the messages")
-    fitted = token_counter(counter).fitted(given)
-    return ceil(fitted.total(given, fitted.tools(tools)))
+    converted = to_messages(messages, "the messages")
+    fitted = token_counter(counter).fitted(converted)
+    return ceil(fitted.total(converted, fitted.tools(tools)))
 
 
 def context_window(of: str | Runnable[Any, Any]) -> int:

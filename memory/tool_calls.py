@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, Too
 
 NO_RESULT: Final = "no result is stored: it is not known whether this call took effect"
 """The content of the message that a request contains in place of a missing result."""
-STATED: Final = "perdure_stated"
+REQUEST_ONLY: Final = "perdure_stated"
 """Key in the additional_kwargs of a message that perdure adds to a request and never stores.
 
 The key is not sent to providers.
@@ -260,7 +260,7 @@ def _build_block_test(
 
 def build_missing_result(call: Call, uid: str) -> BaseMessage:
     """Return a result message for a call, with the id `uid`, that says that no result is stored."""
-    mark = {STATED: True}
+    mark = {REQUEST_ONLY: True}
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT

@@ -17,13 +17,17 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from perdure.effects import awaiting, blocking, calling, computed
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn, Unit
-from perdure.memory.message_updates import check_ids, merge_duplicates, update_to
+from perdure.memory.message_updates import (
+    build_messages_update,
+    check_message_ids,
+    merge_duplicates,
+)
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import instance, text, whole
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import STATED, call_ids, requires_result_block
+from perdure.memory.tool_calls import REQUEST_ONLY, call_ids, requires_result_block
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
@@ -99,11 +103,11 @@ class ClearToolOutputs(MessagesNode):
             lines = [message for message in left if id(message) not in present]
             merged = merge_duplicates(messages)
             if merged is messages:
-                check_ids(lines, self.messages_key)
+                check_message_ids(lines, self.messages_key)
                 return lines
             line_of = {line.id: line for line in lines}
             target = [line_of.get(message.id, message) for message in merged]
-            return update_to(target, messages, self.messages_key)
+            return build_messages_update(target, messages, self.messages_key)
 
         update = await computed(build_update)
         return {self.messages_key: update} if update else {}
@@ -159,7 +163,7 @@ def _tool_name(tool: Any) -> str | None:
 def _lacks_results(unit: Unit) -> bool:
     """Return whether an exchange has calls without a stored result."""
     call, *results = unit
-    stored = [result for result in results if STATED not in result.additional_kwargs]
+    stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]
     return isinstance(call, AIMessage) and len(call_ids(call)) > len(stored)
 
 

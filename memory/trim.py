@@ -1,4 +1,4 @@
-"""Trimming: the part of a conversation that fits, as a valid sequence."""
+"""Trim a conversation to a budget, so that a valid sequence of messages remains."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from perdure.effects import computed
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
 from perdure.memory.counting_functions import find_largest
-from perdure.memory.left_out import state_left_out
-from perdure.memory.message_updates import merge_duplicates, update_to
+from perdure.memory.left_out import add_left_out_line
+from perdure.memory.message_updates import build_messages_update, merge_duplicates
 from perdure.memory.nodes import MessagesNode, Shown, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
@@ -43,12 +43,14 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-_PARTIAL: Final = "set allow_partial=True"
-_SHORTENED: Final = (
+# advice at the end of a BudgetExceeded, without and with allow_partial
+_ALLOW_PARTIAL: Final = "set allow_partial=True"
+_SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
 )
-_STARTS: Final = "one of 'human', None, or the class HumanMessage"
-_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
+# values that start_on and end_on accept, as their error messages list them
+_EXPECTED_STARTS: Final = "one of 'human', None, or the class HumanMessage"
+_EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
 
 
 class Trim(MessagesNode):
@@ -59,14 +61,20 @@ class Trim(MessagesNode):
     newest human message and the last after it stay, and so do all system messages.
 
     Args:
-        max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
-        token_counter: See `perdure.memory.token_counter`; `len` counts messages.
-        strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
-        start_on: With `"human"`, or `HumanMessage`, turns stay whole. With None, or if AI messages
-            are among the types, the oldest turn that is kept may lose its beginning.
+        max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
+            share of the model's window.
+        token_counter: The counter of tokens, see `perdure.memory.token_counter`. `len` counts
+            messages.
+        strategy: The turns to keep. `"last"` keeps the newest turns. `"first"` keeps the oldest
+            turns and the newest turn.
+        start_on: The type of the first message. With `"human"` or `HumanMessage`, turns are kept or
+            removed as a whole. With None, or if AI messages are among the types, the oldest turn
+            that is kept may lose its beginning.
         include_system: Whether the system messages are shown.
-        end_on: Show nothing after the last message of these types; the state keeps it.
-        allow_partial: Shorten what is too long and has to stay; else that is a `BudgetExceeded`.
+        end_on: The types of the last message to show. Later messages are not shown, and a state
+            keeps them.
+        allow_partial: Whether to shorten messages that must be included and are too long. Otherwise
+            `BudgetExceeded` is raised.
     """
 
     def __init__(
@@ -83,20 +91,20 @@ class Trim(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         choice("strategy", strategy, ("last", "first"))
-        starts = _types_of("start_on", start_on, _STARTS)
+        starts = _read_types("start_on", start_on, _EXPECTED_STARTS)
         if starts and "human" not in starts:
-            raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_STARTS}")
-        ends = _types_of("end_on", end_on, _ENDS)
+            raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_EXPECTED_STARTS}")
+        ends = _read_types("end_on", end_on, _EXPECTED_ENDS)
         if end_on == "system":
-            raise ConfigurationError(f"end_on is 'system'; expected {_ENDS}")
+            raise ConfigurationError(f"end_on is 'system'; expected {_EXPECTED_ENDS}")
         size: Any = max_tokens
         if isinstance(size, float) and 0 < size <= 1:
             size = int(size * context_window(token_counter))  # type: ignore[arg-type]
         whole("max_tokens", size, 1)
         self.size: int = size
         self.counter = counter_of(token_counter)
-        self._states_left_out = True
-        self._tools = self._prompt = 0  # tokens of what a request has besides messages
+        self._adds_left_out_line = True
+        self._tools = self._prompt = 0  # tokens of the tools, and of the separate system prompt
         self.strategy, self.ends = strategy, ends
         self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
         self.include_system, self.allow_partial = include_system, allow_partial
@@ -104,13 +112,13 @@ class Trim(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the same node for requests with these tools and this system prompt."""
+        """Return a copy of this node for requests with these tools and this system prompt."""
         made, counter = copy(self), self.counter
         made._tools, made._prompt = counter.tools(tools), counter.prompt(system_prompt)
         return made
 
     def for_model(self, model: str | None) -> Self:
-        """Return the same node for requests to this model."""
+        """Return this node, or a copy of it, for requests to this model."""
         if self.counter.model is not None or model is None:
             return self
         made = copy(self)
@@ -118,11 +126,11 @@ class Trim(MessagesNode):
         return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """What fits."""
-        return self._fit(replace(shown, turns=_ending(shown.turns, self.ends)))
+        """Return the part of `shown` that fits into the budget."""
+        return self._fit(replace(shown, turns=_cut_end(shown.turns, self.ends)))
 
     async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`; in a thread, since counting long messages takes long."""
+        """Run `through` in an OS thread, because counting long messages takes long."""
         return await asyncio.to_thread(self.through, shown, state, config)
 
     async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
@@ -130,12 +138,14 @@ class Trim(MessagesNode):
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            node._states_left_out = False  # what was said stays as it is in the state
+            node._adds_left_out_line = False  # the messages in the state are not changed
             fits = node._fit(Shown.of(messages, purpose="state"))
             kept = [each for turn in fits.turns for unit in turn.units for each in unit]
             if self.include_system:
                 kept += [message for message in messages if role(message) == "system"]
-            update = update_to(_in_state_order(kept, messages), messages, self.messages_key)
+            update = build_messages_update(
+                _sort_as_in_state(kept, messages), messages, self.messages_key
+            )
             return {self.messages_key: update} if update else {}
 
         return await computed(build_update)
@@ -146,24 +156,24 @@ class Trim(MessagesNode):
         return self._fit_scaled(shown) if self.counter.adds_up else self._fit_whole(shown)
 
     def _fit_scaled(self, shown: Shown) -> Shown:
-        """Return what fits, by the counter as it is scaled to the answers that are shown."""
+        """Return the part that fits if estimates are scaled by the usage of the shown answers."""
         counter = self.counter
-        fits = self._within(shown, counter)
+        fits = self._trim_to_budget(shown, counter)
         while True:
             turns = list(fits.turns)
             fits = replace(fits, turns=iter(turns))
             fitted = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
             if fitted.scale <= counter.scale:
                 return fits
-            # by what its own answers took: a larger scale, so it is a part of what fitted before
+            # a larger scale follows from the remaining answers, so only part of the result fits
             counter = fitted
-            fits = self._within(fits, counter)
+            fits = self._trim_to_budget(fits, counter)
 
     def _fit_whole(self, shown: Shown) -> Shown:
-        """Return what fits, by a function that counts whole requests."""
+        """Return the part that fits, with a function that counts whole requests."""
         turns = list(shown.turns)
-        given = (message for turn in turns for unit in turn.units for message in unit)
-        costs: dict[int, float | None] = dict.fromkeys(map(id, given))
+        messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
+        costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
 
         def measure(message: BaseMessage) -> float:
             cost = costs.get(id(message))
@@ -175,7 +185,7 @@ class Trim(MessagesNode):
 
         def pack(reserve: float) -> tuple[Shown, list[Turn]]:
             whole = replace(shown, turns=iter(turns))
-            fits = self._within(whole, self.counter, reserve, measure)
+            fits = self._trim_to_budget(whole, self.counter, reserve, measure)
             return fits, list(fits.turns)
 
         def excess(packed: tuple[Shown, list[Turn]]) -> float:
@@ -187,36 +197,40 @@ class Trim(MessagesNode):
         fits, kept = find_largest(pack, excess, self.counter.fixed_part, self.size)
         return replace(fits, turns=iter(kept))
 
-    def _within(
+    def _trim_to_budget(
         self,
         shown: Shown,
         counter: TokenCounter,
         reserve: float = 0,
         measure: Measure | None = None,
     ) -> Shown:
+        """Return the part that fits if `reserve` tokens of the budget are not used.
+
+        `measure` returns the tokens of a message, and is `counter.measure` by default.
+        """
         measure = measure or counter.measure
-        fixed = (counter.request_with(self._tools) + self._prompt) * counter.scale + reserve
-        options = self.strategy, self.start_on, self._states_left_out
+        fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
+        options = self.strategy, self.start_on, self._adds_left_out_line
         window = choose(shown, self.size - fixed, measure, *options)
-        shortens_for_line = self.allow_partial and self._states_left_out and window.left_out > 0
+        shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
         if window.over <= 0 and not shortens_for_line:
             return replace(shown, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit]
         left = sum(map(measure, needed)) - max(0, window.over)
         cut = None
         if shortens_for_line:
-            line = measure(state_left_out(needed[0], window.left_out)) - measure(needed[0])
-            cut = _levelled(needed, left - line, measure)
-            cut = cut and [state_left_out(cut[0], window.left_out), *cut[1:]]
+            line = measure(add_left_out_line(needed[0], window.left_out)) - measure(needed[0])
+            cut = _shorten_to_fit(needed, left - line, measure)
+            cut = cut and [add_left_out_line(cut[0], window.left_out), *cut[1:]]
         if cut is None and window.over <= 0:
             return replace(shown, turns=iter(window.turns))
         if cut is None and self.allow_partial:
-            cut = _levelled(needed, left, measure)
+            cut = _shorten_to_fit(needed, left, measure)
         if cut is None:
             parts = [*system_costs(shown, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", fixed))
-            raise too_long(self.size, parts, _SHORTENED if self.allow_partial else _PARTIAL)
+            raise too_long(self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL)
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         newest, *older = window.turns
@@ -227,27 +241,33 @@ trim = Trim
 
 
 def too_long(size: int, parts: Sequence[tuple[str, float]], remedy: str) -> BudgetExceeded:
-    """Return the error for parts that may not be left out and take so many tokens each."""
+    """Return the error for parts that must be included and exceed the budget `size`.
+
+    `parts` has a name and a number of tokens for each part. `remedy` is advice to the user.
+    """
     listed = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
+    total = ceil(sum(tokens for _, tokens in parts))
     return BudgetExceeded(
-        f"what may not be left out takes {ceil(sum(tokens for _, tokens in parts))}, max_tokens is "
-        f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
+        f"the parts that may not be left out take {total}, but max_tokens is {size} ({listed}); "
+        f"raise max_tokens, bind fewer tools, or {remedy}"
     )
 
 
-def _types_of(name: str, value: Any, expected: str) -> frozenset[str]:
-    """Return the types of messages that an option names, by type or by class, alone or in a list.
+def _read_types(name: str, value: Any, expected: str) -> frozenset[str]:
+    """Return the message types in the value of an option.
 
-    The base class of all messages means every type. Chunks of a stream have the type of the whole.
+    The value is a type, a message class, or a list of them. `BaseMessage` means all types. A chunk
+    class has the type of its message class.
     """
     several = isinstance(value, list | tuple | set | frozenset)
-    types = [_types_named(each) for each in (value if several else [value] if value else [])]
+    types = [_read_type(each) for each in (value if several else [value] if value else [])]
     if not all(types):
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
 
 
-def _types_named(value: Any) -> set[str]:
+def _read_type(value: Any) -> set[str]:
+    """Return the message types that one name or class means, or an empty set if it means none."""
     if isinstance(value, str):
         return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)
     if value is BaseMessage:
@@ -273,16 +293,22 @@ def system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, float]]:
         yield "additions to the system messages", total
 
 
-def _in_state_order(kept: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
-    """Return the kept messages in the order of the state; copies take the place of originals."""
-    present, stays = set(map(id, messages)), set(map(id, kept))
+def _sort_as_in_state(kept: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
+    """Return the kept messages in the order of the state.
+
+    A changed copy has the position of its original.
+    """
+    present, kept_ids = set(map(id, messages)), set(map(id, kept))
     copies = {message.id: message for message in kept if id(message) not in present}
-    placed = (m if id(m) in stays else copies.get(m.id) for m in merge_duplicates(messages))
+    placed = (m if id(m) in kept_ids else copies.get(m.id) for m in merge_duplicates(messages))
     return [message for message in placed if message is not None]
 
 
-def _ending(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
-    """The turns, newest first, without what follows the last message of one of these types."""
+def _cut_end(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
+    """Yield the turns, newest first, without the messages after the last message of these types.
+
+    If no types are given, all turns are yielded unchanged.
+    """
     for turn in turns if ends else ():
         units = list(turn.units)
         while units and role(units[-1][-1]) not in ends:
@@ -294,12 +320,21 @@ def _ending(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
 
 
 class Window(NamedTuple):
-    """A choice among the turns of a conversation."""
+    """A selection of the turns of a conversation.
 
-    turns: list[Turn]  # that fit, newest first
-    needed: list[Unit]  # that may not be left out: the newest human message, and the last unit
-    over: float  # by how much these and the messages before the turns pass the limit
-    left_out: int = 0  # how many steps of the newest turn are left out without a line that says so
+    Attributes:
+        turns: The turns that fit, newest first.
+        needed: The units that must be included, which are the newest human message and the last
+            unit after it.
+        over: The number of tokens by which these units and the system message exceed the limit.
+        left_out: The number of steps of the newest turn that are left out without a line that says
+            so.
+    """
+
+    turns: list[Turn]
+    needed: list[Unit]
+    over: float
+    left_out: int = 0
 
 
 def choose(
@@ -308,11 +343,13 @@ def choose(
     measure: Measure,
     strategy: Strategy = "last",
     start_on: Start = "human",
-    states_left_out: bool = True,
+    adds_left_out_line: bool = True,
 ) -> Window:
-    """Choose as much as fits of the newest turns (`"last"`), or of the oldest beside the newest.
+    """Return a selection of turns that fits into `limit`.
 
-    If steps of the newest turn are left out, a line in its question says so (`states_left_out`).
+    With the strategy `"last"`, the newest turns are selected. With `"first"`, the newest turn and
+    the oldest turns are selected. With `adds_left_out_line`, a line in the question of the newest
+    turn says how many steps of the turn are left out, if any are.
     """
     left = limit - (0 if shown.system is None else measure(shown.system))
     newest = next(shown.turns, None)
@@ -320,7 +357,7 @@ def choose(
         return Window([], [], max(0, -left))
     begin, middle = newest.units[:1], newest.units[1:]
     if middle and len(begin[0]) > 1 and role(begin[0][0]) != "human":
-        begin, middle = [], newest.units[:]  # an exchange is not what was asked
+        begin, middle = [], newest.units[:]  # the turn begins with an exchange, not a question
     needed = [*begin, middle.pop()] if middle else begin
     left -= _cost(needed, measure)
     if left < 0:
@@ -328,35 +365,41 @@ def choose(
         return Window([Turn(needed, newest.messages)], needed, -left, left_out)
     parts, older, room = [Turn([unit], ()) for unit in middle], list[Turn](), left
     if strategy == "first":
-        older, left = _taken(reversed([*shown.turns]), left, measure)
+        older, left = _take_fitting(reversed([*shown.turns]), left, measure)
         room -= sum(_cost(turn.units, measure) for turn in older)
-    kept, left = _taken(parts if strategy == "first" else reversed(parts), left, measure)
+    kept, left = _take_fitting(parts if strategy == "first" else reversed(parts), left, measure)
     stated, left_out = begin, len(parts) - len(kept)
-    if states_left_out and left_out:
-        stated, kept = _state_left_out(begin, kept, len(parts), room, measure)
+    if adds_left_out_line and left_out:
+        stated, kept = _fit_left_out_line(begin, kept, len(parts), room, measure)
         left_out = left_out if stated is begin and _has_question(begin) else 0
     if strategy == "first":
         older.reverse()
     else:
-        older, left = _taken(shown.turns, left, measure, start_on)
+        older, left = _take_fitting(shown.turns, left, measure, start_on)
         kept.reverse()
     units = [*stated, *(part.units[0] for part in kept), *needed[len(begin) :]]
     return Window([Turn(units, newest.messages), *older], needed, 0, left_out)
 
 
-def _state_left_out(
+def _fit_left_out_line(
     begin: list[Unit], kept: list[Turn], count: int, room: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
-    """Return the beginning of a turn with the line, and the kept steps that fit beside it.
+    """Return the beginning of a turn with the line about left-out steps, and the steps to keep.
 
-    `kept` are those of `count` steps that fit into `room` without the line, in the order in which
-    they were chosen. If there is no room for the line, the beginning is returned as it is.
+    Args:
+        begin: The units at the beginning of the turn, which contain the question if there is one.
+        kept: The steps that fit without the line, in the order of their selection.
+        count: The number of all steps in the middle of the turn.
+        room: The number of tokens for the line and the kept steps.
+        measure: Returns the number of tokens of a message.
+
+    If there is no room for the line, `begin` and `kept` are returned unchanged.
     """
     question = begin[0][0] if _has_question(begin) else None
     before = 0 if question is None else measure(question)
     for length in range(len(kept), -1, -1):
         spare = room - sum(_cost(part.units, measure) for part in kept[:length])
-        line = state_left_out(question, count - length)
+        line = add_left_out_line(question, count - length)
         if measure(line) - before <= spare:
             rest = begin if question is None else begin[1:]
             return [(line,), *rest], kept[:length]
@@ -367,10 +410,13 @@ def _has_question(units: list[Unit]) -> bool:
     return bool(units) and role(units[0][0]) == "human"
 
 
-def _taken(
+def _take_fitting(
     turns: Iterable[Turn], left: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """The first turns that fit, and what is left then: less than nothing if one did not fit."""
+    """Return the first turns that fit into `left` tokens, and the number of unused tokens.
+
+    The number is negative if a turn did not fit.
+    """
     taken: list[Turn] = []
     for turn in turns if left >= 0 else ():
         cost = _cost(turn.units, measure)
@@ -389,25 +435,32 @@ def _cost(units: list[Unit], measure: Measure) -> float:
     return sum(measure(message) for unit in units for message in unit)
 
 
-def _levelled(
+def _shorten_to_fit(
     messages: list[BaseMessage], left: float, measure: Measure, stiff: frozenset[int] = frozenset()
 ) -> list[BaseMessage] | None:
-    """Messages that take `left` together: each that takes more than its share is cut if it can."""
+    """Return the messages, shortened to `left` tokens in total, or None if that is impossible.
+
+    Each message that takes more than an equal share is shortened. `stiff` are the positions of
+    messages that cannot be shortened.
+    """
     made, room = list(messages), left
     places = sorted(range(len(made)), key=lambda place: (place not in stiff, measure(made[place])))
     for done, place in enumerate(places):
         share = room // (len(places) - done)
         if measure(made[place]) > share and place not in stiff:
-            shorter = _shortened(made[place], share, measure)
+            shorter = _shorten_message(made[place], share, measure)
             if shorter is None:
-                return _levelled(messages, left, measure, stiff | {place})
+                return _shorten_to_fit(messages, left, measure, stiff | {place})
             made[place] = shorter
         room -= measure(made[place])
     return made if room >= 0 else None
 
 
-def _shortened(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
-    """A copy without the middle of its longest text; None if no text is long enough."""
+def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
+    """Return a copy of a message without the middle of its longest text.
+
+    None is returned if the message cannot be shortened to `limit` tokens.
+    """
     if requires_result_block(message):
         return None
     content: Any = message.content

@@ -1,4 +1,4 @@
-"""The token usage that providers report with their answers, and the models that reported it."""
+"""Read the token usage that providers report with their answers, and the models' names."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import role
 
-_MAX_TOKENS: Final = (
-    20_000_000  # of a request: more than any model takes, so a larger report is wrong
-)
-_MODEL_KEYS: Final = ("model_name", "model", "model_id")  # of response_metadata
+_MAX_TOKENS: Final = 20_000_000  # larger reports for a request are ignored as wrong
+_MODEL_KEYS: Final = ("model_name", "model", "model_id")  # keys of response_metadata
 _PROVIDERS: Final = (
     "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
     "bedrock_converse|ollama|groq|mistralai|deepseek|xai|together|fireworks|cohere|openrouter"
 )
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
-_REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")  # chunks of a stream are joined with their names
+_REPEATED: Final = re.compile(
+    r"^(.{4,}?)\1+$"
+)  # a name that langchain repeated when it joined chunks
 
 
 def request_tokens(message: BaseMessage) -> int:
-    """Return the tokens of an answer and of the request before it, or 0 if nothing was reported.
+    """Return the tokens of an answer and of its request, or 0 if no usage was reported.
 
-    Tokens that the provider read from its cache are part of the request.
+    Tokens that the provider read from its cache are included.
     """
-    usage = _usage_of(message)
-    sent = _count(usage.get("input_tokens"))
+    usage = _read_usage(message)
+    sent = _to_count(usage.get("input_tokens"))
     details = usage.get("input_token_details")
     if isinstance(details, Mapping):
-        cached = _count(details.get("cache_read")) + _count(details.get("cache_creation"))
-        sent += cached if cached > sent else 0  # some integrations report the cached tokens apart
-    total = sent + _count(usage.get("output_tokens"))
+        cached = _to_count(details.get("cache_read")) + _to_count(details.get("cache_creation"))
+        # some integrations do not include cached tokens in input_tokens
+        sent += cached if cached > sent else 0
+    total = sent + _to_count(usage.get("output_tokens"))
     return total if sent and total <= _MAX_TOKENS else 0
 
 
 def answer_tokens(message: BaseMessage) -> int:
-    """Return the tokens of an answer without its thoughts, or 0 if nothing was reported."""
-    usage = _usage_of(message)
+    """Return the tokens of an answer without its reasoning, or 0 if no usage was reported."""
+    usage = _read_usage(message)
     details = usage.get("output_token_details")
-    thoughts = _count(details.get("reasoning")) if isinstance(details, Mapping) else 0
-    return max(0, _count(usage.get("output_tokens")) - thoughts)
+    reasoning = _to_count(details.get("reasoning")) if isinstance(details, Mapping) else 0
+    return max(0, _to_count(usage.get("output_tokens")) - reasoning)
 
 
 def model_of(message: BaseMessage) -> str | None:
-    """Return the name of the model that gave an answer, or None if the answer does not say it."""
+    """Return the name of the model that gave an answer, or None if the answer has no model name."""
     metadata = message.response_metadata
     names = (metadata.get(key) for key in _MODEL_KEYS) if metadata else ()
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def is_same_model(first: str | None, second: str | None) -> bool:
-    """Return whether two names may mean one model; None is an unknown name.
+    """Return whether two names may mean the same model.
 
-    Prefixes for the provider and suffixes for the version are ignored.
+    None is an unknown name and matches every name. Prefixes for the provider and suffixes for the
+    version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)
@@ -67,17 +69,20 @@ def is_same_model(first: str | None, second: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def _base_name(model: str) -> str:
+    """Return the name of a model without provider and version."""
     name = _REPEATED.sub(r"\1", model.strip().lower())
     name = _PREFIX.sub("", name)
     return _VERSION.sub("", name) or name
 
 
-def _usage_of(message: BaseMessage) -> Mapping[str, Any]:
+def _read_usage(message: BaseMessage) -> Mapping[str, Any]:
+    """Return the `usage_metadata` of an AI message, or an empty mapping."""
     usage = getattr(message, "usage_metadata", None)
     is_usage = isinstance(usage, Mapping) and role(message) == "ai"
     return usage if is_usage else {}  # type: ignore[return-value]
 
 
-def _count(value: Any) -> int:
+def _to_count(value: Any) -> int:
+    """Return a reported number of tokens, or 0 if the value is not a positive int."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

@@ -19,9 +19,9 @@ from perdure.memory.summary import (
     Summarize,
     Summary,
     SummaryState,
+    add_summary,
+    remove_summary,
     summarize,
-    with_summary,
-    without_summary,
 )
 from perdure.memory.tokens import token_counter
 from tests.memory.scripted import (
@@ -73,7 +73,7 @@ def chat(
 
 def presented(messages: Any, summary: Summary | None) -> list[Any]:
     """Messages as the model is shown them with a summary."""
-    return with_summary(Shown.of(without_summary(messages)[1]), summary).messages()
+    return add_summary(Shown.of(remove_summary(messages)[1]), summary).messages()
 
 
 def without_digests(summary: Any) -> dict[str, Any]:

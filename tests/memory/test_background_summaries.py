@@ -358,7 +358,7 @@ def test_a_run_that_does_not_end_is_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """That is logged too."""
-    monkeypatch.setattr(module, "_RUN_ENDS_S", 0.1)
+    monkeypatch.setattr(module, "_RUN_TIMEOUT_S", 0.1)
     scribe = answering("summary")
     summary = in_background(scribe)
 

@@ -142,7 +142,7 @@ def test_a_resumed_turn_does_not_ask_again(make: Make, monkeypatch: pytest.Monke
         says(graph, Command(resume="yes"), "t")
     assert len(scribe.requests) == ATTEMPTS
 
-    monkeypatch.setattr(failed_turns_module, "_RESUMED_S", 0.0)
+    monkeypatch.setattr(failed_turns_module, "_RETRY_S", 0.0)
     out = says(graph, Command(resume="yes"), "t")
     assert out["messages"][-1].text == "done"
     assert len(scribe.requests) == 2 * ATTEMPTS

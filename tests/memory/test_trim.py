@@ -296,7 +296,9 @@ def test_len_counts_messages_and_no_tools() -> None:
     node = trim(max_tokens=5, token_counter=len).with_tools([tool])
     assert ids(node(LONG)) == "s0 h9 c13 r14 q15"
     assert count_tokens(LONG, len, [tool]) == len(LONG)
-    with pytest.raises(BudgetExceeded, match=r"takes 5, max_tokens is 4 \(system message 1, human"):
+    with pytest.raises(
+        BudgetExceeded, match=r"take 5, but max_tokens is 4 \(system message 1, human"
+    ):
         trim(max_tokens=4, token_counter=len, allow_partial=True)(LONG)
 
 
