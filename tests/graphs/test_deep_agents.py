@@ -211,3 +211,7 @@ def test_the_history_of_an_agent_has_its_messages_and_files(
         left = agent.get_state(THREAD).values["messages"]
         assert call not in [message.id for message in left]
         assert [m.text for m in left] == [item.value.text for item in saver.history("t")]
+        assert {path: file} == agent.get_state(THREAD).values["files"]
+        assert saver.history("t", channel="files")
+        saver.erase("t")
+        assert not saver.history("t", channel="files", missing_ok=True)
