@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
@@ -52,13 +53,14 @@ class ChannelLog:
         items: By position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
         ids: The ids of the messages of a `DeltaChannel`, by position, as far as they were needed.
+        times: When items were first stored, by position, as far as that was needed.
         next, next_alias: The positions of the next item and the next alias.
         planned: How many items are planned, and not committed yet.
     """
 
     __slots__ = (
         *("_index", "_indexed", "ids", "items", "key", "name", "next", "next_alias", "origins"),
-        "planned",
+        *("planned", "times"),
     )
 
     def __init__(self, key: int, name: str, kept: ChannelLog | None = None) -> None:
@@ -68,6 +70,7 @@ class ChannelLog:
         self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
         self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
         self.ids: dict[int, str | None] = {} if kept is None else kept.ids.copy()
+        self.times: dict[int, datetime] = {} if kept is None else kept.times.copy()
         self.next, self.next_alias = 0, ALIASES
         self.planned = 0
         self._index: dict[bytes, int] = {}

@@ -18,7 +18,7 @@ from perdure.checkpointers.address import (
     check_thread_id,
     optional_text,
 )
-from perdure.checkpointers.cache import NO_TITLE, Snapshot, Title
+from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
 from perdure.checkpointers.delta import Transcript
 from perdure.checkpointers.listing import Where, matches, number_of
 from perdure.checkpointers.manifest import (
@@ -102,8 +102,8 @@ class ThreadReader:
         is_dict, is_known = self._form(snapshot.refs.get(channel))
         found_at = [(log.origin(place), branch) for place, branch in places]
         seen |= yield from self._repeated(at, checkpoint, channel, seen)
-        origins = joined((place, place + 1) for place in sorted({place for place, _ in found_at}))
-        times = yield from self.reader.item_times(key, origins)
+        yield from self._load_times(at.thread_id, log, {place for place, _ in found_at})
+        times = log.times
 
         def decoded() -> list[HistoryItem]:
             values = self.reader.codec.values(full)
@@ -115,12 +115,18 @@ class ThreadReader:
                     not branch and (origin in seen if is_known else None),
                     origin,
                     branch,
-                    _time(at.thread_id, times[origin]),
+                    times[origin],
                 )
                 for value, (origin, branch) in zip(values, found_at, strict=True)
             ]
 
         return decoded
+
+    def _load_times(self, thread_id: str, log: ChannelLog, places: set[int]) -> Flow[None]:
+        """Make sure that it is at hand when items were first stored."""
+        lacking = joined((place, place + 1) for place in sorted(places.difference(log.times)))
+        for position, stored_at in (yield from self.reader.item_times(log.key, lacking)).items():
+            log.times[position] = _time(thread_id, stored_at)
 
     def _form(self, ref: Any) -> tuple[bool, bool]:
         """Return whether a reference is that of a dict, and whether its items are known.
