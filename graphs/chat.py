@@ -170,9 +170,10 @@ def _choose_next_step(
 ) -> str:
     """Return the name of the next node.
 
-    It is the first of `steps` that is not a summary or is a summary that is due. A summary that is
-    not due is skipped, because each node costs a checkpoint. If no step is left, the next node is
-    END. With `may_return`, it is `respond` if the model has not answered the last tool results.
+    The next node is the first of `steps` that is not a summary or is a summary that is due. A
+    summary that is not due is skipped, because each node costs a checkpoint. If no step is left,
+    the next node is END. With `may_return`, the next node is `respond` if no step is left and the
+    model has not answered the last tool results.
     """
     due = (n for n in steps if not isinstance(p := after[n], Summarize) or p.is_due(state))
     is_unanswered = may_return and isinstance(next(reversed(state["messages"]), None), ToolMessage)

@@ -24,7 +24,7 @@ class FailedTurns:
         self._failed_at: dict[Any, float] = {}
 
     def note_failure(self, messages: Messages) -> None:
-        """Note that an attempt failed in the current turn, whose state has these messages."""
+        """Record a failed attempt in the current turn; `messages` is the turn's message list."""
         for key in _turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:

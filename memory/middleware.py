@@ -30,7 +30,7 @@ except ImportError as exc:
     ) from exc
 
 
-_MAX_NOTES: Final = 256  # agents, and models, about which a middleware keeps a note
+_MAX_NOTES: Final = 256  # maximum number of agents, and of models, that a middleware remembers
 
 
 class MemoryState(AgentState[Any]):
@@ -122,14 +122,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
     def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> None:
-        """Note the size of the tools and the system message of a request, for the next trigger."""
+        """Store the size of the tools and system message of a request for the next trigger."""
         if self._summaries:
             agent, name = _find_agent(config)
             summaries = (part for part in shows.parts if isinstance(part, Summarize))
             _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
 
     def _note_name(self, named: str, response: Any) -> None:
-        """Note the model name in a response, which may differ from the name in the request."""
+        """Store the model name in a response, which may differ from the name in the request."""
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(model_of, reversed(answers))), None)
         if reported is not None and self._reported_names.get(named) != reported:

@@ -107,8 +107,8 @@ def append_new(left: Any, right: Any) -> list[Any]:
         return list(dict.fromkeys(chain(left or (), right or ())))
     except TypeError as exc:
         raise InvalidUpdate(
-            f"the list or the update {right!r:.80} has elements that are not hashable ({exc}); "
-            "expected a list of ids"
+            f"the update {right!r:.80} of a channel, or the channel's list, contains an element "
+            f"that is not hashable ({exc}); expected a list of ids"
         ) from exc
 
 
