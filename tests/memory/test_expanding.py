@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.summary import SummaryState, summarize
+from perdure.memory.thread_messages import read_history
 from perdure.memory.tool_outputs import aexpand, expand
 from perdure.memory.trim import trim
 from tests.memory.scripted import ScriptedServer, client, numbered
@@ -30,7 +33,9 @@ def awaited(*args: Any, **kwargs: Any) -> list[BaseMessage]:
 both = pytest.mark.parametrize("expanded", [expand, awaited])
 
 
-def talk_on(server: ScriptedServer, saver: Any, turns: int, **options: Any) -> Any:
+def talk_on(
+    server: ScriptedServer, saver: Any, turns: int, state: Any = SummaryState, **options: Any
+) -> Any:
     """A thread of so many turns, of which the last stays."""
     model = client(server)
     node = summarize(model, trigger=("messages", 3), keep=("messages", 1), **options)
@@ -38,7 +43,7 @@ def talk_on(server: ScriptedServer, saver: Any, turns: int, **options: Any) -> A
     def respond(state: Any) -> Any:
         return {"messages": [AIMessage(f"a{state['messages'][-1].text[1:]}")]}
 
-    builder = StateGraph(SummaryState)
+    builder = StateGraph(state)
     builder.add_node("summarize", node)
     builder.add_node("respond", respond)
     builder.add_edge(START, "summarize")
@@ -151,3 +156,30 @@ def test_what_cannot_be_expanded(expanded: Expand, file_saver: SQLiteCheckpointe
         expanded(file_saver, unknown)
     with pytest.raises(InvalidConfig):
         expanded(file_saver, {"configurable": {}})
+
+
+def replaying(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
+    for update in updates:
+        state = add_messages(state or [], update)  # type: ignore[assignment, arg-type]
+    return state or []
+
+
+class DeltaState(SummaryState):
+    """A state whose messages langgraph replays from writes, as deep agents declare it."""
+
+    messages: Annotated[list[AnyMessage], DeltaChannel(replaying)]
+
+
+@both
+def test_messages_of_a_delta_channel(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
+    """The originals come back, and an extraction reads all messages with their times."""
+    with ScriptedServer(numbered()) as server:
+        graph = talk_on(server, file_saver, 4, state=DeltaState)
+        state = graph.get_state(THREAD).values
+        found = expanded(file_saver, THREAD)
+        history = run(read_history(file_saver, "t"))
+
+    said = ["q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4"]
+    assert texts(found) + texts(state["messages"]) == said
+    assert [message.text for message in history.messages] == said
+    assert all(message.at is not None for message in history.messages)
