@@ -502,7 +502,7 @@ def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> 
 
 def place_of(database: Any, store: Any) -> tuple[str | None, str]:
     """The given file or URL, else the place that the store's database has for it; and a schema."""
-    place, schema = getattr(getattr(store, "database", None), "queue_place", None) or (None, "")
+    place, schema = getattr(getattr(store, "database", None), "queue_location", None) or (None, "")
     schema = schema or _SCHEMA
     if database is None and place == "":
         raise ConfigurationError(

@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def open_store(db: Any, **options: Any) -> WholeStore:
-    """Open a file, or a Postgres database by its DSN, a function that returns it, or a pool.
+    """Open a file, or a Postgres database for which a DSN, a DSN function or a pool is given.
 
     See `SQLiteStore` and `PostgresStore` for the options.
     """

@@ -90,9 +90,9 @@ class PostgresStore(PostgresOwner, WholeStore):
     same. Use it with `with` or `async with`, or call `close`; the first use opens the database.
 
     Args:
-        dsn: A connection string or URI of libpq; a function without arguments that returns one,
-            which is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
-            stays the caller's. See docs/postgres.md.
+        dsn: A libpq connection string or URI; a function without arguments that returns such a
+            string and is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
+            perdure uses but never closes. See docs/postgres.md.
         index: See `SQLiteStore`; so are `ttl`, `key`, `text_index`, `vectors`,
             `approximate_above`, `index_bytes`, `max_value_bytes` and `read_only`.
         schema: The schema that holds the tables; made if it is not there.
@@ -100,8 +100,8 @@ class PostgresStore(PostgresOwner, WholeStore):
             changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
-        pool_size: How many connections this process may have; a pool of the caller has its own
-            size.
+        pool_size: The maximum number of connections of this process. It has no effect on a pool of
+            the caller, which has its own size.
         timeout_s: How long to wait for a connection.
 
     Raises:

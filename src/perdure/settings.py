@@ -177,13 +177,13 @@ def is_dsn(db: str) -> bool:
     """Whether a database is one of Postgres, as a URI or `keyword=value` pairs, rather than a file.
 
     Raises:
-        ConfigurationError: It is a DSN in another form, or a URL of an SQLite file.
+        ConfigurationError: The text is a DSN in another form, or a URL of an SQLite file.
     """
     if db.startswith(("postgresql://", "postgres://")) or _KEYWORDS.match(db):
         return True
     if re.match(r"sqlite(\+\w+)?://", db, re.IGNORECASE):
         raise ConfigurationError(
-            f"the database is a URL of SQLite; expected a path: pass {_path_in(db)!r}"
+            f"the database is a URL of SQLite; expected a path; pass {_extract_sqlite_path(db)!r}"
         )
     if "://" in db:  # it is not shown, as it may hold a password
         raise ConfigurationError(
@@ -193,11 +193,12 @@ def is_dsn(db: str) -> bool:
     return False
 
 
-def _path_in(url: str) -> str:
-    """Return the path in a URL of SQLite as SQLAlchemy takes it, without user and password.
+def _extract_sqlite_path(url: str) -> str:
+    """Return the path in an SQLite URL of SQLAlchemy, without the user and the password.
 
-    >>> _path_in("sqlite:///x.db"), _path_in("sqlite+aiosqlite:////srv/x.db"), _path_in("sqlite://")
-    ('x.db', '/srv/x.db', ':memory:')
+    >>> urls = "sqlite:///x.db", "sqlite+aiosqlite:////srv/x.db", "sqlite://"
+    >>> [_extract_sqlite_path(url) for url in urls]
+    ['x.db', '/srv/x.db', ':memory:']
     """
     host, _, path = url.partition("://")[2].partition("/")
     return path.partition("?")[0] or host.rpartition("@")[2] or ":memory:"

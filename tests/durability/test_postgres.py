@@ -27,7 +27,7 @@ from perdure.settings import Rules
 from perdure.storage import postgres
 from perdure.storage.flow import Flow, rows_of
 from perdure.storage.postgres_connection import RUN
-from perdure.storage.postgres_errors import translated
+from perdure.storage.postgres_errors import translate_error
 from perdure.storage.postgres_requests import Pipelined
 from perdure.storage.postgres_transaction import Transaction
 from tests import postgres_server
@@ -156,13 +156,13 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
                 conn.close()
                 whole = Transaction(server, conn, [], [])
                 whole._number = number
-                return whole._stands()
+                return whole._was_committed()
 
         assert stands(run, committed)
         for lost in (aborted, future):
             assert not stands(run, lost)
             assert not stands("another", lost)
-        with pytest.raises(StorageUnavailable, match="nobody knows if it was made"):
+        with pytest.raises(StorageUnavailable, match="it is unknown if it was done"):
             stands("another", committed)
 
 
@@ -173,7 +173,7 @@ def test_a_lock_that_another_holds(options: dict[str, Any]) -> None:
         store.put(("a",), "k", {"n": 0})
         with psycopg.connect(dsn) as other:
             other.execute(f"LOCK TABLE {schema}.store_namespaces IN ACCESS EXCLUSIVE MODE")
-            with pytest.raises(StorageUnavailable, match="another transaction holds a lock"):
+            with pytest.raises(StorageUnavailable, match="another transaction has held a lock"):
                 store.put(("a",), "k", {"n": 1})
         store.put(("a",), "k", {"n": 2})
 
@@ -259,7 +259,7 @@ def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
     ],
 )
 def test_errors_say_what_to_do(error: type[psycopg.Error], advice: str) -> None:
-    assert advice in str(translated(error("no"), "postgresql://server/db"))
+    assert advice in str(translate_error(error("no"), "postgresql://server/db"))
 
 
 def test_a_dump_that_is_restored_elsewhere(options: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def test_a_server_that_refuses(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="check user, password and database"):
         PostgresStore.open(there, **options)
     role = postgres_server.dsn_of("may_nothing", owner=False)
-    with pytest.raises(StorageError, match="grant it to the role"):
+    with pytest.raises(StorageError, match="grant the privilege to the role"):
         PostgresStore.open(role, **options)
 
 

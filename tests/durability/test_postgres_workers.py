@@ -105,7 +105,7 @@ def test_a_pooler_has_no_place_for_the_queue(
 def test_the_queue_is_beside_the_tables(database: str) -> None:
     """Two schemas of one database, or two tenants, do not take each other's jobs."""
     options: list[Any] = [{}, {"schema": "staging"}, {"tenant": "a"}, {"tenant": "b"}]
-    places = [PostgresStore(database, **each).database.queue_place for each in options]
+    places = [PostgresStore(database, **each).database.queue_location for each in options]
     schemas = [schema for _, schema in filter(None, places)]
 
     assert schemas[:2] == ["perdure_jobs", "staging_jobs"]

@@ -128,7 +128,7 @@ def test_reading_makes_none(place: Place) -> None:
     """A component that is not there yet is to be opened for writing once."""
     place.open("checkpointers")
     before = place.contents()
-    with pytest.raises(StorageError, match="has no tables of stores: open it once without"):
+    with pytest.raises(StorageError, match="has no tables of stores; open it once without"):
         place.open("stores", read_only=True)
 
     assert before == place.contents()

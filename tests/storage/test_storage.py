@@ -516,7 +516,7 @@ def test_a_url_of_sqlite_is_refused_with_its_path(use: Any, url: str, path: str)
     with pytest.raises(ConfigurationError) as raised:
         use(url)
 
-    assert str(raised.value) == f"the database is a URL of SQLite; expected a path: pass {path!r}"
+    assert str(raised.value) == f"the database is a URL of SQLite; expected a path; pass {path!r}"
 
 
 def test_paths_that_no_file_can_have(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.background import JobQueue
 from perdure.memory.extraction import ExtractionJob
-from perdure.storage.postgres_requests import numbered
+from perdure.storage.postgres_requests import number_placeholders
 from perdure.stores import SQLiteStore
 from perdure.stores import postgres as items
 from tests import postgres_server
@@ -281,7 +281,7 @@ def large(schema: str) -> str:
 @pytest.mark.parametrize("name", KEYED)
 def test_a_policy_keeps_no_statement_from_its_keys(large: str, name: str) -> None:
     """Postgres applies a policy before it computes from a column, so by more than the tenant."""
-    text = numbered({**threads._SQL[True], **items._SQL[True]}[name]).decode()
+    text = number_placeholders({**threads._SQL[True], **items._SQL[True]}[name]).decode()
     count = max(int(each) for each in re.findall(r"\$(\d+)", text))
     with psycopg.connect(user(), prepare_threshold=None) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'large', true)")
@@ -303,7 +303,7 @@ def test_rights_on_rows_are_enough_for_a_copy_and_the_queue(schema: str, tmp_pat
     """Those that docs/postgres.md names; the owner makes the schema of the jobs."""
     dsns = user(), postgres_server.dsn_of("an_owner")
     stores: list[Any] = [PostgresStore(dsn, schema=schema, tenant="copied") for dsn in dsns]
-    place, own = (store.database.queue_place for store in stores)
+    place, own = (store.database.queue_location for store in stores)
     with pytest.raises(StorageUnavailable, match="permission denied"):
         JobQueue(*place)
     JobQueue(*own).close()

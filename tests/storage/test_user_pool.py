@@ -139,7 +139,7 @@ def test_a_connection_comes_back_as_it_was_after_a_timeout(
         store.put(("a",), "k", {"n": 0})
         with psycopg.connect(postgres_server.dsn()) as other:
             other.execute(f"LOCK TABLE {options['schema']}.store_namespaces")
-            with pytest.raises(StorageUnavailable, match="another transaction holds a lock"):
+            with pytest.raises(StorageUnavailable, match="another transaction has held a lock"):
                 store.put(("a",), "k", {"n": 1})
         store.put(("a",), "k", {"n": 2})
 
@@ -225,7 +225,7 @@ def test_a_commit_in_doubt_with_a_pool_of_one(options: dict[str, Any]) -> None:
                     lent.discard_connection()
                     whole = Transaction(server, lent, [], [])
                     whole._number = number
-                    assert whole._stands() is expected
+                    assert whole._was_committed() is expected
 
 
 # -- tenants

@@ -126,6 +126,18 @@ class Lock(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protoc
         """Make sure that it is held still; StorageUnavailable: it was lost with its connection."""
 
 
+class QueueLocation(NamedTuple):
+    """The location of a queue of jobs.
+
+    Attributes:
+        database: A path of an SQLite file, or a Postgres URL; `""` if there is no fixed DSN.
+        schema: The Postgres schema of the queue; `""` for an SQLite file.
+    """
+
+    database: str
+    schema: str
+
+
 class Database(Protocol):
     """An open database, or one that is opened by the first call, or by `connect`.
 
@@ -144,17 +156,14 @@ class Database(Protocol):
         """Whether writes are refused."""
 
     @property
-    def queue_place(self) -> tuple[str, str] | None:
-        """Where a queue of jobs belongs: a file and "", or a URL and a schema.
-
-        None if the database is in memory. The URL is "" if the DSN is not always the same.
-        """
+    def queue_location(self) -> QueueLocation | None:
+        """The default location of a queue of jobs; None if the database is in memory."""
 
     @property
     def location(self) -> Hashable:
-        """Where the tables are: equal for components in one database; None in memory.
+        """A key that is equal for components in the same database; None if it is in memory.
 
-        The database has to be connected.
+        The database must be connected before this is read.
         """
 
     def connect(self) -> None:
@@ -207,8 +216,8 @@ class Database(Protocol):
                 them waits until this one is committed. None: all writers of the component wait.
             watch: Of who keeps in memory what this transaction leaves behind.
             patient: Whether it may wait 2 ms for another write, to share its transaction.
-            urgent: Whether the calling thread commits it itself if nobody else is writing, which
-                saves the time of waking the writing thread.
+            urgent: Whether the calling thread itself commits the write if no other write is in
+                progress. This saves the time that it takes to wake the writing thread.
             removes: Whether it deletes rows. On a full disk it may use the room that SQLite's
                 database reserves for that.
 

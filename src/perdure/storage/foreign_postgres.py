@@ -14,7 +14,7 @@ try:
 
     from perdure.storage.postgres_connection import open_connection
     from perdure.storage.postgres_dsn import FixedDsn
-    from perdure.storage.postgres_errors import mapped
+    from perdure.storage.postgres_errors import map_errors
 except ImportError as exc:
     raise MissingDependency(
         "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
@@ -36,7 +36,7 @@ class ForeignPostgres:
 
     def rows(self, sql: str, *params: object) -> list[Row]:
         """The rows of a statement, whose parameters are `%s`."""
-        with mapped(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
+        with map_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
     def lacks(self, *tables: str) -> bool:
@@ -66,7 +66,7 @@ class ForeignPostgres:
 
     def call(self, read: Callable[[], T]) -> T:
         """Run what reads by the connection, psycopg's errors turned into perdure's."""
-        with mapped(self.path):
+        with map_errors(self.path):
             return read()
 
     def close(self) -> None:

@@ -29,7 +29,14 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.database import PATIENCE_S, DatabaseOwner, Job, Schema, Watch
+from perdure.storage.database import (
+    PATIENCE_S,
+    DatabaseOwner,
+    Job,
+    QueueLocation,
+    Schema,
+    Watch,
+)
 from perdure.storage.flow import (
     Combined,
     Flow,
@@ -54,18 +61,18 @@ try:
         OwnPool,
         Server,
         UserPool,
+        describe_pool,
         lock_key,
-        name_pool,
-        refuse_pooled_locks,
+        pooled_locks_message,
     )
     from perdure.storage.postgres_dsn import (
         Dsn,
         FixedDsn,
+        build_dsn_source,
+        build_pool_dsn_source,
         format_uri,
-        source_of,
-        source_of_pool,
     )
-    from perdure.storage.postgres_errors import is_lost, mapped, translated
+    from perdure.storage.postgres_errors import is_lost, map_errors, translate_error
     from perdure.storage.postgres_requests import Requests
     from perdure.storage.postgres_schema import checked_tenant, make_tables, tables_of
     from perdure.storage.postgres_transaction import BEGIN, Transaction
@@ -115,20 +122,20 @@ class PostgresDatabase(Opening[Server]):
     """One component's `Database` in a schema of a Postgres database.
 
     Args:
-        dsn: A connection string or URI of libpq; a function that returns one, which is called for
-            each new connection; or a `psycopg_pool.ConnectionPool` that the caller owns.
+        dsn: A libpq connection string or URI; a function that returns such a string and is called
+            for each new connection; or a `psycopg_pool.ConnectionPool` that the caller owns.
         tables: Those of the component.
         begin: Makes the flow that the component runs whenever it opens the database.
         schema: The schema that holds the tables, made if it is not there.
         tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
-        direct: The DSN of the server itself for locks, or a function that returns it; None: `dsn`,
-            unless that is `pooled`. With a pool of the caller, None means a connection that is
-            made from the parameters of the pool.
+        direct: The DSN of the server itself for locks, or a function that returns this DSN. None
+            means `dsn`, unless `dsn` leads to a pooler. If `dsn` is a pool of the caller, None
+            means a connection that is made from the parameters of that pool.
         read_only: Nothing is made or written.
-        pool_size: How many connections this process may have. A pool of the caller has its own
-            size.
+        pool_size: The maximum number of connections of this process. It has no effect on a pool of
+            the caller, which has its own size.
         timeout_s: How long to wait for a connection, and for a lock of another transaction.
 
     Raises:
@@ -152,7 +159,9 @@ class PostgresDatabase(Opening[Server]):
         timeout_s: float = settings.TIMEOUT_S,
     ) -> None:
         self._pool = dsn if isinstance(dsn, ConnectionPool) else None
-        self._source = source_of(dsn) if self._pool is None else source_of_pool(self._pool)
+        self._source = (
+            build_dsn_source(dsn) if self._pool is None else build_pool_dsn_source(self._pool)
+        )
         name = schema if isinstance(schema, str) else ""
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
@@ -169,24 +178,24 @@ class PostgresDatabase(Opening[Server]):
         self._tenant = checked_tenant(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *tables_of(tables.script)]
-        self._locks = Locks(self._advisory_locks(direct))
+        self._locks = Locks(self._build_advisory_locks(direct))
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
         self._patient: dict[str, _Group] = {}  # those that others may join, by name
 
-    def _advisory_locks(self, direct: object) -> AdvisoryLocks | None:
-        """Return the locks between processes; None if there is only a DSN of a pooler."""
+    def _build_advisory_locks(self, direct: object) -> AdvisoryLocks | None:
+        """Return the locks between processes, or None if the only DSN leads to a pooler."""
         self._lockable = direct is not None or not self._pooled
         if not self._lockable:
             return None
-        source = self._source if direct is None else source_of(direct, "direct")
+        source = self._source if direct is None else build_dsn_source(direct, "direct")
         is_direct = direct is not None
         return AdvisoryLocks(source, *self._space, is_direct=is_direct, timeout_s=self._timeout_s)
 
     @property
     def path(self) -> str:
-        """See `Database.path`: the DSN without its password, or the name of the caller's pool."""
-        return self._source.name if self._pool is None else name_pool(self._pool)
+        """See `Database.path`. For a pool of the user, this is the name of the pool."""
+        return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
     def location(self) -> Hashable:
@@ -194,16 +203,16 @@ class PostgresDatabase(Opening[Server]):
         return (*self._source.locate_database(self._timeout_s), self._schema, self._tenant)
 
     @property
-    def queue_place(self) -> tuple[str, str]:
-        """See `Database.queue_place`: a schema beside that of the tables; a tenant has one too."""
-        of = (
+    def queue_location(self) -> QueueLocation:
+        """See `Database.queue_location`. Each schema and each tenant has its own queue."""
+        tenant_suffix = (
             f"_{lock_key(*self._space) & 0xFFFFFFFFFFFFFFFF:016x}"
             if self._tenant is not None
             else ""
         )
-        # a password that was asked for now would be wrong later
+        # only a fixed DSN: the password that a DSN function returns now may expire
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
-        return url, f"{self._schema}_jobs{of}"
+        return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
     @property
     def read_only(self) -> bool:
@@ -213,11 +222,11 @@ class PostgresDatabase(Opening[Server]):
     # -- connecting and closing
 
     def _opened(self) -> Server:
-        # those of one pool, or of equal functions, share their connections too
+        # databases with the same pool, or with equal DSN functions, share their connections
         key = self._pool or self._source.key, self._schema, self._pooled
         server = self._joined(key, self._start_server)
         try:
-            with mapped(server.name), server.connection() as conn:
+            with map_errors(server.name), server.connection() as conn:
                 make_tables(
                     conn,
                     server.name,
@@ -390,15 +399,17 @@ class PostgresDatabase(Opening[Server]):
             try:
                 with (
                     server.connection() as conn,
-                    Transaction(server, conn, begin, self._called(conn, *calls)) as whole,
+                    Transaction(
+                        server, conn, begin, self._build_call_statements(conn, *calls)
+                    ) as whole,
                 ):
                     return run(make(), whole.execute)
             except psycopg.Error as exc:
                 if not (is_lost(exc) or isinstance(exc, _GAVE_WAY)):
-                    raise translated(exc, server.name) from exc
+                    raise translate_error(exc, server.name) from exc
                 error = exc
             time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
-        raise translated(error, server.name) from error
+        raise translate_error(error, server.name) from error
 
     def _excluding(self, names: Sequence[str] | None) -> list[_Call]:
         """What keeps others from writing what a transaction is about; first its number."""
@@ -414,9 +425,9 @@ class PostgresDatabase(Opening[Server]):
         of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
         return [*calls, (of_many, keys)]
 
-    def _called(self, conn: Requests, *calls: _Call) -> list[Statement]:
-        """A SELECT of some calls, and of those that name the transaction's schema and tenant."""
-        if not conn.stays:
+    def _build_call_statements(self, conn: Requests, *calls: _Call) -> list[Statement]:
+        """Build a SELECT of function calls, with those that set the schema and the tenant."""
+        if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:
             calls += (("set_config('perdure.tenant', ?, true)", self._tenant),)
@@ -444,7 +455,7 @@ class PostgresDatabase(Opening[Server]):
             ConfigurationError: There is only a DSN of a pooler.
         """
         if not self._lockable:
-            raise ConfigurationError(refuse_pooled_locks(self.path))
+            raise ConfigurationError(pooled_locks_message(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- upkeep
@@ -471,7 +482,7 @@ class PostgresDatabase(Opening[Server]):
         """Vacuum tables with at least so many deleted rows, unless another does so already."""
         tables = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
         server, due = self._writable(), self.read(tables)
-        with mapped(server.name), server.connection() as conn:
+        with map_errors(server.name), server.connection() as conn:
             for (table,) in due:
                 vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"
                 conn.ask([Statement(vacuum)], prepare=False)
@@ -483,24 +494,25 @@ class PostgresDatabase(Opening[Server]):
 
 
 class PostgresOwner(DatabaseOwner):
-    """An owner of a `PostgresDatabase`."""
+    """The base class of checkpointers and stores in Postgres."""
 
     @classmethod
     def open(cls, db: Dsn | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now; in a running event loop, at the first use.
+        """Open a database now, or at its first use if an event loop is running.
 
         Args:
-            db: A DSN, a function that returns one, or a pool, as the class takes it as `dsn`, which
-                is another name for this argument. Without one, the database of the settings, with
-                their key: see `perdure config`.
-            **options: See the class.
+            db: A DSN, a function that returns a DSN, or a pool, as in the argument `dsn` of the
+                class. It may also be passed as `dsn=`. Without it, the database and the key of the
+                settings are used; `perdure config` shows them.
+            **options: The other arguments of the class.
 
         Raises:
             ConfigurationError: An argument is wrong, or the server refuses the login.
-            SchemaMismatch: A newer perdure wrote the database, or one before the first release.
-            WrongKey: The key does not open it, it needs one, or it was made without.
-            StorageUnavailable: The server cannot be reached, the function gives no DSN, or the pool
-                no connection.
+            SchemaMismatch: The database was written by a newer perdure, or by one from before the
+                first release.
+            WrongKey: The key is wrong or missing, or the database was made without a key.
+            StorageUnavailable: The server cannot be reached, the function returns no DSN, or the
+                pool gives no connection.
             StorageError: The database cannot be opened.
         """
         given: Any = options.pop("dsn") if db is settings.CHOSEN and "dsn" in options else db

@@ -1,4 +1,4 @@
-"""Connections to a Postgres server: opening one, the pool of a process or of the user, locks."""
+"""Open connections to a Postgres server, lend them from a pool, and hold advisory locks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.flow import Row, Statement
 from perdure.storage.locks import Between
 from perdure.storage.postgres_dsn import DsnSource, redact_dsn
-from perdure.storage.postgres_errors import mapped, translated
+from perdure.storage.postgres_errors import map_errors, translate_error
 from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
 from perdure.storage.shared import Shared
 from perdure.storage.threads import ThreadPool
@@ -55,7 +55,7 @@ def lock_key(*of: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-# -- opening one
+# -- opening a connection
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
@@ -71,19 +71,20 @@ def open_connection(
     within_s: float,
     **options: Any,
 ) -> C:
-    """Return a new connection in autocommit mode, configured.
+    """Open a connection in autocommit mode and configure it.
 
     Args:
-        source: Where the DSN comes from.
+        source: The source of the DSN.
         kind: The class of the connection.
-        configure: Called with the connection.
-        within_s: How long to wait for the DSN.
+        configure: A function that is called with the new connection.
+        within_s: The number of seconds to wait for the DSN.
         **options: Further parameters of the connection.
 
     Raises:
         ConfigurationError: The server refuses the login or the database, or an option is wrong.
-        StorageUnavailable: There is no DSN, the server cannot be reached, or it refuses the
-            password of a function, which may return the right one next time.
+        StorageUnavailable: The source gives no DSN, the server cannot be reached, or the server
+            refuses the password in the DSN of a function. The function may return the right
+            password at its next call.
     """
     dsn = source.resolve_dsn(within_s)
     name = redact_dsn(dsn)
@@ -96,11 +97,11 @@ def open_connection(
             ) from exc
         if any(reason in str(exc) for reason in _REFUSALS):
             raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
-        raise translated(exc, name) from exc
+        raise translate_error(exc, name) from exc
     except psycopg.ProgrammingError as exc:
         raise ConfigurationError(f"{name}: {exc}; mend that option of the DSN") from exc
     try:
-        with mapped(name):
+        with map_errors(name):
             configure(conn)
     except BaseException:
         conn.close()
@@ -109,13 +110,16 @@ def open_connection(
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Return whether a pooler is between: it reports another backend process than the server."""
+    """Return whether the connection leads to a pooler instead of directly to the server.
+
+    A pooler reports another backend process than the server does.
+    """
     ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
     return bool(pid != conn.info.backend_pid)
 
 
 def _check_server(pgconn: pq.abc.PGconn, name: str) -> None:
-    """Refuse a server that is too old, or whose database is not in UTF-8."""
+    """Raise ConfigurationError if the server is too old or its database is not in UTF-8."""
     version = pgconn.server_version // 10_000
     encoding = (pgconn.parameter_status(b"server_encoding") or b"").decode()
     if version < _OLDEST:
@@ -128,49 +132,50 @@ def _check_server(pgconn: pq.abc.PGconn, name: str) -> None:
 
 
 class Connections(Protocol):
-    """The connections of a `Server`. All methods may be called from any thread."""
+    """The source of the connections of a `Server`. All methods may be called from any thread."""
 
     @property
     def name(self) -> str:
-        """The database in messages, without a password."""
+        """The name of the database in messages, without a password."""
 
     def connection(self) -> AbstractContextManager[Requests]:
         """Lend a connection that is in no transaction.
 
         Raises:
-            StorageUnavailable: There is none within `timeout_s` seconds, or the pool is closed.
+            StorageUnavailable: No connection is free within `timeout_s` seconds, or the pool is
+                closed.
         """
 
     def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
-        """Lend a connection in place of one that was lost.
+        """Lend a connection that replaces a lost one.
 
-        A pool that has lent all of its connections takes the lost one back first.
+        A user's pool takes the lost connection back first, because it may have lent all others.
 
         Raises:
-            StorageUnavailable: There is none within about `within_s` seconds.
+            StorageUnavailable: No connection is free within about `within_s` seconds.
         """
 
     def close(self) -> None:
-        """Close the connections that perdure has made."""
+        """Close the connections that perdure has opened."""
 
 
 def _configure(conn: Pipelined, *, pooled: bool, schema: str) -> None:
     set_session(conn)
-    conn.stays = not pooled and not is_pooled(conn)
-    if conn.stays:
+    conn.keeps_session = not pooled and not is_pooled(conn)
+    if conn.keeps_session:
         conn.execute("SELECT set_config('search_path', %s, false)", (schema,), prepare=False)
     ((conn.run, isolation),) = conn.execute(
         f"SELECT ({RUN}), current_setting('default_transaction_isolation')", prepare=False
     )
-    conn.brackets = isolation != "read committed"
+    conn.needs_transaction = isolation != "read committed"
 
 
 class OwnPool(Connections):
-    """A pool that perdure makes; see the arguments of `PostgresDatabase`.
+    """A pool that perdure creates and owns. `PostgresDatabase` describes its arguments.
 
     Raises:
         ConfigurationError: The server refuses the login or the database, or is too old.
-        StorageUnavailable: It cannot be reached.
+        StorageUnavailable: The server cannot be reached.
     """
 
     def __init__(
@@ -216,7 +221,7 @@ class OwnPool(Connections):
                 self._pool.drain()  # those that lie idle were lost with it
 
     def _take_connection(self) -> Pipelined:
-        """Take a connection from the pool. If it has none in time, find out why."""
+        """Take a connection from the pool, or raise an error that says why none was available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
@@ -234,13 +239,13 @@ class OwnPool(Connections):
                 self._source.check_last_call(self._timeout_s / 2)
                 self._try_connecting(_SOON_S)
             raise reason or StorageUnavailable(
-                f"{self.name}: no connection within {self._timeout_s} s, as all {self._size} are "
-                "in use: give a larger pool_size"
+                f"{self.name}: no connection was free within {self._timeout_s} s, because all "
+                f"{self._size} are in use; give a larger pool_size"
             ) from exc
 
     @contextmanager
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
-        """See `Connections.lend_replacement`: a connection outside the pool."""
+        """See `Connections.lend_replacement`. The connection is opened outside the pool."""
         with self._open_connection(within_s) as conn:
             yield conn
 
@@ -251,7 +256,7 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Connect once as the pool does, for the reason why it cannot."""
+        """Open a connection as the pool does, to raise the error that the pool hides."""
         with self._open_connection(within_s) as conn:
             _check_server(conn.pgconn, self.name)
 
@@ -262,18 +267,23 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """What is remembered of a connection of the user's pool, from one loan to the next."""
+    """Data about one connection of the user's pool that is kept between loans.
+
+    Attributes:
+        run: The result of the query `RUN`, by which a crash of the server is noticed.
+        transformer: The psycopg transformer that adapts values for this connection.
+    """
 
     run: Any
-    values: abc.Transformer
+    transformer: abc.Transformer
 
 
 class UserPool(Connections):
-    """A pool of `psycopg_pool` that the user owns, and that is never closed here.
+    """A `psycopg_pool` pool that the user owns. perdure never closes it.
 
     Args:
         pool: The pool.
-        timeout_s: How long to wait for a connection.
+        timeout_s: The number of seconds to wait for a connection.
 
     Raises:
         ConfigurationError: The server is too old.
@@ -282,15 +292,15 @@ class UserPool(Connections):
 
     def __init__(self, pool: ConnectionPool[Any], timeout_s: float) -> None:
         self._pool, self._timeout_s = pool, timeout_s
-        self._guard = threading.Lock()  # of what follows
+        self._guard = threading.Lock()  # protects `_sessions`
         self._sessions: WeakKeyDictionary[psycopg.Connection[Any], _Session] = WeakKeyDictionary()
-        with mapped(self.name), self.connection():
+        with map_errors(self.name), self.connection():
             pass
 
     @property
     def name(self) -> str:
         """See `Connections.name`."""
-        return name_pool(self._pool)
+        return describe_pool(self._pool)
 
     @contextmanager
     def connection(self) -> Iterator[Borrowed]:
@@ -299,34 +309,34 @@ class UserPool(Connections):
         try:
             yield lent
         finally:
-            self._give_back(lent)
+            self._return_connection(lent)
 
     @contextmanager
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Borrowed]:
         """See `Connections.lend_replacement`."""
         if isinstance(lost, Borrowed):
-            self._give_back(lost)
+            self._return_connection(lost)
         lent = self._borrow_connection(within_s)
         try:
             yield lent
         finally:
-            self._give_back(lent)
+            self._return_connection(lent)
 
     def _borrow_connection(self, within_s: float) -> Borrowed:
         conn = self._take_connection(within_s)
         with self._guard:
             session = self._sessions.get(conn)
-        lent = Borrowed(conn, build_transformer() if session is None else session.values)
+        lent = Borrowed(conn, build_transformer() if session is None else session.transformer)
         try:
-            lent.end_transaction()  # a `check` of the pool may have begun one
+            lent.end_transaction()  # the `check` function of the pool may have begun one
             if session is None:
                 _check_server(conn.pgconn, self.name)
                 *_, ((run,),) = lent.ask([*lent.settings, Statement(RUN)])
-                session = _Session(run, lent.values)
+                session = _Session(run, lent.transformer)
                 with self._guard:
                     self._sessions[conn] = session
         except BaseException:
-            self._give_back(lent)
+            self._return_connection(lent)
             raise
         lent.run = session.run
         return lent
@@ -334,28 +344,33 @@ class UserPool(Connections):
     def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
         """Take a connection from the pool.
 
-        Errors of the user's functions, which the pool calls, are named by their class only.
+        The pool calls functions of the user. The message about an error in such a function names
+        only the class of the error, because its text may contain a password.
         """
         try:
             conn: psycopg.Connection[Any] = self._pool.getconn(within_s)
             return conn
         except PoolClosed as exc:
-            problem = f"{exc}: it has to be open as long as perdure uses it"
+            problem = f"{exc}; keep the pool open for as long as perdure uses it"
         except TooManyRequests as exc:
-            problem = f"{exc}: give it a larger max_size or max_waiting"
+            problem = f"{exc}; give the pool a larger max_size or max_waiting"
         except PoolTimeout:
             problem = (
-                f"the {self.name} gave no connection within {within_s:g} s: either all of its "
-                f"{self._pool.max_size} are in use, or it cannot connect, see the log psycopg.pool"
+                f"the {self.name} gave no connection within {within_s:g} s; either all of its "
+                f"{self._pool.max_size} connections are in use, or it cannot connect: see the "
+                "logger psycopg.pool"
             )
         except psycopg.OperationalError as exc:
-            raise translated(exc, self.name) from exc
+            raise translate_error(exc, self.name) from exc
         except Exception as exc:
             problem = f"the {self.name} cannot make a connection: it raised {type(exc).__name__}"
         raise StorageUnavailable(problem)
 
-    def _give_back(self, lent: Borrowed) -> None:
-        """Return a connection to the pool as it came. Twice is no error."""
+    def _return_connection(self, lent: Borrowed) -> None:
+        """Return a connection to the pool with its session unchanged.
+
+        A second call for the same connection does nothing.
+        """
         conn, lent.conn = lent.conn, None
         if conn is None:
             return
@@ -365,23 +380,23 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                with suppress(Exception):  # those that lie idle were perhaps lost with it
+                with suppress(Exception):  # the idle connections may be lost as well
                     self._pool.check()
 
     def close(self) -> None:
-        """See `Connections.close`. The pool belongs to the user."""
+        """Do nothing, because the pool belongs to the user."""
 
 
-def name_pool(pool: ConnectionPool[Any]) -> str:
-    """Return how messages name a pool of the user."""
+def describe_pool(pool: ConnectionPool[Any]) -> str:
+    """Return the name of a user's pool for messages."""
     return f"pool {pool.name!r}"
 
 
 class Server(Shared):
-    """The connections to one schema, for all who open it in this process.
+    """The connections to one schema, shared by all databases of this process that open it.
 
     Args:
-        connections: Makes or lends them.
+        connections: The source of the connections.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -409,10 +424,12 @@ class AdvisoryLocks(Between):
     """Locks of a connection of its own: each checkpointer has one for all its locks.
 
     Args:
-        source: The DSN of the server itself: a pooler would give the locks to whoever is next.
-        of: Goes into each key.
-        is_direct: Whether the user says that the DSN is direct; else a pooler is refused.
-        timeout_s: How long to wait for a DSN.
+        source: The source of the DSN of the server itself. A pooler would give the session, and
+            with it the locks, to another client.
+        of: Text that becomes part of the key of each lock.
+        is_direct: Whether the user has stated that the DSN leads to the server itself. Otherwise
+            each new connection is checked, and a pooler is refused.
+        timeout_s: The number of seconds to wait for a DSN.
     """
 
     pause_s = 0.05
@@ -432,7 +449,7 @@ class AdvisoryLocks(Between):
             ConfigurationError: The DSN leads to a pooler.
             StorageUnavailable: The server cannot be reached.
         """
-        with self._guard, mapped(self._source.name):
+        with self._guard, map_errors(self._source.name):
             try:
                 return self._call("pg_try_advisory_lock", name)
             except psycopg.OperationalError:  # it lay idle, and was closed
@@ -451,7 +468,7 @@ class AdvisoryLocks(Between):
             self._conn.execute(_STAYS)
             if not self._is_direct and is_pooled(self._conn):
                 self._lose()
-                raise ConfigurationError(refuse_pooled_locks(self._source.name))
+                raise ConfigurationError(pooled_locks_message(self._source.name))
         key = lock_key(*self._of, "lock", name)
         ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(done)
@@ -478,8 +495,8 @@ class AdvisoryLocks(Between):
             self._lose()
 
 
-def refuse_pooled_locks(name: str) -> str:
-    """Return the message for who wants a lock through a pooler."""
+def pooled_locks_message(name: str) -> str:
+    """Return the message of the error for a lock that is requested through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection that stays: give direct=, the DSN of the "
         "server itself"

@@ -1,8 +1,9 @@
 """DSNs of Postgres, and the sources from which perdure gets one for each new connection.
 
-A source is a fixed DSN, a function of the user that returns one (passwords that rotate), or the
-connection parameters of a `psycopg_pool` pool that the user owns. No message contains a password,
-and an error of the user's function is named by its class only, because its text may contain one.
+A source is a fixed DSN, a function of the user that returns a DSN (for passwords that rotate), or
+the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
+password. The message about an error in the user's function names only the class of the error,
+because its text may contain a password.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.threads import ThreadPool
 
 Dsn = str | Callable[[], str] | ConnectionPool[Any]
-"""What a Postgres class takes as `dsn`: a DSN, a function that returns one, or the user's pool."""
+"""The type of the argument `dsn`: a DSN, a function that returns a DSN, or a pool of the user."""
 
 Place = tuple[str, str, str]  # host, port and database
 
 _PORT: Final = "5432"
-_DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a minute
+_DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
     "application_name": "perdure",
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -39,37 +40,37 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a host that is gone is noticed within a 
 _NOT_IN_A_DSN: Final = frozenset(  # parameters of `psycopg.Connection.connect` itself
     {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-_CALLS: Final = 4  # threads that call one DSN function; a function that hangs keeps its thread
-_POLL_S: Final = 0.1  # how soon a waiting caller notices that the source was closed
+_CALLS: Final = 4  # threads that call one DSN function; a call that hangs occupies its thread
+_POLL_S: Final = 0.1  # seconds after which a waiting caller notices that the source was closed
 
 
 # -- DSNs
 
 
 def normalize_dsn(dsn: object) -> str:
-    """Return a DSN with perdure's defaults for the parameters that it does not have.
+    """Return a DSN completed with perdure's defaults for the parameters that it leaves out.
 
     Raises:
-        ConfigurationError: It is not a DSN of Postgres. The message does not show it, unless it
+        ConfigurationError: The text is not a DSN of Postgres. The message shows the text only if it
             looks like the name of a file.
     """
     if not isinstance(dsn, str) or not dsn:
         kind = "empty" if dsn == "" else f"of type {type(dsn).__name__}"
         raise ConfigurationError(
             f"the DSN is {kind}; expected text like postgresql://user@host/database, a function "
-            "that returns it, or a psycopg_pool.ConnectionPool"
+            "that returns such text, or a psycopg_pool.ConnectionPool"
         )
     if "=" not in dsn and "://" not in dsn:
         raise ConfigurationError(
-            f"{dsn!r:.80} is no DSN; for a file use SQLiteCheckpointer or SQLiteStore"
+            f"{dsn!r:.80} is not a DSN; for a file use SQLiteCheckpointer or SQLiteStore"
         )
     with suppress(psycopg.ProgrammingError, ValueError):
         parts = conninfo_to_dict(dsn)
         is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
-        if not is_odd and "\0" not in dsn:  # at which libpq would end
+        if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, "client_encoding": "UTF8"})
-    raise ConfigurationError(  # it is not shown, as it may hold a password
-        "the DSN is not one of Postgres; expected postgresql://user:password@host/database. In a "
+    raise ConfigurationError(  # the message leaves out the DSN, which may contain a password
+        "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
         "password write %40 for @, %2F for / and %25 for %"
     )
 
@@ -91,7 +92,7 @@ def locate_dsn(dsn: str) -> Place:
 
 
 def format_uri(dsn: str) -> str:
-    """Return a DSN as a URI with all its parameters, whichever form it has."""
+    """Return a DSN of any form as a URI with all its parameters."""
     parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     user, password, name = (
         quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
@@ -104,11 +105,11 @@ def format_uri(dsn: str) -> str:
 
 
 class DsnSource(Protocol):
-    """Where the DSN of each new connection comes from.
+    """The source of the DSN for each new connection.
 
     Attributes:
-        name: The database in messages, without a password.
-        key: Sources with equal keys share their connections within a process.
+        name: The name of the database in messages, without a password.
+        key: A key of the source. Sources with equal keys share their connections within a process.
         is_fixed: Whether the DSN is always the same.
     """
 
@@ -120,14 +121,15 @@ class DsnSource(Protocol):
         """Return the DSN for a new connection.
 
         Raises:
-            StorageUnavailable: There is none within `within_s` seconds.
+            StorageUnavailable: No DSN is available within `within_s` seconds.
         """
 
     def locate_database(self, within_s: float) -> Place:
         """Return the host, port and database to which the last DSN led.
 
         Raises:
-            StorageUnavailable: There was none yet, and there is none within `within_s` seconds.
+            StorageUnavailable: No DSN was resolved before, and none is available within `within_s`
+                seconds.
         """
 
     def check_last_call(self, within_s: float) -> None:
@@ -137,11 +139,11 @@ class DsnSource(Protocol):
         """
 
     def close(self) -> None:
-        """End attempts to get a DSN that are under way, with `StorageUnavailable`."""
+        """Let attempts to get a DSN that are in progress fail with `StorageUnavailable`."""
 
 
 class FixedDsn(DsnSource):
-    """A DSN that stays the same."""
+    """A DSN that never changes."""
 
     is_fixed = True
 
@@ -158,22 +160,23 @@ class FixedDsn(DsnSource):
         return self._place
 
     def check_last_call(self, within_s: float) -> None:
-        """See `DsnSource.check_last_call`."""
+        """Do nothing: a fixed DSN is always available."""
 
     def close(self) -> None:
-        """See `DsnSource.close`."""
+        """Do nothing: no attempt to get a fixed DSN takes time."""
 
 
 class DsnFunction(DsnSource):
     """A function of the user that returns the DSN for a new connection.
 
-    It is called in a thread of its own, because it may hang.
+    The function is called in a separate thread, because it may hang.
 
     Args:
-        function: Takes no arguments.
-        label: The function in messages. Its repr is not used, as it may contain a password.
+        function: The function, which takes no arguments.
+        label: The name of the function in messages. The repr of the function is not used, because
+            it may contain a password.
         key: See `DsnSource`.
-        advice: What to do if it gives no DSN, for messages.
+        advice: The end of messages, which says what to do if the function returns no DSN.
 
     Raises:
         ConfigurationError: The function is asynchronous, or needs arguments.
@@ -188,10 +191,10 @@ class DsnFunction(DsnSource):
         self._function, self._label, self.key, self._advice = function, label, key, advice
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_CALLS, "perdure-dsn", lasting=False)
-        self._guard = threading.Lock()  # of what follows
-        self._pending: dict[object, float] = {}  # when each call that has not returned began
-        self._problem = ""  # of the last call
-        self._place: Place | None = None  # of the last DSN
+        self._guard = threading.Lock()  # protects `_pending`
+        self._pending: dict[object, float] = {}  # start time of each call that is still running
+        self._problem = ""  # reason why the last call failed; empty after a success
+        self._place: Place | None = None  # host, port and database of the last DSN
         self._closed = False
 
     def resolve_dsn(self, within_s: float) -> str:
@@ -215,8 +218,8 @@ class DsnFunction(DsnSource):
         return self._place or locate_dsn(self.resolve_dsn(within_s))
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
-        """Return the normalized DSN and "", or "" and why the function gave none."""
-        future = self._threads.submit(self._catch_errors, awaited=False)
+        """Return the normalized DSN and "", or "" and the reason why there is no DSN."""
+        future = self._threads.submit(self._call_and_describe_error, awaited=False)
         while True:
             left_s = deadline - time.monotonic()
             try:
@@ -225,7 +228,7 @@ class DsnFunction(DsnSource):
             except TimeoutError:
                 if self._closed:
                     future.cancel()
-                    return "", "was called by a database that was closed meanwhile"
+                    return "", "was called for a database that has been closed since"
                 if left_s <= 0:
                     future.cancel()
                     return "", "did not return in time"
@@ -236,12 +239,12 @@ class DsnFunction(DsnSource):
         except ConfigurationError:
             return "", f"returned {_describe_result(result)}"
 
-    def _catch_errors(self) -> tuple[object, str]:
-        """Call the function, and return its result, or None and the class of its error."""
+    def _call_and_describe_error(self) -> tuple[object, str]:
+        """Call the function, and return its result and "", or None and a text about its error."""
         try:
             return self._function(), ""
-        except BaseException as exc:  # SystemExit too: it would end a thread of perdure
-            return None, f"raised {type(exc).__name__}, whose text may hold a password"
+        except BaseException as exc:  # also SystemExit, which would end the thread
+            return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
     def check_last_call(self, within_s: float) -> None:
         """See `DsnSource.check_last_call`."""
@@ -260,12 +263,12 @@ class DsnFunction(DsnSource):
 
 
 def _check_callable(function: Callable[[], object], label: str) -> None:
-    """Refuse a function that is asynchronous or needs arguments."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - of an object
+    """Raise ConfigurationError for a function that is asynchronous or needs arguments."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     if any(inspect.iscoroutinefunction(each) for each in (function, call)):
         raise ConfigurationError(
-            f"{label} is asynchronous; expected a function that returns the DSN without await: "
-            "perdure calls it in a thread, so it may block"
+            f"{label} is asynchronous; expected a function that returns the DSN without await. "
+            "perdure calls the function in a thread, so it may block"
         )
     try:
         signature = inspect.signature(function)
@@ -276,28 +279,28 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
     except TypeError as exc:
         raise ConfigurationError(
             f"{label} needs arguments ({exc}); expected a function without arguments that returns "
-            "the DSN: bind them with functools.partial"
+            "the DSN; bind the arguments with functools.partial"
         ) from None
 
 
 def _describe_result(result: object) -> str:
-    """Describe a result that is not a DSN, without its text. A coroutine is closed."""
+    """Describe a result that is not a DSN, without its text, and close it if it is a coroutine."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
-            result.close()  # or Python warns that it was never awaited
+            result.close()  # otherwise Python warns that the coroutine was never awaited
         return "an awaitable, as an asynchronous function does"
     if isinstance(result, str):
         return "text that is not a DSN" if result else "an empty text"
     return f"a value of type {type(result).__name__}"
 
 
-def _label_of(function: object, argument: str) -> str:
+def _build_label(function: object, argument: str) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"the function {name}() that is given as {argument}="
 
 
-def _key_of(function: object) -> Hashable:
-    """Return a key by which equal functions, such as bound methods, are one source."""
+def _build_source_key(function: object) -> Hashable:
+    """Return a key that is equal for equal functions, for example for a bound method read twice."""
     try:
         hash(function)
     except TypeError:
@@ -306,10 +309,10 @@ def _key_of(function: object) -> Hashable:
 
 
 class _Identity:
-    """Stands for an object that cannot be hashed: equal to itself only."""
+    """A hashable key for an object that cannot be hashed; equal only for the same object."""
 
     def __init__(self, instance: object) -> None:
-        self._instance = instance  # kept, so that no other object gets its id
+        self._instance = instance  # a reference, so that no other object gets the same id
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and self._instance is other._instance
@@ -318,35 +321,35 @@ class _Identity:
         return id(self._instance)
 
 
-def source_of(dsn: object, argument: str = "dsn") -> DsnSource:
-    """Return the source for a DSN, or for a function that returns one.
+def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
+    """Build the source for a DSN, or for a function that returns a DSN.
 
     Args:
-        dsn: What the user gave.
+        dsn: The value that the user passed.
         argument: The name of the parameter, for messages.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The value is neither a DSN nor such a function.
     """
     if isinstance(dsn, AsyncConnectionPool):
         raise ConfigurationError(
             f"{argument} is an AsyncConnectionPool, whose connections belong to one event loop; "
-            "expected a psycopg_pool.ConnectionPool: perdure uses it in threads and never blocks "
-            "the event loop"
+            "expected a psycopg_pool.ConnectionPool, which perdure uses in threads, without "
+            "blocking the event loop"
         )
     if isinstance(dsn, ConnectionPool):
         raise ConfigurationError(
-            f"{argument} is a pool; expected a DSN or a function that returns one, as locks keep "
-            "their connection"
+            f"{argument} is a pool; expected a DSN or a function that returns a DSN, because locks "
+            "need a connection outside the pool"
         )
     if callable(dsn):
-        advice = "it has to return a DSN like postgresql://user:password@host/database"
-        return DsnFunction(dsn, _label_of(dsn, argument), _key_of(dsn), advice)
+        advice = "the function must return a DSN like postgresql://user:password@host/database"
+        return DsnFunction(dsn, _build_label(dsn, argument), _build_source_key(dsn), advice)
     return FixedDsn(dsn)
 
 
-def source_of_pool(pool: ConnectionPool[Any]) -> DsnSource:
-    """Return a source with the parameters from which the user's pool makes its connections."""
+def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
+    """Build a source from the parameters with which the user's pool opens its connections."""
 
     def build_dsn() -> str:
         conninfo, kwargs = pool.conninfo, pool.kwargs

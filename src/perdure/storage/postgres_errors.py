@@ -11,17 +11,17 @@ from psycopg import errors
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
 
-_TOO_LONG: Final = "Postgres takes ids, keys and namespaces of up to about 2,600 bytes: {}"
+_TOO_LONG: Final = "Postgres accepts ids, keys and namespaces of up to about 2,600 bytes: {}"
 _LOCKED: Final = (
-    "another transaction holds a lock for longer than timeout_s ({}): see pg_locks and "
-    "pg_blocking_pids() there, or try again"
+    "another transaction has held a lock for longer than timeout_s ({}); find the transaction "
+    "with pg_locks and pg_blocking_pids(), or try again"
 )
-_POOLED: Final = "{}; a pooler is between: open it with pooled=True"
+_POOLED: Final = "{}; the DSN leads to a pooler: open the database with pooled=True"
 _STANDBY: Final = (
-    "{}; it is a standby, or has default_transaction_read_only=on: name all hosts in the DSN, with "
-    "target_session_attrs=read-write"
+    "{}; the server is a standby, or has default_transaction_read_only=on: name all hosts in the "
+    "DSN, with target_session_attrs=read-write"
 )
-_NO_RIGHT: Final = "{}; grant it to the role, or open it once as a role that may"
+_NO_RIGHT: Final = "{}; grant the privilege to the role, or open it once as a role that has it"
 _CANCELED: Final = "{}; try again, or give the role a larger statement_timeout"
 _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = (
     (errors.DiskFull, StorageFull, "{}; free space on the server, then write again"),
@@ -49,22 +49,29 @@ def is_lost(exc: psycopg.Error) -> bool:
 
 
 @contextmanager
-def mapped(name: str) -> Iterator[None]:
-    """Raise errors of psycopg as `StorageError`, with the name of the database in the message."""
+def map_errors(name: str) -> Iterator[None]:
+    """Convert errors of psycopg to `StorageError`, with the name of the database in the message."""
     try:
         yield
     except psycopg.Error as exc:
-        raise translated(exc, name) from exc
+        raise translate_error(exc, name) from exc
 
 
-def translated(exc: psycopg.Error, name: str) -> StorageError:
-    """Return the `StorageError` for an error of psycopg. `name` is the database in its message."""
+def translate_error(exc: psycopg.Error, name: str) -> StorageError:
+    """Build the `StorageError` for an error of psycopg.
+
+    Args:
+        exc: The error of psycopg.
+        name: The name of the database, for the message.
+    """
     if is_lost(exc):
-        reason = " ".join(str(exc).split())  # libpq's has several lines
+        reason = " ".join(str(exc).split())  # a message of libpq may have several lines
         return StorageUnavailable(
             f"{name}: {reason}; check that the server runs and can be reached"
         )
     if isinstance(exc, psycopg.DataError) and "NUL" in str(exc):
-        return StorageError(f"{name}: Postgres has no text with NUL, in ids and keys: {exc}")
+        return StorageError(
+            f"{name}: Postgres cannot store NUL in text, such as ids and keys: {exc}"
+        )
     _, becomes, advice = next(row for row in _ADVICE if isinstance(exc, row[0]))
     return becomes(f"{name}: {advice.format(exc)}")

@@ -1,7 +1,7 @@
-"""Requests to a Postgres server: the statements that libpq's pipeline mode sends at once.
+"""Send statements to a Postgres server in libpq's pipeline mode, several in one request.
 
-A cursor of psycopg costs several times what its statement does (docs/decisions/0018), so statements
-go to libpq itself (`psycopg.pq`); psycopg adapts the values.
+A cursor of psycopg takes several times as long as its statement does (docs/decisions/0018).
+Statements are therefore sent with libpq directly (`psycopg.pq`). psycopg adapts the values.
 https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
@@ -24,73 +24,77 @@ from psycopg.types.string import BytesBinaryDumper
 
 from perdure.storage.flow import AnyText, Row, Statement
 
-_MAX_PREPARED: Final = 256  # statements of a connection; the server keeps a plan of each
+_MAX_PREPARED: Final = 256  # prepared statements per connection; further ones are sent as text
 _BINARY: Final = pq.Format.BINARY
 
-_Kind = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
-_Run = tuple[_Kind, Sequence[Any], Sequence[pq.Format]]
+_StatementKey = tuple[bytes, tuple[int, ...]]  # SQL, and the types of its parameters
+_BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]  # with its parameters
 
 
 @lru_cache(4096)
-def numbered(sql: str) -> bytes:
-    """Return SQL as Postgres takes it: `?2` becomes `$2`, a bare `?` the number of its place.
+def number_placeholders(sql: str) -> bytes:
+    """Replace SQLite's placeholders by those of Postgres: `?2` by `$2`, the nth bare `?` by `$n`.
 
-    SQLite takes `$2` only by name, so that one form for both does not exist; no literal of the
-    statements has a question mark.
+    No placeholder works in both, because SQLite takes `$2` for a name. No literal in the statements
+    contains a question mark.
     """
     head, *rest = sql.split("?")
     parts = (part if part[:1].isdigit() else f"{at}{part}" for at, part in enumerate(rest, 1))
     return "$".join((head, *parts)).encode()
 
 
-class _Whole(NumericBinaryLoader):
-    """Sums of whole numbers, which Postgres makes of type numeric."""
+class _IntegerLoader(NumericBinaryLoader):
+    """Loads values of type numeric as int. Postgres returns sums of integers in this type."""
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))
 
 
-class _AnyText(BytesBinaryDumper):
-    """Text in a column of text or bytes."""
+class _AnyTextDumper(BytesBinaryDumper):
+    """Dumps text for a column that is declared as text or as bytea."""
 
     def dump(self, obj: Any) -> Any:
         return super().dump(obj.as_bytes())
 
 
-def _register(adapters: AdaptersMap) -> AdaptersMap:
+def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register the adapters that perdure's statements need, and return the map."""
-    # one type for all whole numbers: a statement is prepared once, not for each width
+    # one type for all integers, so that a statement is prepared once and not for each width
     adapters.register_dumper(int, Int8BinaryDumper)
-    adapters.register_dumper(AnyText, _AnyText)
-    adapters.register_dumper(list, ListBinaryDumper)  # as text, ints are of any width
-    adapters.register_loader("numeric", _Whole)
+    adapters.register_dumper(AnyText, _AnyTextDumper)
+    adapters.register_dumper(
+        list, ListBinaryDumper
+    )  # in text form, its integers may have any width
+    adapters.register_loader("numeric", _IntegerLoader)
     return adapters
 
 
 class Requests(ABC):
-    """Send requests over a connection of libpq. `Pipelined` and `Borrowed` have the connection.
+    """A libpq connection over which requests are sent. The subclasses provide the connection.
 
     Attributes:
         pgconn: The connection of libpq.
-        run: Which run of the server the connection leads to.
-        stays: Whether the session stays with this client. Then its search path is perdure's, and
-            statements are prepared. psycopg itself prepares none, as it would also deallocate
-            those of perdure.
-        brackets: Whether a request needs BEGIN and COMMIT to be a READ COMMITTED transaction.
-        settings: Statements that each transaction has to begin with.
+        run: A value that differs after a crash of the server; the result of the query `RUN`.
+        keeps_session: Whether the server session belongs to this client until it disconnects. If
+            so, perdure sets its search path and prepares statements. psycopg must not prepare
+            statements, because it would also deallocate those of perdure.
+        needs_transaction: Whether a request must be enclosed in BEGIN and COMMIT, because it is not
+            a READ COMMITTED transaction otherwise.
+        settings: The statements with which each transaction must begin.
+        transformer: The psycopg transformer that adapts parameters and results.
     """
 
     pgconn: pq.abc.PGconn
     run: Any = None
-    stays = True
-    brackets = False
+    keeps_session = True
+    needs_transaction = False
     settings: Sequence[Statement] = ()
-    values: abc.Transformer
+    transformer: abc.Transformer
 
-    def _begin_requests(self, values: abc.Transformer) -> None:
-        """Set the state that requests of one connection share."""
-        self.values = values
-        self._names: dict[_Kind, bytes] = {}  # of prepared statements
+    def _set_transformer(self, transformer: abc.Transformer) -> None:
+        """Set the transformer, and reset the state that all requests of the connection share."""
+        self.transformer = transformer
+        self._names: dict[_StatementKey, bytes] = {}  # names of the prepared statements
         self._numbers = count()
 
     @property
@@ -103,29 +107,31 @@ class Requests(ABC):
         """Close the connection, because its state is unknown."""
 
     def ask(self, statements: Sequence[Statement], *, prepare: bool = True) -> list[list[Row]]:
-        """Run statements up to the first that fails: one transaction, unless they begin one.
+        """Run statements up to the first one that fails, and return their rows.
+
+        The statements are one transaction, unless they contain BEGIN themselves.
 
         Args:
-            statements: What is sent at once.
-            prepare: Whether the statements are worth preparing, because they come again.
+            statements: The statements, which are sent in one request.
+            prepare: Whether to prepare the statements, because they will be sent again.
 
         Returns:
-            The rows of each statement; for `many`, those of its last run.
+            The rows of each statement. For a statement with `many`, the rows of its last execution.
 
         Raises:
             psycopg.Error: A statement failed, or the connection is lost.
         """
         runs = [
-            (at, self._dumped(numbered(sql), row))
+            (at, self._bind_parameters(number_placeholders(sql), row))
             for at, (sql, params, many) in enumerate(statements)
             for row in (params if many else (params,))
         ]
-        limit = _MAX_PREPARED if prepare and self.stays else 0
+        limit = _MAX_PREPARED if prepare and self.keeps_session else 0
         try:
             self.pgconn.enter_pipeline_mode()
-            due = [result for at, run in runs for result in self._send(limit, at, *run)]
+            due = [result for at, run in runs for result in self._send_statement(limit, at, *run)]
             self.pgconn.pipeline_sync()
-            results = self._results()
+            results = self._read_results()
             self.pgconn.exit_pipeline_mode()
         except BaseException:
             if not self.closed:
@@ -135,44 +141,50 @@ class Requests(ABC):
         failed = None
         for place, result in zip(due, results, strict=True):
             if result.status == pq.ExecStatus.TUPLES_OK:
-                self.values.set_pgresult(result, format=_BINARY)
-                out[place] = self.values.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
+                self.transformer.set_pgresult(result, format=_BINARY)
+                out[place] = self.transformer.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
             elif result.status != pq.ExecStatus.COMMAND_OK:
                 failed = failed or result
                 if not isinstance(place, int):
                     del self._names[place]
         if failed is not None:
-            raise errors.error_from_result(failed, self.values.encoding)
+            raise errors.error_from_result(failed, self.transformer.encoding)
         return out
 
-    def _dumped(self, sql: bytes, row: Sequence[Any]) -> _Run:
+    def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
         if not row:
             return (sql, ()), (), ()
-        values = self.values
-        params = values.dump_sequence(row, [PyFormat.AUTO] * len(row))
-        return (sql, values.types or ()), params, values.formats or ()
+        transformer = self.transformer
+        params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
+        return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send(
-        self, limit: int, at: int, kind: _Kind, params: Sequence[Any], formats: Sequence[pq.Format]
-    ) -> Iterator[int | _Kind]:
-        """Send one statement, prepared if fewer than `limit` are prepared.
+    def _send_statement(
+        self,
+        limit: int,
+        at: int,
+        key: _StatementKey,
+        params: Sequence[Any],
+        formats: Sequence[pq.Format],
+    ) -> Iterator[int | _StatementKey]:
+        """Send one statement, and prepare it first if fewer than `limit` are prepared.
 
-        Yields whose result is due: the number of a statement, or what is prepared.
+        Yields one element for each result that the server will return: the key of a statement that
+        is prepared, then the number of the statement that is executed.
         """
         pgconn = self.pgconn
-        name = self._names.get(kind)
+        name = self._names.get(key)
         if name is None and len(self._names) < limit:
-            name = self._names[kind] = b"perdure_%d" % next(self._numbers)
-            pgconn.send_prepare(name, *kind)
-            yield kind
+            name = self._names[key] = b"perdure_%d" % next(self._numbers)
+            pgconn.send_prepare(name, *key)
+            yield key
         if name is None:
-            pgconn.send_query_params(kind[0], params, kind[1], formats, _BINARY)
+            pgconn.send_query_params(key[0], params, key[1], formats, _BINARY)
         else:
             pgconn.send_query_prepared(name, params, formats, _BINARY)
         yield at
 
-    def _results(self) -> list[pq.abc.PGresult]:
-        """Return the results up to the end of a request."""
+    def _read_results(self) -> list[pq.abc.PGresult]:
+        """Read the results of a request until the server has answered all of it."""
         pgconn, results = self.pgconn, list[pq.abc.PGresult]()
         unsent = pgconn.flush()
         while True:
@@ -198,27 +210,27 @@ if sys.platform == "win32":
 else:
 
     def _wait(socket: int, *, writing: bool) -> None:
-        poll = select.poll()  # select() takes no numbers above 1,023
+        poll = select.poll()  # unlike select(), it accepts descriptors above 1,023
         poll.register(socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
         poll.poll()
 
 
 class Pipelined(Requests, psycopg.Connection[Row]):
-    """A connection of perdure's own."""
+    """A connection that perdure has opened itself."""
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         psycopg.Connection.__init__(self, pgconn, *args)
-        _register(self.adapters)
-        self._begin_requests(Transformer.from_context(self))
+        _register_adapters(self.adapters)
+        self._set_transformer(Transformer.from_context(self))
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
         self.close()
 
 
-_ADAPTERS: Final = _register(AdaptersMap(psycopg.adapters))
+_ADAPTERS: Final = _register_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
-# each session of a user's pool may have others, and has to keep them
+# settings of one transaction, because the sessions of a user's pool must keep their own settings
 _BORROWED_SETTINGS: Final = Statement(
     "SELECT set_config('client_encoding', 'UTF8', true), set_config('DateStyle', 'ISO', true), "
     "set_config('TimeZone', 'UTC', true), set_config('standard_conforming_strings', 'on', true), "
@@ -227,36 +239,36 @@ _BORROWED_SETTINGS: Final = Statement(
 
 
 def build_transformer() -> abc.Transformer:
-    """Return a transformer for `Borrowed`; its encoding is UTF-8, whatever the session has."""
+    """Build a transformer for `Borrowed` that encodes in UTF-8, whatever the session uses."""
     return Transformer(_ADAPTERS)
 
 
 class Borrowed(Requests):
-    """A connection that a pool of the user has lent, and that goes back as it came.
+    """A connection that a pool of the user has lent, and whose session is left unchanged.
 
-    The object of psycopg is neither changed nor used. Statements go to its connection of libpq,
-    each in a transaction to which all settings are local, and none is prepared.
+    The connection object of psycopg is neither changed nor used. Statements are sent with the libpq
+    connection inside it, in transactions to which all settings are local. No statement is prepared.
 
     Args:
-        conn: The connection, in no transaction or in one that is rolled back.
-        values: Adapts values; see `build_transformer`.
+        conn: The connection. If it is in a transaction, that is rolled back.
+        transformer: The transformer of the values; see `build_transformer`.
     """
 
-    stays = False
-    brackets = True
+    keeps_session = False
+    needs_transaction = True
     settings = (_BORROWED_SETTINGS,)
 
-    def __init__(self, conn: psycopg.Connection[Any], values: abc.Transformer) -> None:
-        self.conn: psycopg.Connection[Any] | None = conn  # None: it went back
+    def __init__(self, conn: psycopg.Connection[Any], transformer: abc.Transformer) -> None:
+        self.conn: psycopg.Connection[Any] | None = conn  # None after its return
         self.pgconn = conn.pgconn
-        self._begin_requests(values)
+        self._set_transformer(transformer)
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
-        self.pgconn.finish()  # a pool with `close_returns` takes `close` of psycopg as a return
+        self.pgconn.finish()  # in a pool with `close_returns`, `close()` would return it
 
     def end_transaction(self) -> None:
-        """Leave the connection in no transaction; it is closed if it cannot be rolled back."""
+        """Roll back the transaction, if any; close the connection if that is impossible."""
         if self.closed or self._is_idle():
             return
         try:

@@ -31,7 +31,7 @@ _VERSIONS: Final = """
 SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?) AND attname = 'component'),
 to_regclass(?) IS NOT NULL
 """
-_WALLED: Final = """
+_ROW_SECURITY: Final = """
 SELECT relrowsecurity, row_security_active(oid), current_user::text FROM pg_class
 WHERE oid = to_regclass(?)
 """
@@ -73,52 +73,55 @@ def make_tables(
     tenant: str | None,
     read_only: bool,
 ) -> None:
-    """Make a component's tables, unless they are there: of many processes, one after another.
+    """Create the tables of a component, unless they exist.
+
+    An advisory lock makes processes that do so at the same time wait for each other.
 
     Args:
-        conn: A connection in no transaction; none of its settings is changed.
-        name: The database in messages.
-        component: The tables.
-        schema: The schema that holds them.
+        conn: A connection that is in no transaction. None of its settings is changed.
+        name: The name of the database in messages.
+        component: The component and the script that creates its tables.
+        schema: The Postgres schema that holds the tables.
         tenant: See `PostgresDatabase`.
-        read_only: Whether nothing may be made.
+        read_only: Whether it is forbidden to create tables.
 
     Raises:
-        SchemaMismatch: Another version of perdure wrote them.
-        StorageError: They are not there, and may not be made.
-        ConfigurationError: They are not those of tenants, or are, or the role may see all.
+        SchemaMismatch: The tables were written by another version of perdure.
+        StorageError: The tables do not exist and must not be created.
+        ConfigurationError: A tenant was given for tables without tenants, or none for tables with
+            tenants, or the role can see the rows of all tenants.
     """
-    there = _has(conn, name, component, schema)
-    _check(conn, schema, tenant)
+    there = _has_tables(conn, name, component, schema)
+    _check_tenant(conn, schema, tenant)
     if there:
         return
     if read_only:
         raise StorageError(
-            f"{name} has no tables of {component.component}: open it once without read_only"
+            f"{name} has no tables of {component.component}; open it once without read_only"
         )
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(schema, "schemas"),))
-    with _transaction(conn):
-        _ask(conn, lock)
-        # not IF NOT EXISTS, which may look at what the server kept from before the lock
+    with _transaction_block(conn):
+        _run_statements(conn, lock)
+        # not IF NOT EXISTS, which may use data that the server cached before the lock
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
-        if not _ask(conn, Statement(exists, (schema,))):
-            _ask(conn, Statement(f"CREATE SCHEMA {schema}"))
+        if not _run_statements(conn, Statement(exists, (schema,))):
+            _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
         common = [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]
-        _ask(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
-        _check(conn, schema, tenant)
-        if not _has(conn, name, component, schema):
+        _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
+        _check_tenant(conn, schema, tenant)
+        if not _has_tables(conn, name, component, schema):
             insert = "INSERT INTO schemas (component, version) VALUES (?, ?)"
             version = Statement(insert, (component.component, VERSION))
-            _ask(conn, *made(component.script, tenant), version)
+            _run_statements(conn, *made(component.script, tenant), version)
 
 
-def _ask(conn: Requests, *statements: Statement) -> list[Row]:
-    """Run statements that come once, and return the rows of the last one."""
+def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
+    """Run statements without preparing them, and return the rows of the last one."""
     return conn.ask([*conn.settings, *statements], prepare=False)[-1]
 
 
 @contextmanager
-def _transaction(conn: Requests) -> Iterator[None]:
+def _transaction_block(conn: Requests) -> Iterator[None]:
     conn.ask([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
     try:
         yield
@@ -130,15 +133,17 @@ def _transaction(conn: Requests) -> Iterator[None]:
         raise
 
 
-def _has(conn: Requests, name: str, component: Schema, schema: str) -> bool:
+def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bool:
     of = f"{schema}.schemas"
-    ((is_earlier, there),) = _ask(conn, Statement(_VERSIONS, (f"{schema}.migrations", of)))
+    ((is_earlier, there),) = _run_statements(
+        conn, Statement(_VERSIONS, (f"{schema}.migrations", of))
+    )
     if is_earlier:
         raise of_earlier_build(name)
     if not there:
         return False
     sql = f"SELECT version FROM {of} WHERE component = ?"
-    return component.is_there(_ask(conn, Statement(sql, (component.component,))), name)
+    return component.is_there(_run_statements(conn, Statement(sql, (component.component,))), name)
 
 
 # -- tenants
@@ -155,13 +160,13 @@ def checked_tenant(tenant: Any) -> str | None:
     raise ConfigurationError(f"tenant is {tenant!r:.80}; expected a name, or None")
 
 
-def _check(conn: Requests, schema: str, tenant: str | None) -> None:
-    """Compare the tables of a schema, if there are any, and the role with what was asked for.
+def _check_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
+    """Check that the tables of a schema, if any, and the role fit the given tenant.
 
     Raises:
         ConfigurationError: The tables are not those of tenants, or are, or the role may see all.
     """
-    rows = _ask(conn, Statement(_WALLED, (f"{schema}.settings",)))
+    rows = _run_statements(conn, Statement(_ROW_SECURITY, (f"{schema}.settings",)))
     if not rows:
         return
     ((of_tenants, active, role),) = rows
@@ -175,5 +180,5 @@ def _check(conn: Requests, schema: str, tenant: str | None) -> None:
     if of_tenants and not active:
         raise ConfigurationError(
             f"the role {role!r} bypasses row-level security, so tenant={tenant!r} would "
-            "see all tenants: give the DSN of a role that is no superuser and has no BYPASSRLS"
+            "see all tenants; give the DSN of a role that is not a superuser and has no BYPASSRLS"
         )

@@ -1,4 +1,4 @@
-"""`Transaction`: answers the requests of a flow in one transaction of Postgres."""
+"""Execute the requests of a flow in one Postgres transaction."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
 """
-_SETTLED_S: Final = 30.0  # how long a transaction whose connection was lost may take to end
+_SETTLED_S: Final = 30.0  # seconds to wait for the end of a transaction that lost its connection
 
 
 class Transaction:
-    """Answers the requests of a flow in one transaction, which `with` ends.
+    """A transaction that executes the requests of a flow. It ends with its `with` block.
 
     Args:
-        server: Whose connection `conn` is.
-        begin: How it begins; nothing: each request sees a state of its own.
-        calls: The SELECT of what it calls first; one that writes is told its own number.
+        server: The server to which the connection leads.
+        conn: The connection.
+        begin: The statements that begin the transaction. If empty, each request is a transaction
+            of its own and sees its own snapshot.
+        calls: The SELECT statements to run first. In a transaction that writes, their first row
+            holds the number of the transaction.
     """
 
     def __init__(
@@ -46,31 +49,31 @@ class Transaction:
         self._calls = calls if begin else [*conn.settings, *calls]
         self._writes = BEGIN in begin
         self._open = False
-        self._number: str | None = None  # while one that writes is open
+        self._number: str | None = None  # transaction number, while a writing transaction is open
 
     def execute(self, request: Request) -> Any:
-        """Answer a request; the last one goes with the COMMIT."""
+        """Execute a request and return its rows. The last request is sent with the COMMIT."""
         statements = request if isinstance(request, list) else [request]
         try:
-            rows = self._ask(statements, last=isinstance(request, Last | Guarded))
+            rows = self._send_statements(statements, last=isinstance(request, Last | Guarded))
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, Guarded):
                 raise
-            if self._conn.brackets:
+            if self._conn.needs_transaction:
                 self._conn.ask([_ROLLBACK])
             raise Stale from exc
         of_first = isinstance(request, Guarded) and not isinstance(request, Combined)
         return rows if isinstance(request, list) and not of_first else rows[0]
 
-    def _ask(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
-        single = last and not self._conn.brackets  # a request is a transaction
+    def _send_statements(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
+        single = last and not self._conn.needs_transaction  # a request is a transaction by itself
         begin = () if single else self._begin
         first = [] if self._open else [*begin, *self._calls]
         end = [_COMMIT] if last and (begin or self._open) else []
         try:
             rows = self._conn.ask([*first, *statements, *end])
         except psycopg.Error as exc:
-            if self._number is None or not last or not is_lost(exc) or not self._stands():
+            if self._number is None or not last or not is_lost(exc) or not self._was_committed():
                 raise
             rows = [[] for _ in statements]
         self._open = not last and (self._open or bool(begin))
@@ -87,41 +90,43 @@ class Transaction:
         if not self._open or self._conn.closed:
             return
         if error is None:
-            self._ask([], last=True)
+            self._send_statements([], last=True)
             return
-        with suppress(psycopg.Error):  # it is lost, then
+        with suppress(psycopg.Error):  # if the connection is lost, the server rolls back
             self._conn.ask([_ROLLBACK])
 
-    def _stands(self) -> bool:
-        """Whether it has been committed, its connection being lost.
+    def _was_committed(self) -> bool:
+        """Return whether the transaction was committed, after its connection was lost.
 
-        After a crash, or on a standby that took over, its number may be that of another one, so
-        that only "not committed" can be believed.
+        After a crash, or on a standby that took over, another transaction may have the same number.
+        Then only the status "not committed" can be trusted.
 
         Raises:
-            StorageUnavailable: Nobody can tell.
+            StorageUnavailable: It cannot be determined whether the transaction was committed.
         """
         deadline = time.monotonic() + _SETTLED_S
-        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was made"
+        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was done"
         while time.monotonic() < deadline:
             with (
                 suppress(StorageUnavailable, psycopg.OperationalError),
                 self._server.lend_replacement(self._conn, _SETTLED_S) as conn,
             ):
-                status = self._status(conn)
+                status = self._read_status(conn)
                 if status == "committed" and conn.run != self._conn.run:
-                    why = "the server crashed, or another took over, so nobody knows if it was made"
+                    why = (
+                        "the server crashed, or another took over, so it is unknown if it was done"
+                    )
                     break
                 if status != "in progress":
                     return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"{self._server.name}: the connection was lost at a commit, and {why}: read before you "
-            "write it again"
+            f"{self._server.name}: the connection was lost during a commit, and {why}; read the "
+            "data before you write it again"
         )
 
-    def _status(self, conn: Requests) -> str:
+    def _read_status(self, conn: Requests) -> str:
         try:
             return str(conn.ask([Statement(_STATUS, (self._number,))])[0][0][0])
-        except errors.InvalidParameterValue:  # a number still to come
+        except errors.InvalidParameterValue:  # the number was not assigned yet
             return "aborted"

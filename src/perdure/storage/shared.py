@@ -32,8 +32,8 @@ class Shared(ABC):
         users: How many have it open.
         refused: Why there is no more to do, if so.
         busy: Held while a transaction is made which a forked process must not inherit.
-        is_quiet: Of one that a forked process has inherited: whether nobody was using its
-            connections when the process was forked.
+        was_idle: Whether its connections were not in use when this process was forked. It is
+            read only in a forked process, for what the process has inherited.
         gate: Held while work is handed in, and while it is refused from then on.
         lock: Of its kind, so that a server that does not answer keeps no file waiting; held while
             one is opened, joined or left.
@@ -51,14 +51,14 @@ class Shared(ABC):
         self.users = 1
         self.refused = ""
         self.busy, self.gate = threading.Lock(), threading.Lock()
-        self.is_quiet = True
+        self.was_idle = True
 
     def pause_for_fork(self) -> None:
-        """Wait until nobody makes a transaction, and let nobody begin one until `go_on`."""
+        """Wait for the current transaction to end, and block new ones until `resume_after_fork`."""
         self.busy.acquire()
 
-    def go_on(self) -> None:
-        """Let others go on after `pause_for_fork`, in the parent and in the child."""
+    def resume_after_fork(self) -> None:
+        """Let transactions begin again after `pause_for_fork`, in the parent and in the child."""
         self.busy.release()
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ _open: Final[dict[Any, Any]] = {}  # what others may join, by what they name
 _all: Final[WeakSet[Shared]] = WeakSet()
 _locks: Final = list[threading.RLock]()  # see `Shared.lock`
 inherited: Final = list[Shared]()
-"""What the parent of this forked process had open when it was forked."""
+"""The files and servers that the parent had open when this process was forked."""
 
 
 class Opening(ABC, Generic[S]):
@@ -191,7 +191,7 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     for shared in _all:
-        shared.go_on()
+        shared.resume_after_fork()
     for lock in _locks:
         lock.release()
 
@@ -199,7 +199,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     inherited.extend(_all)
     for shared in _all:
-        shared.go_on()
+        shared.resume_after_fork()
         shared.refused = "is closed in this forked process: open it again here"
     _all.clear()
     _open.clear()

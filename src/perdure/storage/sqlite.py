@@ -20,7 +20,7 @@ import aiosqlite
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.settings import TIMEOUT_S
-from perdure.storage.database import Job, Schema, Watch
+from perdure.storage.database import Job, QueueLocation, Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.shared import Opening, Shared, inherited
@@ -32,15 +32,15 @@ from perdure.storage.sqlite_connection import (
     check_name,
     check_path,
     execute,
-    mapped,
+    map_errors,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, settle
 
 _READING_THREADS: Final = 4
 _AT_ONCE: Final = 4  # coroutines that read at a moment: each has a thread
-_FORK_WAIT_S: Final = 2.0  # how long a fork waits for reads to end
-_PAUSE_S: Final = 0.001  # between two looks whether a fork still waits
+_FORK_WAIT_S: Final = 2.0  # seconds that a fork waits for reads to end
+_PAUSE_S: Final = 0.001  # seconds between two checks whether a fork is still waiting
 _CHUNK: Final = 64  # rows; not used, as whole pages are fetched
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -61,7 +61,7 @@ class SQLiteFile(Shared):
         self.async_readers = AsyncReaders(connector)
         self._writer: SQLiteWriter | None = None
         check_path(path, connector.read_only)
-        with mapped(path):
+        with map_errors(path):
             if schema is None:
                 connector.reader().close()
             elif connector.read_only:
@@ -97,7 +97,7 @@ class SQLiteFile(Shared):
         self.check()
         # a database in memory has one connection only
         lent = self.readers.lent if self.connector.on_disk else self.writer.between_commits
-        with mapped(self.path), lent() as conn:
+        with map_errors(self.path), lent() as conn:
             if not snapshot:
                 return run(flow, partial(execute, conn))
             conn.execute("BEGIN")
@@ -116,21 +116,22 @@ class SQLiteFile(Shared):
         return await reading
 
     def pause_for_fork(self) -> None:
-        """See `Shared.pause_for_fork`; readers are waited for too, but not for ever."""
+        """See `Shared.pause_for_fork`. It also waits for reads, up to `_FORK_WAIT_S` seconds."""
         super().pause_for_fork()
         quiet = [readers.pause() for readers in (self.readers, self.async_readers)]
-        self.is_quiet = all(quiet)
+        self.was_idle = all(quiet)
 
-    def go_on(self) -> None:
-        """See `Shared.go_on`."""
+    def resume_after_fork(self) -> None:
+        """See `Shared.resume_after_fork`."""
         for readers in (self.readers, self.async_readers):
-            readers.go_on()
-        super().go_on()
+            readers.resume()
+        super().resume_after_fork()
 
     def close_inherited(self) -> None:
-        """Close the connections of a parent's file in a forked process, which changes no file.
+        """Close, in a forked process, the connections to a file that its parent had opened.
 
-        The parent is not affected, as its locks on the file are those of its process.
+        Closing them changes no file. It does not affect the parent, whose locks on the file belong
+        to the process of the parent.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -158,19 +159,19 @@ class SQLiteFile(Shared):
 def _close_inherited(path: str) -> None:
     """Close the connections that a forked process has inherited, before it opens a file itself.
 
-    SQLite believes that a process holds the locks of all its connections to a file. In a forked
-    process those that were inherited hold none, so that new ones beside them would take none
-    either, and other processes would remove the WAL under them.
+    SQLite assumes that a process holds the locks of all its connections to a file. In a forked
+    process the inherited connections hold no locks. New connections would then take no locks
+    either, and other processes could remove the WAL while it is in use.
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
         StorageUnavailable: A thread of the parent was using a connection to this file when the
-            process was forked; it cannot be closed.
+            process was forked, so that this connection cannot be closed.
     """
     for file in inherited[:]:
         if not isinstance(file, SQLiteFile):
             continue
-        if file.is_quiet:
+        if file.was_idle:
             file.close_inherited()
             inherited.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
@@ -230,9 +231,9 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         return repr(self.path)
 
     @property
-    def queue_place(self) -> tuple[str, str] | None:
-        """See `Database.queue_place`."""
-        return (f"{self.path}.jobs", "") if self._connector.on_disk else None
+    def queue_location(self) -> QueueLocation | None:
+        """See `Database.queue_location`."""
+        return QueueLocation(f"{self.path}.jobs", "") if self._connector.on_disk else None
 
     @property
     def location(self) -> Hashable:
@@ -290,7 +291,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         """See `Database.write`. SQLite has one writer at a time."""
         job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=False)
         file = self._connected()
-        if not urgent or file.refused or not file.writer.commit_here(job):
+        if not urgent or file.refused or not file.writer.commit_in_calling_thread(job):
             file.submit(job)
         return job.future.result()
 
@@ -380,22 +381,22 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 
 
 class _Pausable:
-    """Counts the reads under way, and lets a fork wait until there are none."""
+    """A counter of the reads in progress, which a fork uses to wait until all reads have ended."""
 
     def __init__(self) -> None:
-        self._lent = 0  # reads under way
+        self._lent = 0  # number of reads in progress
         self._is_pausing = False
         self._changed = threading.Condition()
 
     def pause(self) -> bool:
-        """Let no read begin until `go_on`. Returns whether none is under way."""
+        """Let no read begin until `resume`, and return whether all reads have ended."""
         self._changed.acquire()
         self._is_pausing = True
-        is_quiet = self._changed.wait_for(lambda: self._lent == 0, _FORK_WAIT_S)
+        was_idle = self._changed.wait_for(lambda: self._lent == 0, _FORK_WAIT_S)
         self._is_pausing = False
-        return is_quiet
+        return was_idle
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let reads begin again."""
         self._changed.notify_all()
         self._changed.release()
@@ -412,7 +413,7 @@ class Readers(_Pausable):
 
     @property
     def connections(self) -> list[sqlite3.Connection]:
-        """Those that are not in use."""
+        """The connections that are not in use."""
         return self._idle
 
     @contextmanager
@@ -457,7 +458,7 @@ def _usable(conn: sqlite3.Connection) -> bool:
 
 
 class _AsyncConnection(NamedTuple):
-    """A connection of aiosqlite, and the one of sqlite3 that it uses."""
+    """A connection of aiosqlite, and the connection of sqlite3 that it uses."""
 
     conn: aiosqlite.Connection
     of_sqlite: sqlite3.Connection
@@ -497,17 +498,20 @@ class AsyncReaders(_Pausable):
             if not promise.claim():
                 return
             try:
-                async with self._counted():
-                    with mapped(self._connector.path):
+                async with self._count_read():
+                    with map_errors(self._connector.path):
                         promise.result = await self._read(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
         settle([promise])
 
     @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        """Count a read, once no fork waits. The event loop is not blocked: others have to end."""
-        while not self._begin():  # noqa: ASYNC110 - across threads
+    async def _count_read(self) -> AsyncIterator[None]:
+        """Count a read for as long as it runs; first wait until no fork is waiting.
+
+        The wait does not block the event loop, because other reads have to end on it.
+        """
+        while not self._try_to_begin_read():  # noqa: ASYNC110 - across threads
             await asyncio.sleep(_PAUSE_S)
         try:
             yield
@@ -517,13 +521,14 @@ class AsyncReaders(_Pausable):
                 if self._is_pausing:
                     self._changed.notify_all()
 
-    def _begin(self) -> bool:
+    def _try_to_begin_read(self) -> bool:
+        """Count a read, unless a fork waits; return whether it was counted."""
         with self._changed:
             self._lent += not self._is_pausing
             return not self._is_pausing
 
     async def _read(self, flow: Flow[T], snapshot: bool) -> T:
-        lent = self._idle.pop() if self._idle else await self._open()
+        lent = self._idle.pop() if self._idle else await self._open_connection()
         conn = lent.conn
         try:
             if snapshot:
@@ -536,7 +541,7 @@ class AsyncReaders(_Pausable):
             except sqlite3.Error:
                 await conn.close()
 
-    async def _open(self) -> _AsyncConnection:
+    async def _open_connection(self) -> _AsyncConnection:
         opened: list[sqlite3.Connection] = []
 
         def connect() -> sqlite3.Connection:
@@ -548,7 +553,7 @@ class AsyncReaders(_Pausable):
 
     @property
     def connections(self) -> list[sqlite3.Connection]:
-        """Those that are not in use."""
+        """The connections that are not in use."""
         return [each.of_sqlite for each in self._idle]
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -558,7 +563,7 @@ class AsyncReaders(_Pausable):
 
     async def _finish(self) -> None:
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-        async with self._counted():
+        async with self._count_read():
             for each in self._idle:
                 await each.conn.close()
 

@@ -236,7 +236,7 @@ class Connector:
             if self._is_perdures(conn) and self._has(conn, schema):
                 return
         raise StorageError(
-            f"{self.path!r} has no tables of {schema.component}: open it once without read_only"
+            f"{self.path!r} has no tables of {schema.component}; open it once without read_only"
         )
 
     def _has(self, conn: sqlite3.Connection, schema: Schema) -> bool:
@@ -390,18 +390,18 @@ def _unusable(exc: OSError, path: str) -> StorageError:
 
 
 @contextlib.contextmanager
-def mapped(path: str) -> Iterator[None]:
+def map_errors(path: str) -> Iterator[None]:
     """Turn sqlite3's errors into perdure's."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as exc:
-        error = translated(exc, path)
+        error = translate_error(exc, path)
         if error is exc:
             raise
         raise error from exc
 
 
-def translated(exc: BaseException, path: str) -> BaseException:
+def translate_error(exc: BaseException, path: str) -> BaseException:
     """The `StorageError` that an error of sqlite3 becomes; any other error is returned as it is."""
     if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
         found: StorageError = StorageUnavailable(f"the database {path!r} is closed")

@@ -28,8 +28,8 @@ from perdure.storage.sqlite_connection import (
     Connector,
     execute,
     is_full,
-    mapped,
-    translated,
+    map_errors,
+    translate_error,
 )
 from perdure.storage.threads import Promise, settle
 
@@ -85,7 +85,7 @@ class SQLiteWriter:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, for a forked process that closes what it has inherited."""
+        """The connection. A forked process closes the connections that it has inherited."""
         return self._conn
 
     def _run(self) -> None:
@@ -101,11 +101,11 @@ class SQLiteWriter:
                         settle(self._answered())
             del jobs  # else the last results live until the next job
 
-    def commit_here(self, job: Job[Any]) -> bool:
-        """Commit a job in the calling thread, unless others use the connection or wait for it.
+    def commit_in_calling_thread(self, job: Job[Any]) -> bool:
+        """Commit a job in the calling thread, unless the connection is in use or jobs are queued.
 
         Returns:
-            Whether the job is done. If not, `put` hands it to the writing thread.
+            Whether the job was committed. If not, the caller must hand it to the writing thread.
         """
         if not self._queue.empty() or not self.lock.acquire(blocking=False):
             return False
@@ -161,7 +161,7 @@ class SQLiteWriter:
             conn.execute("COMMIT")
         except BaseException as exc:
             self._undo()
-            error = translated(exc, self._connector.path)
+            error = translate_error(exc, self._connector.path)
             full = isinstance(error, StorageFull)
             if len(jobs) > 1 and (full or running is not None):
                 for job in jobs:
@@ -293,7 +293,7 @@ class SQLiteWriter:
     @contextmanager
     def between_commits(self) -> Iterator[sqlite3.Connection]:
         """The connection, for other work than jobs."""
-        with self._in_use(), mapped(self._connector.path):
+        with self._in_use(), map_errors(self._connector.path):
             try:
                 yield self._sound()
             except BaseException:
