@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
 
 def open_checkpointer(db: Any, **options: Any) -> Checkpointer:
-    """Open a file, or a Postgres database by its DSN, a function that returns it, or a pool.
+    """Open a file, or a Postgres database for which a DSN, a DSN function or a pool is given.
 
     See `SQLiteCheckpointer` and `PostgresCheckpointer` for the options.
     """

@@ -53,8 +53,8 @@ class Additions:
         seal: Encrypts what is written.
         thread_id: Whose logs they are.
         thread: What is kept of it, with a log for each channel of which something is added.
-        stored_at: When the items are first stored, in seconds since 1970.
-        times: The same of items that have another time, by channel and content.
+        stored_at: The time of first storage of the items, in seconds since 1970.
+        times: The times of items that differ from `stored_at`, by channel and content.
 
     Attributes:
         placed: Where the items stand that were new to the plan, by channel and content.
@@ -94,7 +94,7 @@ class Additions:
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""
         if node.update is not None:
-            ref = self._replayed(channel, node.update, snapshot, parent)
+            ref = self._add_update(channel, node.update, snapshot, parent)
             if node.undivided is None:
                 return ref
             snapshot.ranges.pop(channel, None)
@@ -125,10 +125,10 @@ class Additions:
         ref = [node.kind, log.key, flat(few)]
         return [SNAPSHOT, ref] if node.is_snapshot else ref
 
-    def _replayed(
+    def _add_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """Add to the log what tasks wrote to a `DeltaChannel`; return the channel's reference."""
+        """Add the writes to a `DeltaChannel` to its log, and return the channel's reference."""
         log, places = self.thread.named[channel], list[int | None]()
         first = log.next
         for entry in update.entries:
@@ -141,13 +141,13 @@ class Additions:
                     self.items.append((log, position, item))
                 self.placed[channel, item] = position
             places.append(position)
-        told = [
+        transcript_places = [
             place
             for entry, place in zip(update.entries, places, strict=True)
             if place is not None and entry.item not in update.repeated
         ]
-        rest = joined((place, place + 1) for place in told)
-        if update.base:  # what it has, the transcript has, perhaps in another form
+        rest = joined((place, place + 1) for place in transcript_places)
+        if update.base:  # the transcript already has these items, perhaps in another form
             rest = missing(rest, covered(_origins(log, update.base)))
         before = parent.said.get(channel) if parent is not None else None
         said = _said(log, before[1] if before else [], rest, first)
@@ -241,7 +241,7 @@ class Commit:
         statements: The first finds out whether the thread is as it was kept.
         snapshot: The checkpoint that is put, if one is.
         head: The head of its namespace after it, which is that checkpoint, or stays another.
-        overlaps: Whether the put shows that two runs of the thread overlap.
+        overlaps: Whether the put reveals that two runs of the thread overlap.
         written: What a task wrote: namespace and id of the checkpoint, task, row.
         fresh: Whether `thread` was read in this transaction: it is kept after it.
         replaced: Whether a checkpoint of it has other content now: nothing is kept.
@@ -285,11 +285,11 @@ class Commit:
             cache.forget(self.thread_id)
         elif self.fresh:
             cache.replace(self.thread_id, self.thread)
-        if self.overlaps and self.snapshot is not None and cache.is_first_overlap(self.thread_id):
+        if self.overlaps and self.snapshot is not None and cache.note_overlap(self.thread_id):
             _log.warning(
-                "thread %r: two runs overlapped, seen when checkpoint %s was stored; one of them "
-                "is a branch, which the next turn does not see. To run one turn after the other, "
-                "hold saver.lock(thread_id). This is logged once per thread",
+                "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
+                "branch, which the next turn does not see. To run one turn after the other, hold "
+                "saver.lock(thread_id). This is logged once per thread",
                 *(self.thread_id, self.snapshot.uid),
             )
 
@@ -325,15 +325,17 @@ def _origins(log: ChannelLog, ranges: Ranges) -> Ranges:
     return joined(out)
 
 
-def keep_pending(thread: Thread, request: TaskWrites, writes: list[Write], body: bytes) -> None:
-    """Keep those writes of a task that the next checkpoint may hold in a log."""
-    if any(map(_may_be_in_a_log, writes)):
+def cache_pending_writes(
+    thread: Thread, request: TaskWrites, writes: list[Write], body: bytes
+) -> None:
+    """Cache the writes of a task if the next checkpoint may store some of them in a log."""
+    if any(map(_may_enter_log, writes)):
         at = request.at.checkpoint_ns, request.at.checkpoint_id or ""
         tasks = thread.pending.get(at, {})
         keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
 
 
-def _may_be_in_a_log(write: Write) -> bool:
-    """Whether the next checkpoint may hold items of a write."""
+def _may_enter_log(write: Write) -> bool:
+    """Return whether the next checkpoint may store items of a write in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in IN_LOG

@@ -13,10 +13,11 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidConfig
 
-MARKER: Final = "__perdure_removals"
-"""Key in `configurable`: the number of removals that a state leaves out; see `removal_records`.
+REMOVALS_KEY: Final = "__perdure_removals"
+"""The key in `configurable` under which a config holds the number of the newest removal record.
 
-langgraph copies no key that begins with two underscores to the metadata of a checkpoint.
+See `removal_records`. langgraph does not copy keys that begin with two underscores to the metadata
+of a checkpoint.
 """
 _MAPPING: Final = (dict, Mapping)
 
@@ -33,7 +34,8 @@ class Address(NamedTuple):
 
         Args:
             checkpoint_id: The id of the checkpoint.
-            removals: The number of the newest removal that the checkpoint leaves out.
+            removals: The number of the newest removal record whose messages are missing from the
+                state of the checkpoint.
         """
         configurable: dict[str, Any] = {
             "thread_id": self.thread_id,
@@ -41,7 +43,7 @@ class Address(NamedTuple):
             "checkpoint_id": checkpoint_id,
         }
         if removals:
-            configurable[MARKER] = removals
+            configurable[REMOVALS_KEY] = removals
         return {"configurable": configurable}
 
 
@@ -90,9 +92,9 @@ def context_of(config: RunnableConfig) -> Any:
 
 
 def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of these names in the `context` of the run that a config belongs to.
+    """Return the named values in the `context` of the run that a config belongs to.
 
-    The context is a dict or an object with attributes. Names whose value is None are left out.
+    The context is a dict or an object with attributes. Names whose value is None are omitted.
     """
     context = context_of(config)
     read = context.get if isinstance(context, Mapping) else partial(getattr, context)

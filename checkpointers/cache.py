@@ -22,7 +22,7 @@ from perdure.storage.flow import Row
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
 _RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
-_MOST_LOGGED: Final = 1024  # threads whose overlapping runs were logged; others are logged again
+_MAX_OVERLAPPED: Final = 1024  # thread ids that are remembered because their overlap was logged
 _PLACE: Final = 0xFFFFFFFF  # of a checkpoint's key: where in put order it is
 _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 
@@ -52,8 +52,10 @@ class ChannelLog:
     Attributes:
         items: By position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
-        ids: The ids of the messages of a `DeltaChannel`, by position, as far as they were needed.
-        times: When items were first stored, by position, as far as that was needed.
+        ids: The ids of messages of a `DeltaChannel`, by position. Only ids that were needed before
+            are present.
+        times: The time at which items were first stored, by position. Only times that were needed
+            before are present.
         next, next_alias: The positions of the next item and the next alias.
         planned: How many items are planned, and not committed yet.
     """
@@ -174,7 +176,7 @@ class Snapshot:
         return channel in self.refs and self.versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
-        """Return the channels whose values are stored, without those replayed from writes."""
+        """Return the channels whose values are stored and not replayed from writes."""
         return frozenset(channel for channel, ref in self.refs.items() if ref[0] != DELTA)
 
     def take(self, channel: str, parent: Snapshot) -> None:
@@ -208,12 +210,12 @@ class Thread:
     """The cached data of one thread, valid as long as `key` and `generation` are.
 
     Attributes:
-        removals: The number of the thread's newest removal record; 0 if it has none.
+        removals: The number of the newest removal record of the thread, or 0 if it has none.
         stamp: What the thread's row has, if a write may rest on what follows; None: on nothing.
         seq: The counter of puts; `updated_at`: when it was last written to.
         logs, named: The logs, by key and by channel.
         heads: By namespace.
-        namespace_read: The last namespace that was read, and the key of its row; 0: none was.
+        last_namespace: The last namespace that was read, and the key of its row; 0 if none was.
         pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
         size: About how many bytes it takes.
         title: What lists call it, and the id of the message that says so; see `Title`.
@@ -224,7 +226,7 @@ class Thread:
     """
 
     __slots__ = (
-        *("generation", "heads", "key", "lock", "logs", "named", "namespace_read", "newest"),
+        *("generation", "heads", "key", "lock", "logs", "named", "last_namespace", "newest"),
         *("pending", "removals", "seq", "size", "stamp", "title", "told", "updated_at"),
     )
 
@@ -238,7 +240,7 @@ class Thread:
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
         self.heads: dict[str, Head] = {}
-        self.namespace_read = "", 0
+        self.last_namespace = "", 0
         self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
         self.size = _THREAD_OVERHEAD
         self.title: Title | None = None
@@ -265,11 +267,11 @@ class Thread:
         self.size += sum(log.add(position, item) for position, item in items)
 
     def committed_heads(self, stamp: int) -> dict[str, Head]:
-        """Return the committed heads, by namespace, if the thread still has a stamp.
+        """Return the committed heads by namespace, or nothing if the stamp has changed.
 
-        A put may be planned upon them. Their pending writes are not known.
+        They can be the parents of new checkpoints. They contain no pending writes.
         """
-        if not self.lock.acquire(blocking=False):  # a write is being planned
+        if not self.lock.acquire(blocking=False):  # another thread is planning a write
             return {}
         try:
             heads = self.heads.copy().items() if self.stamp == stamp else ()
@@ -335,7 +337,8 @@ class Cache:
 
     Args:
         limit_bytes: About how much memory to use.
-        overlapped: The threads whose overlapping runs were logged, shared with other caches.
+        overlapped: The ids of threads for which overlapping runs were logged. The object may be
+            shared with other caches.
     """
 
     def __init__(self, limit_bytes: int, overlapped: OrderedDict[str, None]) -> None:
@@ -349,7 +352,7 @@ class Cache:
         """The cached thread, if any; it may be stale."""
 
     def thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
-        """The cached thread in this state; nothing of an earlier state."""
+        """Return the cached thread, or an empty one if the cached data is from an earlier state."""
         with self._lock:
             kept = self._threads.get(thread_id)
             if kept is None or kept.key != key or kept.generation < generation:
@@ -365,12 +368,12 @@ class Cache:
             self._threads[thread_id] = thread
             self._used(thread_id)
 
-    def is_first_overlap(self, thread_id: str) -> bool:
-        """Return whether this is the first call for a thread that the process remembers."""
+    def note_overlap(self, thread_id: str) -> bool:
+        """Note that runs of a thread overlap, and return whether this was not noted before."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None
-            if len(self._overlapped) > _MOST_LOGGED:
+            if len(self._overlapped) > _MAX_OVERLAPPED:
                 self._overlapped.popitem(last=False)
         return is_first
 

@@ -100,9 +100,9 @@ class Checkpointer(CheckpointSaver):
             ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
                 only. None: all.
             before: Only what stands before the item at this `position`: a page further up.
-            missing_ok: Whether the history of a thread or namespace that does not exist is an
-                empty list, as a chat page needs it for a new thread. An unknown `checkpoint_id` of
-                a thread that exists is an error all the same.
+            missing_ok: Whether to return an empty list if the thread or namespace does not exist,
+                as a chat page needs it for a new thread. An unknown `checkpoint_id` of an existing
+                thread raises `UnknownCheckpoint` in any case.
 
         Raises:
             ConfigurationError: `ends` is no pair of counts.
@@ -137,9 +137,9 @@ class Checkpointer(CheckpointSaver):
     ) -> dict[str, Any]:
         """Return the values of the `DeltaChannel`s at a checkpoint, by channel.
 
-        langgraph stores such a value only as a snapshot, which `get_tuple` returns, and replays the
-        writes of tasks with the graph's reducer in between. Without the graph, the messages of a
-        channel are known all the same. A value of another kind is None if there is no snapshot.
+        langgraph stores snapshots of such a value, which `get_tuple` returns. Between two snapshots
+        it replays the writes of tasks with the reducer of the graph. perdure can replay messages
+        without the graph. Any other value is None if the checkpoint has no snapshot of it.
 
         Args:
             thread_id: The thread.
@@ -147,8 +147,8 @@ class Checkpointer(CheckpointSaver):
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
 
         Raises:
-            UnknownThread: There is no such thread or namespace.
-            UnknownCheckpoint: It has no such checkpoint.
+            UnknownThread: The thread or the namespace does not exist.
+            UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.delta_values(at))
@@ -321,9 +321,10 @@ class Checkpointer(CheckpointSaver):
     # -- changing threads as a whole
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread and return its space to the disk; an unknown id is no error.
+        """Delete a thread and return its space to the disk. An unknown id is no error.
 
-        A run that is under way can store nothing more in it, and ends with `ThreadDeleted`.
+        A run of the thread that is in progress cannot store anything any more, and ends with
+        `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
 
@@ -348,9 +349,9 @@ class Checkpointer(CheckpointSaver):
         quotes a message is cancelled and named in the report. A tool's result stays unless its own
         message is erased. The thread can continue. Unknown ids are no error.
 
-        Copies of the thread and paraphrases stay. A run that is under way still holds the messages;
-        they are left out of what it stores later. If the whole thread is erased, the run is refused
-        with `ThreadDeleted`. Other writers wait while the file is rewritten.
+        Copies of the thread and paraphrases are kept. A run that is in progress still holds the
+        messages; they are removed from everything that it stores later. If the whole thread is
+        erased, the run ends with `ThreadDeleted`. Other writers wait while the file is rewritten.
 
         Args:
             thread_id: The thread.
@@ -362,41 +363,48 @@ class Checkpointer(CheckpointSaver):
             ForbiddenType: A value that may hold a message has a class that is not allowed. Nothing
                 was erased.
         """
-        from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
+        from perdure.checkpointers.erasure import (
+            erase_from_thread,
+        )  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
         parts = self._reader, self._maintenance, thread_id, ids
-        report = self._maintenance.write(thread_id, lambda: erased(*parts))
+        report = self._maintenance.write(thread_id, lambda: erase_from_thread(*parts))
         return replace(report, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
 
     def removals(self, thread_id: str) -> int:
-        """Return how often messages were erased from a thread, or a thread of this id deleted.
+        """Return the number of erasures from a thread and of deletions of a thread with this id.
 
-        Ask before you read messages for work that takes long, and give `removed` the number.
+        Call this before you read messages for long work, and pass the number to `removed` as
+        `since` when the work is done.
         """
         thread_id = check_thread_id(thread_id)
-        return self.database.read(lambda: self._removals.number_of(thread_id))
+        return self.database.read(lambda: self._removals.count_removals(thread_id))
 
     aremovals = awaited(removals)
 
     def removed(
         self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
     ) -> _List[bool]:
-        """Return for each message whether it was erased, or its thread deleted, since a moment.
+        """Return for each message whether it, or its whole thread, was removed since it was read.
 
         Args:
             thread_id: The thread.
-            messages: Messages that were read from it.
-            since: What `removals` returned before they were read, or the config of a node: since
-                its run has loaded the thread.
+            messages: The messages that were read from the thread.
+            since: The number that `removals` returned before the messages were read. Or the config
+                that a node receives, for messages from the state that its run has loaded.
         """
         from perdure.checkpointers.stale_puts import find_erased  # langgraph.types is slow
 
         thread_id = check_thread_id(thread_id)
-        number = since if isinstance(since, int) else self._removals.loaded_by(since, thread_id)[0]
+        number = (
+            since
+            if isinstance(since, int)
+            else self._removals.find_number_of_config(since, thread_id)[0]
+        )
         return self._read(lambda: find_erased(self._reader, thread_id, messages, number))
 
     aremoved = awaited(removed)

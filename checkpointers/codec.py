@@ -64,16 +64,17 @@ class Codec:
     Args:
         serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
             see `Allowlist`; messages have their own form only with it.
-        types: Registered types and aliases, which count only with langgraph's serializer.
+        types: Registered types and aliases, which are used only with langgraph's serializer.
 
     Attributes:
-        former_names: Tables from the present names of classes to earlier ones; see `former_forms`.
+        former_names: Tables that map present names of classes to earlier names. `former_forms`
+            uses them.
     """
 
     def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
         self.serde, self.types = serde, types
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
-        self.former_names = types.former_names() if self._allowlist is not None else []
+        self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
         self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
         self.replacement_noted = False
@@ -172,12 +173,12 @@ class Codec:
         return value
 
     def log_replacement(self, thread_id: str) -> None:
-        """Log, once for each codec, that a text is not stored as it is."""
+        """Log that a character of a text was replaced, once for each codec."""
         if self.replaced_in and not self.replacement_noted:
             self.replacement_noted = True
             _log.warning(
-                "%s of thread %r holds a lone surrogate (half of a character, as of a cut emoji), "
-                "which is no Unicode text; '?' is stored in its place. Logged once",
+                "%s of thread %r contains a lone surrogate (half of a character, such as a cut "
+                "emoji), which is not valid Unicode; '?' is stored in its place. Logged once",
                 *(self.replaced_in, thread_id),
             )
 
@@ -210,9 +211,10 @@ class Codec:
         return self._as_read(full)
 
     def former_forms(self, value: Any, stored: bytes) -> Iterator[bytes]:
-        """Yield the bytes that were stored for a value before its class was renamed.
+        """Yield the encodings of a value under the earlier names of its classes.
 
-        Without them, a thread would store all objects of the class again after the renaming.
+        They find the items that were stored before a class was renamed. Otherwise a thread would
+        store all objects of the class again.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
@@ -299,8 +301,8 @@ def _refusal(
         remedy += (
             ", or register the type when you open the checkpointer, "
             f"types=[StoredType({cls.__qualname__}, dump, load)] (docs/threads.md). "
-            "serde=JsonPlusSerializer(pickle_fallback=True) would store it by pickle, which runs "
-            "code from the file when it is read"
+            "serde=JsonPlusSerializer(pickle_fallback=True) stores it with pickle, which runs code "
+            "from the file when the value is read"
         )
     return Unstorable(f"{where} is {shown}, which cannot be stored: {reason}. {remedy}")
 

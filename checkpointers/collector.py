@@ -1,4 +1,4 @@
-"""A pause of Python's cyclic garbage collector."""
+"""Pause Python's cyclic garbage collector while many objects are created."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 
 class _CollectorPause:
-    """A pause of Python's cyclic garbage collector while many objects are made at once.
+    """A context manager that pauses Python's cyclic garbage collector.
 
-    Each 700 new containers start a collection, and while messages are rebuilt there is nothing for
-    them to find (docs/decisions/0003). It is a threshold of 0, not `gc.disable()`: whether the
-    collector is enabled is the application's to say, also while another thread reads.
+    Every 700 new containers start a collection. While messages are rebuilt, it finds nothing to
+    collect (docs/decisions/0003). The pause sets the threshold to 0 and does not call
+    `gc.disable()`, because the application decides whether the collector is enabled, also while
+    another thread reads.
     """
 
     def __init__(self) -> None:
@@ -35,20 +36,20 @@ class _CollectorPause:
         finally:
             with self._lock:
                 if self._paused == 1:
-                    self._resume()
+                    self._restore_thresholds()
                 self._paused = max(0, self._paused - 1)
 
-    def _resume(self) -> None:
-        if gc.get_threshold()[0] == 0:  # else the application has set another meanwhile
+    def _restore_thresholds(self) -> None:
+        if gc.get_threshold()[0] == 0:  # otherwise the application has changed it meanwhile
             gc.set_threshold(*self._thresholds)
 
-    def in_child(self) -> None:
-        """The threads that paused it are not there to end the pause, or to release the lock."""
+    def reset_in_child(self) -> None:
+        """End the pause in a forked process, which has none of the threads that paused it."""
         if self._paused:
-            self._resume()
+            self._restore_thresholds()
         self._lock, self._paused = threading.Lock(), 0
 
 
 collector_paused = _CollectorPause()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=collector_paused.in_child)
+    os.register_at_fork(after_in_child=collector_paused.reset_in_child)

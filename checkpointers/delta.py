@@ -1,10 +1,10 @@
 """Items of langgraph's `DeltaChannel`, whose value langgraph replays from the writes of tasks.
 
-langgraph stores the value of such a channel only now and then, as a snapshot. When a checkpoint is
-put without one, the values that the tasks of its parent wrote become items of the channel's log and
-join the transcript. For messages, the ranges of the channel's value are derived as well: their ids,
-`RemoveMessage` and `REMOVE_ALL_MESSAGES` are followed. With any other reducer the value is unknown
-until the next snapshot, since a reducer is code of the graph, which a saver cannot call.
+langgraph stores the value of such a channel only from time to time, as a snapshot. When a
+checkpoint is put without a snapshot, the values that the tasks of its parent wrote are added to the
+log of the channel and to the transcript. For messages, the ranges of the channel's value are
+computed as well, from message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES`. For any other reducer
+the value is unknown until the next snapshot, because a saver cannot call the code of the graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, joined, positions
 
 COUNTERS: Final = "counters_since_delta_snapshot"
-"""Metadata: the `DeltaChannel`s of a graph whose values at a checkpoint are no snapshots."""
+"""The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
 _REMOVE_ALL: Final = "__remove_all__"  # langgraph.graph.message.REMOVE_ALL_MESSAGES
 _OVERWRITE: Final = "__overwrite__"  # the JSON form of langgraph's `Overwrite`
 _PAIR_KEYS: Final = frozenset({str, int})
@@ -32,13 +32,13 @@ class Entry(NamedTuple):
     """One change that a write makes to the value of a channel.
 
     Attributes:
-        item: The bytes of an item that is added; None if the entry removes something.
+        item: The bytes of an added item, or None if the entry removes something.
         message_id: The id of the message that is added, replaced or removed.
         message: The message that is added.
-        clears: Whether everything before this entry is removed.
-        is_new: Whether the item is added although the log may have an equal one: a message without
-            an id that is written twice was said twice. After everything was removed, it is taken
-            for one that is put back.
+        clears: Whether the entry removes everything before it.
+        is_new: Whether to add the item even if the log contains an equal one. This is so for a
+            message without an id, which two writes repeat on purpose. It is not so after an entry
+            that clears the channel, because then the message is one that a node restores.
     """
 
     item: bytes | None = None
@@ -56,9 +56,10 @@ class ChannelUpdate:
         kind: DICT if the items are `[key, value]` pairs, otherwise LIST.
         entries: The changes, in the order in which langgraph applies them.
         is_messages: Whether all items are messages.
-        base: The ranges of the parent's value; None if the value is unknown.
-        places: The positions in `base` of the messages that have an id of `entries`.
-        repeated: Items that are left out of the transcript, as they repeat a message of it.
+        base: The ranges of the parent's value, or None if that value is unknown.
+        places: The position in the log of each message of `base` whose id occurs in `entries`, by
+            id.
+        repeated: Items that are not added to the transcript, because it has the same message.
     """
 
     kind: int
@@ -70,11 +71,14 @@ class ChannelUpdate:
 
     @property
     def clears(self) -> bool:
-        """Whether an entry removes everything before it."""
+        """Whether one of the entries removes everything before it."""
         return any(entry.clears for entry in self.entries)
 
     def parts(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return the added items that the log does not have, and the ranges of the others."""
+        """Return each added item in order, as its bytes or as its range in the log.
+
+        An item that the log does not contain yet is returned as bytes.
+        """
         parts: list[bytes | Range] = []
         for entry in self.entries:
             if entry.item is not None:
@@ -82,20 +86,21 @@ class ChannelUpdate:
                 parts.append(entry.item if position is None else (position, position + 1))
         return parts
 
-    def value_ranges(self, added: Sequence[int | None]) -> Ranges:
+    def value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
         """Return the ranges of the value after the update.
 
         Args:
-            added: For each entry, the position of the item that it adds, or None.
+            added_positions: For each entry, the log position of the item that the entry adds, or
+                None if it adds nothing.
         """
         base = self.base or []
         ids = [entry.message_id for entry in self.entries if entry.message_id is not None]
-        if not self.places and None not in added and len({*ids}) == len(ids):
-            return joined([*base, *((p, p + 1) for p in added if p is not None)])
+        if not self.places and None not in added_positions and len({*ids}) == len(ids):
+            return joined([*base, *((p, p + 1) for p in added_positions if p is not None)])
         value: list[int | None] = [*positions(base)]
         order = {position: number for number, position in enumerate(value)}
         numbers = {uid: order[position] for uid, position in self.places.items()}
-        for entry, position in zip(self.entries, added, strict=True):
+        for entry, position in zip(self.entries, added_positions, strict=True):
             if entry.clears:
                 value, numbers = [], {}
             elif position is None:
@@ -113,15 +118,15 @@ class ChannelUpdate:
 
 @dataclass(slots=True)
 class DeltaWrites:
-    """What a put takes from the pending writes of its parent.
+    """The changes to `DeltaChannel`s that the pending writes of a parent checkpoint make.
 
     Attributes:
-        updates: The update of each `DeltaChannel` that has no snapshot.
-        pending: The writes by task, which may refer to the log after the put.
-        size: The bytes in the rows of `pending` and 1 for each row; see the statement
-            `advance_replayed`. None: no writes were read.
-        repeated: For channels with a snapshot, the items in it that repeat a message of the
-            transcript in another form.
+        updates: The update of each `DeltaChannel` without a snapshot, by channel.
+        pending: The writes of each task. After the put they may be stored as log references.
+        size: The number of bytes in the rows of `pending`, plus 1 for each row, for the statement
+            `advance_replayed`. None if no writes were read.
+        repeated: For each channel with a snapshot, the items of the snapshot that repeat a message
+            of the transcript in another form.
     """
 
     updates: dict[str, ChannelUpdate] = field(default_factory=dict)
@@ -130,32 +135,33 @@ class DeltaWrites:
     repeated: dict[str, frozenset[bytes]] = field(default_factory=dict)
 
 
-def plan_update(
+def plan_channel_update(
     codec: Codec,
     channel: str,
     values: Sequence[Any],
     base: Ranges | None,
     has_messages: bool | None,
 ) -> ChannelUpdate:
-    """Return the update that the values written to a channel make.
+    """Return the update that results from the values written to a channel.
 
     Args:
-        codec: Encodes the items.
-        channel: The channel. If it is "messages", whatever converts to messages is messages.
-        values: The values, in the order in which langgraph applies them.
-        base: The ranges of the parent's value; None if the value is unknown.
-        has_messages: Whether the channel had messages before; None if it had nothing.
+        codec: The codec that encodes the items.
+        channel: The name of the channel. In the channel "messages", every value that can be
+            converted to messages is treated as messages.
+        values: The written values, in the order in which langgraph applies them.
+        base: The ranges of the parent's value, or None if that value is unknown.
+        has_messages: Whether the channel contained messages before; None if it was empty.
     """
-    writes = [_opened(value) for value in values]
+    writes = [_unwrap_overwrite(value) for value in values]
     parts = [part for _, _, write in writes for part in write]
     if has_messages is not False and (
         has_messages
         or channel == "messages"
         or any(isinstance(part, BaseMessage) for part in parts)
     ):
-        converted = [_messages_of(write) for _, _, write in writes]
+        converted = [_convert_messages(write) for _, _, write in writes]
         if None not in converted:
-            made = _message_entries(codec, channel, writes, converted)
+            made = _build_message_entries(codec, channel, writes, converted)
             return ChannelUpdate(LIST, made, True, base)
     entries, kind = list[Entry](), LIST
     for overwrites, value, write in writes:
@@ -164,18 +170,18 @@ def plan_update(
         items = [part for part in write if not isinstance(part, RemoveMessage)]
         if type(value) is dict:
             kind = DICT
-            items = pairs_of(value) or items
-        entries += map(Entry, _encoded(codec, channel, items))
+            items = dict_pairs(value) or items
+        entries += map(Entry, _encode_items(codec, channel, items))
     return ChannelUpdate(kind, entries, False, None)
 
 
-def pairs_of(value: dict[Any, Any]) -> list[Any]:
-    """Return the pairs of a dict, or nothing if a key would not come back as it is."""
+def dict_pairs(value: dict[Any, Any]) -> list[Any]:
+    """Return the pairs of a dict, or an empty list if some key is neither a str nor an int."""
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
-def _opened(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Return whether a written value is an `Overwrite`, the value in it, and its elements."""
+def _unwrap_overwrite(value: Any) -> tuple[bool, Any, list[Any]]:
+    """Return whether a written value is an `Overwrite`, the value inside, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         overwrites, value = True, value[_OVERWRITE]
@@ -186,25 +192,25 @@ def _opened(value: Any) -> tuple[bool, Any, list[Any]]:
     return overwrites, value, [] if value is None else [value]
 
 
-def _messages_of(write: list[Any]) -> list[BaseMessage] | None:
-    """Return the messages that reducers of messages make of a write; None if they are none."""
+def _convert_messages(write: list[Any]) -> list[BaseMessage] | None:
+    """Convert a write to messages as langgraph's reducers do; return None if that fails."""
     try:
         return convert_to_messages(write)
-    except Exception:  # langchain-core raises many kinds for what is no message
+    except Exception:  # langchain-core raises many types of errors for other values
         return None
 
 
-def _message_entries(
+def _build_message_entries(
     codec: Codec, channel: str, writes: Sequence[Any], converted: Sequence[Any]
 ) -> list[Entry]:
-    """Return the entries of written messages."""
+    """Build the entries for written messages."""
     entries, is_cleared = list[Entry](), False
     for (overwrites, _, _), messages in zip(writes, converted, strict=True):
         if overwrites:
             entries.append(Entry(clears=True))
             is_cleared = True
         added = [message for message in messages if not isinstance(message, RemoveMessage)]
-        items = iter(_encoded(codec, channel, added))
+        items = iter(_encode_items(codec, channel, added))
         for message in messages:
             uid = message.id or None
             if not isinstance(message, RemoveMessage):
@@ -218,8 +224,8 @@ def _message_entries(
     return entries
 
 
-def _encoded(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
-    """Return the bytes that the log of a channel stores for each value."""
+def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
+    """Encode each value as the log of a channel stores it."""
     path = partial("the write to {!r}, element {}".format, channel)
     full = codec.full(values, path)
     return [
@@ -228,8 +234,11 @@ def _encoded(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
     ]
 
 
-def message_ids(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
-    """Return the positions of the messages of ranges, by their ids; all items must be at hand."""
+def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
+    """Return the positions of the messages in some ranges, by message id.
+
+    All items of the ranges must have been loaded.
+    """
     places = [*positions(ranges)]
     unread = [place for place in places if place not in log.ids]
     if unread:
@@ -240,17 +249,20 @@ def message_ids(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]
     return {uid: place for place in places if (uid := log.ids[place]) is not None}
 
 
-def says(message: BaseMessage) -> tuple[str, str]:
-    """Return what a message says, whatever its id, its metadata, and whether it is a chunk."""
+def content_key(message: BaseMessage) -> tuple[str, str]:
+    """Return the type, the content and the tool calls of a message as a key for comparison.
+
+    The key ignores the id, the metadata, and whether the message is a chunk.
+    """
     kind = message.type.removesuffix("MessageChunk").lower()
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def find_put_back(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes]:
-    """Find the items that put back, with an id, a message that was written without one.
+def find_restored_messages(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes]:
+    """Find the items that restore, with an id, a message that was written without an id.
 
-    A node that removes all messages and returns some of them again gives ids to those that had
-    none.
+    A node that removes all messages and returns some of them again gives an id to each message that
+    had none.
 
     Args:
         update: The update of a channel of messages.
@@ -264,7 +276,7 @@ def find_put_back(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes
         is_cleared = is_cleared or entry.clears
         if entry.item is None:
             continue
-        if entry.message_id and is_cleared and transcript.take(entry.message) is not None:
+        if entry.message_id and is_cleared and transcript.take_match(entry.message) is not None:
             found.add(entry.item)
         elif not entry.message_id and not is_cleared:
             transcript.add(entry.message)
@@ -272,28 +284,30 @@ def find_put_back(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes
 
 
 class Transcript:
-    """The messages of a transcript, to find those that another list repeats in another form.
+    """The messages of a transcript, in which messages of another list are looked up.
 
-    A reducer may make a message of a chunk, and give an id to a message that was written without
-    one. Such a message says the same and has the same id, or only one of the two has an id.
+    A reducer may convert a chunk to a message, or give an id to a message without one. Two messages
+    therefore match if their content is equal and their ids are equal or one of them has no id.
     """
 
     def __init__(self, messages: Sequence[Any] = ()) -> None:
-        self._said: dict[tuple[str, str], list[tuple[int, str | None]]] = {}
+        self._entries: dict[tuple[str, str], list[tuple[int, str | None]]] = {}
         self._count = 0
         for message in messages:
             self.add(message)
 
     def add(self, message: Any) -> None:
-        """Add a message. What is none is only counted."""
+        """Add a message. A value that is not a message only increases the count."""
         if isinstance(message, BaseMessage):
-            known = self._said.setdefault(says(message), [])
+            known = self._entries.setdefault(content_key(message), [])
             known.append((self._count, message.id or None))
         self._count += 1
 
-    def take(self, message: Any) -> int | None:
-        """Return the number of the message that this one repeats, which is taken only once."""
-        known = self._said.get(says(message), []) if isinstance(message, BaseMessage) else []
+    def take_match(self, message: Any) -> int | None:
+        """Return the index of a message that matches, or None. Each message matches only once."""
+        known = (
+            self._entries.get(content_key(message), []) if isinstance(message, BaseMessage) else []
+        )
         for entry in known:
             if entry[1] == (message.id or None) or None in (entry[1], message.id or None):
                 known.remove(entry)

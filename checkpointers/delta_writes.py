@@ -1,4 +1,4 @@
-"""Pending writes to `DeltaChannel`s, read from the parent of a checkpoint that is put."""
+"""Read the pending writes to `DeltaChannel`s at the parent of a checkpoint that is put."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaWrites,
     Transcript,
-    find_put_back,
-    message_ids,
-    pairs_of,
-    plan_update,
+    dict_pairs,
+    find_message_positions,
+    find_restored_messages,
+    plan_channel_update,
 )
 from perdure.checkpointers.manifest import (
     DICT_HERE,
@@ -37,10 +37,10 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.storage.flow import Flow, Row
 
 
-def delta_writes_at_hand(
+def delta_writes_from_cache(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
-    """Return the writes at the head of a namespace, or None if the database must be read."""
+    """Return the delta writes of a put from cached data, or None if the database must be read."""
     rows = head.writes.copy() if head.writes is not None else None
     if rows is None and put.deltas:
         return None
@@ -60,33 +60,35 @@ def read_delta_writes(
     parent: Snapshot,
     rows: Sequence[Row],
 ) -> Flow[DeltaWrites]:
-    """Read what the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
+    """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
-    It asks the database only for items that are not at hand.
+    Only items that are not cached are read from the database.
 
     Args:
-        reader: Reads items.
-        put: The checkpoint. Its title is set if the writes have the message that it quotes.
+        reader: The reader of items.
+        put: The checkpoint. Its title is set if the writes contain the message of the title.
         thread: The thread, to whose logs the writes may refer.
         parent: The parent of the checkpoint.
         rows: The rows `(uid, task, path, body)` of all writes at the parent.
     """
     out = DeltaWrites()
     changed = [c for c in put.deltas if parent.versions.get(c) != put.version(c)]
-    values = yield from _values(reader, put, thread, rows, changed, out)
+    values = yield from _load_written_values(reader, put, thread, rows, changed, out)
     for channel in changed:
-        update = yield from _update(reader, put, thread, parent, channel, values[channel])
+        update = yield from _build_channel_update(
+            reader, put, thread, parent, channel, values[channel]
+        )
         out.updates[channel] = update
         if channel == "messages":
-            yield from _title(reader, put, thread, parent, update)
+            yield from _update_title(reader, put, thread, parent, update)
     for channel in put.snapshots:
-        repeated = yield from _repeated(reader, put, thread, parent, channel)
+        repeated = yield from _find_repeated_items(reader, put, thread, parent, channel)
         if repeated:
             out.repeated[channel] = repeated
     return out
 
 
-def _values(
+def _load_written_values(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -96,7 +98,7 @@ def _values(
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to channels, in the order in which langgraph applies them.
 
-    Notes the pending writes and their size in `out`.
+    The pending writes and their size are stored in `out`.
     """
     found: list[tuple[Any, str, Any]] = []
     out.size = 0 if channels else None
@@ -107,7 +109,7 @@ def _values(
                 value = yield from reader.value(put.at.thread_id, thread, ref)
                 found.append((writes_sort_key(path, task, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
-                    ref = _with_elements(reader.codec, ref, value)
+                    ref = _encode_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: Pending = (path, writes, row[3])
         out.pending[task] = pending
@@ -119,17 +121,17 @@ def _values(
     return values
 
 
-def _with_elements(codec: Codec, ref: Any, value: Any) -> Any:
-    """Return a reference to a list or dict whose elements are encoded as items of a log are.
+def _encode_elements(codec: Codec, ref: Any, value: Any) -> Any:
+    """Return a reference to a list or dict whose elements are encoded like items of a log.
 
-    A reference to any other value is returned as it is.
+    A reference to any other value is returned unchanged.
     """
-    elements = value if type(value) is list else pairs_of(value) if type(value) is dict else []
+    elements = value if type(value) is list else dict_pairs(value) if type(value) is dict else []
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     return [kind, codec.full(elements, "the element {}".format)] if elements else ref
 
 
-def _update(
+def _build_channel_update(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -137,19 +139,19 @@ def _update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Plan the update of a channel, upon the value that it has at the parent, if that is known."""
-    base, has_messages = _base(reader, parent, channel), None
+    """Build the update of a channel from the writes and, if known, its value at the parent."""
+    base, has_messages = _find_parent_ranges(reader, parent, channel), None
     key, before = parent.said.get(channel, (0, []))
     if base or before:
         last = (base or before)[-1][1] - 1
         log = yield from reader.load(put.at.thread_id, thread, key, [(last, last + 1)])
         [value] = reader.codec.values(log.full([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
-    update = plan_update(reader.codec, channel, values, base, has_messages)
+    update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
         wanted = {entry.message_id for entry in update.entries}
         log = yield from reader.load(put.at.thread_id, thread, key, base)
-        ids = message_ids(reader.codec, log, base)
+        ids = find_message_positions(reader.codec, log, base)
         update.places = {uid: place for uid, place in ids.items() if uid in wanted}
     if update.is_messages and update.clears:
         key, said = parent.said.get(channel, (0, []))
@@ -157,12 +159,12 @@ def _update(
         if said:
             log = yield from reader.load(put.at.thread_id, thread, key, said)
             messages = reader.codec.values(log.full(said))
-        update.repeated = find_put_back(update, messages)
+        update.repeated = find_restored_messages(update, messages)
     return update
 
 
-def _base(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
-    """Return the ranges of the value that a channel has at the parent; None: they are unknown."""
+def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
+    """Return the ranges of a channel's value at the parent, or None if they are unknown."""
     if channel not in parent.refs:
         return None if channel in parent.versions else []
     ref = value_reference(parent.refs[channel])
@@ -173,14 +175,14 @@ def _base(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | 
     return parent.ranges[channel][1] if ref is not None and ref[0] == LIST else None
 
 
-def _title(
+def _update_title(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the title of the put by the first messages of the transcript, if it may be another."""
+    """Set the title of the put from the first messages of the transcript, if it may change."""
     if put.title or put.at.checkpoint_ns:
         return
     new_ids = {entry.message_id or "" for entry in update.entries}
@@ -196,10 +198,13 @@ def _title(
     put.title = title_of({}, reader.codec.values(items[:TITLE_AMONG]))
 
 
-def _repeated(
+def _find_repeated_items(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, parent: Snapshot, channel: str
 ) -> Flow[frozenset[bytes]]:
-    """Find the items of a snapshot that repeat a message of the transcript in another form."""
+    """Find items of a snapshot that repeat a message of the transcript in another form.
+
+    The form differs, for example, if a reducer has given an id to the message.
+    """
     key, said = parent.said.get(channel, (0, []))
     log = thread.named.get(channel)
     if log is None or not said or log.key != key:
@@ -215,4 +220,4 @@ def _repeated(
         return frozenset()
     yield from reader.load(put.at.thread_id, thread, key, said)
     transcript = Transcript(reader.codec.values(log.full(said)))
-    return frozenset(stored for value, stored in new if transcript.take(value) is not None)
+    return frozenset(stored for value, stored in new if transcript.take_match(value) is not None)

@@ -93,9 +93,9 @@ class Differences:
         channels = {}
         for channel in dict.fromkeys([*before, *new.refs]):
             had, has = before.get(channel), new.refs.get(channel)
-            if _is_unknown(had) or _is_unknown(has):
+            if _has_unknown_value(had) or _has_unknown_value(has):
                 parts = thread_id, thread, channel, old, new, most
-                found = yield from self._of_transcript(*parts)
+                found = yield from self._compare_transcripts(*parts)
                 if found.added_count or found.removed_count:
                     channels[channel] = found
                 continue
@@ -137,7 +137,7 @@ class Differences:
             )
         return ChannelDifference(parts[0], parts[1], len(come), len(gone), whole=False)
 
-    def _of_transcript(
+    def _compare_transcripts(
         self,
         thread_id: str,
         thread: Thread,
@@ -146,9 +146,9 @@ class Differences:
         new: Snapshot,
         most: int,
     ) -> Flow[ChannelDifference]:
-        """Compare what was written to a channel up to each checkpoint.
+        """Compare the values that were written to a channel up to each checkpoint.
 
-        An item counts as removed only if the new checkpoint does not follow its write.
+        An item is reported as removed only if its write does not precede the new checkpoint.
         """
         key, later = new.said.get(channel, (0, []))
         old_key, earlier = old.said.get(channel, (0, [])) if old else (0, [])
@@ -167,8 +167,8 @@ class Differences:
         return ChannelDifference(added, removed, len(added), len(removed), whole=True)
 
 
-def _is_unknown(ref: Any) -> bool:
-    """Return whether a reference is that of a `DeltaChannel` whose value is not known."""
+def _has_unknown_value(ref: Any) -> bool:
+    """Return whether a reference belongs to a `DeltaChannel` with an unknown value."""
     return ref is not None and value_reference(ref) is None
 
 

@@ -72,9 +72,9 @@ from perdure.checkpointers.removal import (
     Remover,
     TextSet,
     Where,
+    has_no_result,
     hash_message,
-    is_stopped,
-    without_quoting_tasks,
+    remove_quoting_tasks,
 )
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.said import unsay
@@ -86,22 +86,22 @@ _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
 
 
-def erased(
+def erase_from_thread(
     reader: CheckpointReader,
     maintenance: Maintenance,
     thread_id: str,
     message_ids: Collection[str] | None,
 ) -> Flow[ErasureReport]:
-    """Take messages out of a thread; unknown ones are no error. None: remove the thread.
+    """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    Python's garbage collector pauses meanwhile, as for a read: the many objects that are made would
-    have it go over the whole heap of the process, and all threads wait for that.
+    Unknown ids are no error. Python's garbage collector is paused meanwhile. Otherwise the many new
+    objects would start collections of the whole heap, for which all threads wait.
     """
     with collector_paused():
         if message_ids is None:
-            return (yield from _erased_thread(reader, maintenance, thread_id))
+            return (yield from _erase_thread(reader, maintenance, thread_id))
         remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
-        report = yield from _erased(reader, maintenance, thread_id, remover)
+        report = yield from _erase_messages(reader, maintenance, thread_id, remover)
         if message_ids:
             number = yield from reader.removals.add_record(thread_id, remover.known_texts(), None)
             for thread, *_ in (yield reader.sql("find_thread", thread_id)):
@@ -109,9 +109,10 @@ def erased(
         return report
 
 
-def _erased(
+def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
+    """Erase the messages of a remover from a thread and from its runs and crons."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -160,9 +161,10 @@ def _drop_views(
     return views
 
 
-def _erased_thread(
+def _erase_thread(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str
 ) -> Flow[ErasureReport]:
+    """Delete a thread, and report the hashes of all of its messages."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -188,7 +190,7 @@ class _Eraser:
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
         dicts: Logs whose items are pairs.
-        deltas: Logs of `DeltaChannel`s, whose items may be what tasks wrote.
+        deltas: Logs of `DeltaChannel`s, whose items may come from writes of tasks.
         runs: How many runs of the server changed.
         crons: How many crons of the server were deleted.
     """
@@ -206,12 +208,12 @@ class _Eraser:
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
         self._needles = remover.needles()
-        self._types_with_texts = reader.codec.types.names_with_texts
+        self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
         self._looking = True  # nothing is written yet
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
         # the positions of those whose bytes may name a message, and of those that may change
         self._suspects: dict[int, list[int]] = {}
-        self._times: dict[int, dict[int, float]] = {}  # when they were first stored
+        self._times: dict[int, dict[int, float]] = {}  # time of first storage, by log and position
         self._hits: dict[int, list[int]] = {}
         self._items: dict[tuple[int, int, bool, Where], Any] = {}  # what is left of hits
         self._calling: set[tuple[int, int]] = set()  # messages with calls that go
@@ -231,7 +233,7 @@ class _Eraser:
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
                     items.update((yield from page))
-            self._times[key] = yield from self.reader.item_times(key, [(0, log.next)])
+            self._times[key] = yield from self.reader.read_item_times(key, [(0, log.next)])
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
@@ -379,7 +381,7 @@ class _Eraser:
         value = (yield from self._value(ref)) if self._may_change(ref) else None
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
             return (yield from self._ref(TASKS, ref, inputs=True))  # a program's own
-        left, gone = without_quoting_tasks(self.remover, value)
+        left, gone = remove_quoting_tasks(self.remover, value)
         self._sent[uid] = {at: task.node for at, task in gone.items()}
         return self._encoded(left) if gone else ref
 
@@ -398,13 +400,13 @@ class _Eraser:
             self.cancelled.add(name)
         else:
             kept = yield from self._left_writes(ns, writes, waits)
-            if is_stopped(writes) and len(kept) < len(writes):
+            if has_no_result(writes) and len(kept) < len(writes):
                 kept = [[0, NO_WRITES, self._encoded(None)]]
                 if waits and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_task(ns, node))
                     self.cancelled.add(_task(ns, node, task))
-            elif not is_stopped(writes) and is_stopped(kept):  # else the task would run again
+            elif not has_no_result(writes) and has_no_result(kept):  # else the task would run again
                 kept.append([0, NO_WRITES, self._encoded(None)])
         if not self._looking and kept != writes:
             body = seal_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
@@ -429,7 +431,7 @@ class _Eraser:
         texts, tasks = inputs and channel in self.remover.channels, channel in TASK_CHANNELS
         where, new = Where(inputs, texts, tasks or self._in_sent), ref
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
-            return (yield from self._delta(channel, ref))
+            return (yield from self._erase_from_delta(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new = yield from self._split(ref, where)
         elif self._may_change(ref):
@@ -438,14 +440,14 @@ class _Eraser:
             self.remover.channels.add(channel)
         return new
 
-    def _delta(self, channel: str, ref: Any) -> Flow[Any]:
-        """Return the reference to what is left of a `DeltaChannel`."""
+    def _erase_from_delta(self, channel: str, ref: Any) -> Flow[Any]:
+        """Return a reference to the value of a `DeltaChannel` without the erased messages."""
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # of a replayed value messages without ids go as they go from the writes
+        # from a replayed value, messages without ids are erased as they are from the writes
         left = yield from self._ref(channel, inner, kind == DELTA)
-        if left is GONE:  # langgraph would go back to an older snapshot if it had none
+        if left is GONE:  # without a snapshot here, langgraph would use an older one
             empty = self._encoded(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
         return ref if left is inner else [kind, left]
@@ -510,7 +512,7 @@ class _Eraser:
         gone = self._parts_of_gone and self._parts_of_gone.intersection(
             (log, position) for position in positions(ranges)
         )
-        if gone and split:  # what is part of another value too
+        if gone and split:  # keep items that are also part of another value
             gone -= {(log, p) for p in positions(unflat(ref[2]))}
         if parts is None and not gone:
             return [log, numbers]

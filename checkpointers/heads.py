@@ -19,15 +19,15 @@ def run_start(
 ) -> int:
     """Return the sequence number of the put that started the run to which a put belongs.
 
-    A put starts a run itself if it is an input, an update or a fork, or if it skips steps, because
-    durability `exit` writes a whole run at once. It also starts one if its parent is not the head
-    and was read by its id.
+    A put starts a run itself if it is an input, an update or a fork. A put that skips steps starts
+    a run too, because durability `exit` writes a whole run at once. So does a put whose parent is
+    not the head and was read by its id.
 
     Args:
         put: The put.
         head: The head before the put.
-        parent: The checkpoint upon which it is put.
-        steps: The step of the parent and that of the put; None where the metadata has none.
+        parent: The parent of the checkpoint that is put.
+        steps: The step of the parent and the step of the put; None for metadata without a step.
         seq: The sequence number of the put.
     """
     if parent is None or put.metadata.get("source") in _STARTS:
@@ -40,14 +40,14 @@ def run_start(
 
 
 def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
-    """Return the head after a put, and whether the put shows that two runs overlap.
+    """Return the head after a put, and whether the put reveals that two runs overlap.
 
-    Runs overlap if the put becomes a branch, or if an input takes the head from a run that its own
-    run has not read. Going back to an earlier checkpoint on purpose is no overlap.
+    Runs overlap if the put becomes a branch, or if an input replaces a head that its own run has
+    not read. A deliberate return to an earlier checkpoint is not an overlap.
 
     Args:
         put: The put.
-        head: The head before it.
+        head: The head before the put.
         snapshot: The checkpoint that is put.
         seq: The sequence number of the put.
     """

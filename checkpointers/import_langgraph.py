@@ -225,7 +225,7 @@ class Importer:
         """Import everything."""
         with closing(self.source) as source:
             for thread_id in source.threads():
-                last = partial(self.reader.removals.last_number, thread_id)
+                last = partial(self.reader.removals.read_newest_number, thread_id)
                 self._removals = self.read(last)
                 there = set(source.rows(_ADDRESSES, thread_id))
                 self.read(partial(self._check_unforked, thread_id, there))

@@ -7,7 +7,8 @@ from typing import Final
 Name = tuple[str, str]
 """The name of a class: its module and its qualified name."""
 
-# the types that langgraph's serializer rebuilds in strict mode, by calling them, and pydantic's own
+# the types that langgraph's serializer rebuilds in strict mode by calling them, and
+# types of pydantic
 _KNOWN_NAMES: Final = {
     "datetime": "datetime date time timedelta timezone",
     "uuid": "UUID",

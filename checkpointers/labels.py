@@ -20,8 +20,8 @@ from perdure.checkpointers.address import context_of, context_values
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
 USER_LABELS: Final = ("user_id", "owner")
-"""Metadata that says whose a thread is."""
-_LONGEST_LABEL: Final = 4096  # characters of a label; the limit of a store namespace, too
+"""The metadata keys that name the user of a thread."""
+_LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces
 _UNNAMED: Final = object()
 
 
@@ -33,9 +33,9 @@ def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
-    """Return the texts of these names in the context of a run that metadata can hold."""
+    """Return the named values in the context of a run that can be stored as labels."""
     values = context_values(config, names)
-    return {name: value for name, value in values.items() if _is_label(value)}
+    return {name: value for name, value in values.items() if _is_valid_label(value)}
 
 
 def inherit_labels(
@@ -45,7 +45,7 @@ def inherit_labels(
 
     Values in the checkpoint's own metadata replace those of the parent. If the config or the
     context of the run names another user, the checkpoint inherits neither `user_id` nor `owner`,
-    so that the two never name different users by accident. The values `""` and None name nobody.
+    so that the two never name different users by accident. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -57,20 +57,20 @@ def inherit_labels(
     of_parent = {name: inherited[name] for name in USER_LABELS if name in inherited}
     if of_parent.keys() <= metadata.keys():
         return labels
-    named = _user_named_by(config)
+    named = _find_user_names(config)
     named |= {name: metadata[name] for name in USER_LABELS if name in metadata}
     user = of_parent.get("owner", of_parent.get("user_id"))
-    if not all(_is_same(value, of_parent.get(name, user)) for name, value in named.items()):
+    if not all(_is_same_user(value, of_parent.get(name, user)) for name, value in named.items()):
         for name in of_parent.keys() - metadata.keys():
             del labels[name]
-    labels |= {name: value for name, value in named.items() if _is_label(value)}
+    labels |= {name: value for name, value in named.items() if _is_valid_label(value)}
     return labels
 
 
-def _user_named_by(config: RunnableConfig) -> dict[str, Any]:
-    """Return `user_id` and `owner` as the context or the config has them, also if they are None.
+def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
+    """Return `user_id` and `owner` from the context or else the config, including None values.
 
-    A field of a pydantic model counts only if the caller has set it.
+    Fields of a pydantic model are included only if the caller has set them.
     """
     context, named = context_of(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
@@ -88,11 +88,11 @@ def _user_named_by(config: RunnableConfig) -> dict[str, Any]:
     return named
 
 
-def _is_same(value: object, inherited: object) -> bool:
-    """Return whether a value names the same user as the one of the parent."""
+def _is_same_user(value: object, inherited: object) -> bool:
+    """Return whether a value names the same user as the value that the parent has."""
     return isinstance(value, str | int | float) and value == inherited
 
 
-def _is_label(value: object) -> bool:
+def _is_valid_label(value: object) -> bool:
     """Return whether a value of a run's context can become a label."""
     return isinstance(value, str) and "\0" not in value and len(value) <= _LONGEST_LABEL

@@ -76,7 +76,7 @@ class Maintenance:
         self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
 
     def delete_threads(self, thread_ids: Sequence[str], *, recorded: bool = True) -> None:
-        """Remove threads and give their space back; see `delete_thread`."""
+        """Delete threads and return their space to the disk; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
             self.write(thread_id, partial(self.delete_thread, thread_id, recorded=recorded))
         self.database.shrink()
@@ -175,12 +175,13 @@ class Maintenance:
     def delete_thread(
         self, thread_id: str, *, runs: bool = True, recorded: bool = True
     ) -> Flow[PruneReport]:
-        """Remove a thread and all that belongs to it; an unknown one is no error.
+        """Delete a thread and all of its data. An unknown id is no error.
 
         Args:
             thread_id: The thread.
-            runs: Whether its runs, events, crons and webhooks go as well.
-            recorded: Whether a removal record stays, so that a run under way stores nothing more.
+            runs: Whether its runs, events, crons and webhooks are deleted as well.
+            recorded: Whether to write a removal record, so that runs in progress can store nothing
+                in the thread any more.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
@@ -188,7 +189,7 @@ class Maintenance:
         thread = rows[0][0]
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         if recorded:
-            ids = yield from self._checkpoint_ids(thread)
+            ids = yield from self._load_checkpoint_ids(thread)
             yield from self.reader.removals.add_record(thread_id, {}, ids)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             yield from self.empty_namespace(thread_id, ns, namespace)
@@ -205,8 +206,8 @@ class Maintenance:
         yield self.sql("drop_webhooks", thread_id)
         return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
 
-    def _checkpoint_ids(self, thread: int) -> Flow[set[str]]:
-        """Return the ids of all checkpoints of a thread, and of those that tasks wrote for."""
+    def _load_checkpoint_ids(self, thread: int) -> Flow[set[str]]:
+        """Return the ids of all checkpoints of a thread, also of those that only have writes."""
         packed = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
             packed |= {uid for _, uid, _ in (yield self.sql("checkpoint_keys", *span(namespace)))}
@@ -302,8 +303,8 @@ class Maintenance:
         """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
         The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
-        to remember only what they hold. Of a `DeltaChannel` whose value is not known, that is what
-        any checkpoint or pending write refers to. A dry run only counts.
+        to remember only what they hold. For a `DeltaChannel` with an unknown value, those are the
+        items to which any checkpoint or pending write refers. A dry run only counts.
         """
         live: dict[int, Ranges] = defaultdict(list)
         forgetting: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
@@ -315,7 +316,7 @@ class Maintenance:
                 if history:
                     _mark(snapshot.said.values(), live)  # as written
                 elif snapshot.said:
-                    unknown = _unknown_transcripts(snapshot)
+                    unknown = _find_unknown_transcripts(snapshot)
                     forgetting.append((ns, row, snapshot, unknown))
                     _mark((said for said in unknown.values() if _has_aliases(said)), live)
             for row in (yield self.sql("namespace_writes", namespace)):
@@ -324,7 +325,7 @@ class Maintenance:
                     _mark_refs((ref for _, _, ref in writes), live)
         for ns, row, snapshot, unknown in forgetting if not dry_run else ():
             said = {
-                channel: written if _has_aliases(written) else _limited(written, live)
+                channel: written if _has_aliases(written) else _drop_unreferenced(written, live)
                 for channel, written in unknown.items()
             }
             body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, said)
@@ -358,8 +359,8 @@ class Maintenance:
         live += repeated
 
 
-def _unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the transcripts, as written, of channels whose values are not known."""
+def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the written transcripts of the channels whose values are unknown."""
     return {
         channel: written
         for channel, written in snapshot.said.items()
@@ -368,12 +369,12 @@ def _unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _has_aliases(written: Any) -> bool:
-    """Return whether some of the ranges of a transcript, as written, are of aliases."""
+    """Return whether a written transcript contains ranges of aliases."""
     return any(start >= ALIASES for start, _ in unflat(written[1]))
 
 
-def _limited(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
-    """Return a transcript, as written, without the items that nothing else refers to."""
+def _drop_unreferenced(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
+    """Return a written transcript without the items that nothing else refers to."""
     log, numbers = written
     ranges = unflat(numbers)
     return [log, flat(missing(ranges, covered(missing(ranges, covered(live.get(log, []))))))]

@@ -9,9 +9,9 @@ A reference is what a checkpoint, or a pending write, stores in a value's place:
     [4, {key: reference}]     a dict whose values are references themselves
     [5, [element, ...]]       a list whose elements stand here: bytes, or [log, start, length]
     [6, [element, ...]]       a dict whose `[key, value]` pairs stand here, likewise
-    [7, reference]            a snapshot of a `DeltaChannel`, with the value that it holds
-    [-1, reference]           the messages of a `DeltaChannel` of which langgraph stores no value
-    [-1, kind]                such a channel whose value, a LIST or a DICT, is not known
+    [7, reference]            a snapshot of a `DeltaChannel`, with a reference to its value
+    [-1, reference]           a `DeltaChannel` of messages for which langgraph stores no value
+    [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
 has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the
@@ -29,7 +29,7 @@ Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-DELTA: Final = -1  # no byte is -1, so `ref[0] == DELTA` is False for a reference that is bytes
+DELTA: Final = -1  # a byte is never negative, so `ref[0] == DELTA` is False if `ref` is bytes
 ALIASES: Final = 1 << 31
 LIMIT: Final = 8  # ranges that any value may have
 
@@ -168,9 +168,9 @@ def unflat(numbers: Sequence[int]) -> Ranges:
 
 
 def value_reference(ref: Any) -> Any:
-    """Return the reference to the value of a channel, or None if the value is not known.
+    """Return the reference to the value of a channel, or None if the value is unknown.
 
-    A snapshot of a `DeltaChannel` counts as the list or dict that it holds.
+    For a snapshot of a `DeltaChannel`, return the reference to the list or dict inside.
     """
     if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
         return None if isinstance(ref[1], int) else ref[1]

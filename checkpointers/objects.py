@@ -88,8 +88,8 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
     return cast("type | None", part)
 
 
-def missing_part(module: str, name: str) -> str:
-    """Return the reason why `find_class` does not find a class, as the end of a sentence."""
+def explain_missing_class(module: str, name: str) -> str:
+    """Return a clause that says why `find_class` does not find a class."""
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return f"this process has not imported the module {module!r}"

@@ -29,9 +29,9 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
     or call `close`; the first use opens the database.
 
     Args:
-        dsn: A connection string or URI of libpq; a function without arguments that returns one,
-            which is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
-            stays the caller's. See docs/postgres.md.
+        dsn: A libpq connection string or URI; a function without arguments that returns such a
+            string and is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
+            perdure uses but never closes. See docs/postgres.md.
         key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `types`, `aliases`,
             `read_only` and `cache_bytes`.
         schema: The schema that holds the tables; made if it is not there.
@@ -39,11 +39,11 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
             changed, by row-level security. None: the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
-        direct: The DSN of the server itself, or a function that returns it, for locks, which need a
-            connection of their own. None means `dsn`, or the parameters of the pool, unless
-            `pooled` is set.
-        pool_size: How many connections this process may have; a pool of the caller has its own
-            size.
+        direct: The DSN of the server itself, or a function that returns this DSN. It is used for
+            locks, which need a separate connection. None means `dsn`, or the parameters of the
+            pool, unless `pooled` is set.
+        pool_size: The maximum number of connections of this process. It has no effect on a pool of
+            the caller, which has its own size.
         timeout_s: How long to wait for a connection.
 
     Raises:
@@ -74,7 +74,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         database = PostgresDatabase(
             dsn,
             Schema("checkpointers", sql["schema"]),
-            begin=lambda: self._begin(seal, database.path, read_only),
+            begin=lambda: self._load_keys(seal, database.path, read_only),
             schema=schema,
             tenant=tenant,
             pooled=pooled,

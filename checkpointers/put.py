@@ -54,7 +54,7 @@ _KEYS: Final = frozenset({str, int})
 TITLE_LENGTH: Final = 80  # characters
 TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
 TIMES: Final = "times"
-"""Metadata of an imported checkpoint: when its last messages were said, if they do not say it."""
+"""The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
@@ -67,9 +67,9 @@ class Split(NamedTuple):
         parts: What follows: ranges of the log, and items that are not known to be stored.
         whole: Whether all items of the log were at hand: what was not found is not stored.
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
-        repeated: Items of a snapshot that are left out of the transcript; see `DeltaWrites`.
-        update: What tasks wrote to a `DeltaChannel` that has no snapshot, or one without parts.
-        undivided: The snapshot without parts.
+        repeated: Items of a snapshot that are not added to the transcript; see `DeltaWrites`.
+        update: The writes to a `DeltaChannel` that has no snapshot, or an undivided one.
+        undivided: The value of a snapshot that is neither a list nor a dict.
     """
 
     kind: int
@@ -92,7 +92,7 @@ class Encoded(NamedTuple):
         kind: LIST, DICT or ITEM; None: `stored` stands in the checkpoint itself.
         values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
         stored: A value that is not split.
-        is_snapshot: Whether the list or dict is that of a snapshot of a `DeltaChannel`.
+        is_snapshot: Whether the list or dict is the value of a snapshot of a `DeltaChannel`.
     """
 
     kind: int | None
@@ -115,9 +115,9 @@ class CheckpointPut:
         kept: What is kept of the thread, to whose items it may refer.
         title: What it would have its thread called.
         config: The config of the put, which may name the user; None if no run puts it.
-        made_at: The time of its `ts` in seconds since 1970, at least 0; infinite if it has none.
-        times: When items were said that have a time of their own, by channel and content.
-        removals: Without a config, the number of the newest removal that its state leaves out.
+        made_at: The time in its `ts` in seconds since 1970, at least 0; infinite without a `ts`.
+        times: The times of items that have a time of their own, by channel and content.
+        removals: If there is no config, the number of the newest removal record for its state.
         deltas: The `DeltaChannel`s that have a version but no snapshot, or a snapshot without
             parts, such as a set.
         snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
@@ -162,12 +162,12 @@ class CheckpointPut:
                 self._here[channel] = here(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.at.checkpoint_id is None:
                 self._held(codec, channel)
-        with suppress(TypeError, ValueError, OverflowError):  # of a `ts` that is no time
+        with suppress(TypeError, ValueError, OverflowError):  # raised if `ts` is not a time
             made_at = datetime.fromisoformat(checkpoint["ts"])
             made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC)
             self.made_at = max(0.0, made_at.timestamp())
         if TIMES in self.metadata and "messages" in self._encoded:
-            self._note_times(self._encoded["messages"].full, self.metadata[TIMES])
+            self._set_times(self._encoded["messages"].full, self.metadata[TIMES])
         if COUNTERS in self.metadata:
             known = self.metadata[COUNTERS] or ()
             lacking = [c for c in known if c in self._versions and c not in self._values]
@@ -180,8 +180,8 @@ class CheckpointPut:
             codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
         ]
 
-    def _note_times(self, items: list[bytes], times: Any) -> None:
-        """Note the times of the last items, unless a time is in the future."""
+    def _set_times(self, items: list[bytes], times: Any) -> None:
+        """Set the times of the last items, except times in the future."""
         now = time.time()
         for item, at in zip(items[::-1], times[::-1] if type(times) is list else (), strict=False):
             if type(at) is float and 0 <= at <= now:
@@ -216,7 +216,7 @@ class CheckpointPut:
         return self._versions[channel]
 
     def elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return the elements of a channel's value, each with its bytes."""
+        """Return the elements of a channel's value, each with its encoding."""
         value = self._encoded[channel]
         return zip(value.values, value.full, strict=True)
 
@@ -246,13 +246,13 @@ class CheckpointPut:
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 out[channel] = _split(codec, log, value, hint, f"channel_values[{channel!r}]")
         if self.replayed is not None:
-            self._replay(self.replayed, logs, out)
+            self._add_replayed(self.replayed, logs, out)
         return out
 
-    def _replay(
+    def _add_replayed(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], out: dict[str, Node | None]
     ) -> None:
-        """Add the updates of `DeltaChannel`s to the nodes, and what snapshots repeat."""
+        """Add the updates of `DeltaChannel`s, and the repeated items of snapshots, to the nodes."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             whole, undivided = log.whole, out.get(channel)
@@ -267,11 +267,11 @@ class CheckpointPut:
             if isinstance(node, Split):
                 out[channel] = node._replace(repeated=repeated)
 
-    def decoded(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
-        """Return the values as they were when they were encoded, and the two fields."""
+    def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
+        """Decode the values, the other fields of the checkpoint, and its metadata."""
         self.encode_rest(codec)
         self.detach(0, -1)
-        values = {channel: value_here(codec, ref) for channel, ref in self._here.items()}
+        values = {channel: decode_inline(codec, ref) for channel, ref in self._here.items()}
         for channel, held in self._encoded.items():
             if held.kind in (LIST, DICT):
                 parts: Any = [*held.values]
@@ -286,7 +286,7 @@ class CheckpointPut:
     def with_values(
         self, codec: Codec, values: dict[str, Any], other: Any, metadata: Any
     ) -> CheckpointPut:
-        """Return the same put with other values and fields, encoded."""
+        """Build an encoded copy of this put with other values and fields."""
         checkpoint: Any = {**other, "id": self.checkpoint["id"], "channel_values": values}
         checkpoint |= {"channel_versions": self._versions, "versions_seen": self._seen}
         parts = self.at, checkpoint, metadata, self.new_versions, self.deliberate
@@ -487,13 +487,13 @@ def here(
     return codec.encode(value, lambda: path)
 
 
-def value_here(codec: Codec, ref: Any) -> Any:
-    """Return the value of a reference that has all its parts in it."""
+def decode_inline(codec: Codec, ref: Any) -> Any:
+    """Return the value of a reference that contains all of its parts inline."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, inner = ref
     if kind == MAP:
-        return {name: value_here(codec, part) for name, part in inner.items()}
+        return {name: decode_inline(codec, part) for name, part in inner.items()}
     parts = codec.values(inner)
     return dict(parts) if kind == DICT_HERE else parts
 

@@ -117,13 +117,13 @@ class CheckpointReader:
         uid = unpack_id(row[1])
         if thread_key is None or at.checkpoint_id not in (None, uid):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
-        thread = self._thread(at.thread_id, (thread_key, generation, removals), holds)
+        thread = self._cached_thread(at.thread_id, (thread_key, generation, removals), holds)
         snapshot = thread.snapshot(at.checkpoint_ns, uid or "")
         if snapshot is None or snapshot.key != row[0]:
             snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self.resolve(at.thread_id, thread, snapshot)
             thread.saw(snapshot)
-            thread.namespace_read = at.checkpoint_ns, namespace
+            thread.last_namespace = at.checkpoint_ns, namespace
         return StoredCheckpoint(thread, namespace, snapshot)
 
     def with_newest(self, thread_id: str, statement: Statement) -> Flow[tuple[list[Row], bool]]:
@@ -135,8 +135,8 @@ class CheckpointReader:
         rows, newest = yield [statement, self.sql("uid_at", key)]
         return rows, bool(newest) and unpack_id(newest[0][0]) == uid
 
-    def _thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
-        """Return the cached thread of a state, or an empty one if the cache does not hold."""
+    def _cached_thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
+        """Return the cached thread of a state, or an empty thread if the cache is stale."""
         return self.cache.thread(thread_id, *state) if holds else Thread(*state)
 
     def check_missing(self, at: Address) -> Flow[None]:
@@ -226,7 +226,7 @@ class CheckpointReader:
                 return None
         return StoredCheckpoint(thread, head.namespace, snapshot)
 
-    def rows_of_writes(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
+    def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read the rows `(uid, task, path, body)` of the pending writes of a checkpoint."""
         return [*self._own((yield self._writes_of(checkpoint)))]
 
@@ -261,7 +261,7 @@ class CheckpointReader:
         checkpoint = yield from self.find(at)
         if checkpoint is None:
             return None
-        rows = yield from self.rows_of_writes(checkpoint)
+        rows = yield from self.read_write_rows(checkpoint)
         return (yield from self.status(*at[:2], checkpoint.snapshot, rows))
 
     def status(
@@ -290,7 +290,7 @@ class CheckpointReader:
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
-        thread = self._thread(thread_id, (key, *state), holds)
+        thread = self._cached_thread(thread_id, (key, *state), holds)
         return (yield from self.value(thread_id, thread, ref))
 
     def is_head(self, at: Address) -> Flow[bool]:
@@ -311,7 +311,7 @@ class CheckpointReader:
         snapshot = self.open_row(thread_id, ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
-        thread = self._thread(thread_id, (key, *state), holds)
+        thread = self._cached_thread(thread_id, (key, *state), holds)
         yield from self.resolve(thread_id, thread, snapshot)
         return snapshot
 
@@ -461,8 +461,11 @@ class CheckpointReader:
         rows = yield self.sql("items_between", *span(log, start, stop))
         return [open_item(self.seal, thread_id, channel, *row) for row in rows]
 
-    def item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
-        """Read when items of a log were first stored, by position, in seconds since 1970."""
+    def read_item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
+        """Return the time at which each item of a log was first stored.
+
+        The times are in seconds since 1970, by position.
+        """
         statements = [self.sql("item_times", *span(log, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}

@@ -29,17 +29,17 @@ from pydantic import BaseModel
 from perdure.checkpointers.status import CANCELLED
 
 TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
-"""Channels whose values describe tasks."""
+"""The channels whose values describe tasks."""
 NO_WRITES: Final = "__no_writes__"
-"""The channel to which langgraph writes for a task that wrote nothing."""
+"""The channel to which langgraph writes when a task returns nothing."""
 NEXT_NODE: Final = "branch:to:"
-"""The beginning of the names of the channels that start a node."""
-_CANCELLED: Final = Send(CANCELLED, None)  # keeps the places of the tasks after it; never runs
+"""The prefix of the names of the channels that start a node."""
+_CANCELLED: Final = Send(CANCELLED, None)  # a task that never runs, to keep the order of others
 GONE: Final = object()  # stands for a value that is removed
 _LONG: Final = 16  # characters from which on a text is taken to be one message's own
 _RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # of content blocks
-_KINDS: Final = ("says", "calls", "deeds", "texts", "traces")  # of texts of a `Remover`
+_KINDS: Final = ("says", "calls", "deeds", "texts", "traces")  # kinds of the texts of a `Remover`
 _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
@@ -62,7 +62,7 @@ class Where(NamedTuple):
 
 
 class TextSet(set[str]):
-    """Texts that values are searched for. Another class may know them by their hashes only."""
+    """Texts to search for in values. A subclass may know some texts only by their hashes."""
 
     def has_part_of(self, text: str) -> bool:
         """Return whether a text contains one of these texts."""
@@ -75,7 +75,8 @@ class Remover:
 
     Args:
         ids: Which messages.
-        texts_of: Returns the texts in a value of a registered type; None for other values.
+        texts_of: A function that returns the texts in a value of a registered type, or None for a
+            value of any other type.
 
     Attributes:
         found: Whether any was found.
@@ -92,26 +93,26 @@ class Remover:
     _calls: TextSet = field(default_factory=TextSet)  # ids
     _deeds: TextSet = field(default_factory=TextSet)  # calls without their ids
     _texts: TextSet = field(default_factory=TextSet)  # long contents
-    _traces: TextSet = field(default_factory=TextSet)  # long texts that tell of them in tasks
+    _traces: TextSet = field(default_factory=TextSet)  # long texts in tasks that quote the messages
     _path: set[int] = field(default_factory=set)
 
     @classmethod
-    def of_known(
+    def from_known_texts(
         cls,
         known: Callable[[str], TextSet],
         texts_of: Callable[[Any], Iterable[str] | None],
     ) -> Self:
-        """Build a remover of messages that an earlier one has found.
+        """Build a remover of messages that an earlier remover has found.
 
         Args:
-            known: Returns the texts of a kind, by the names in `known_texts`.
+            known: A function that returns the texts of a kind, for the kinds in `known_texts`.
             texts_of: See the class.
         """
         own: dict[str, Any] = {f"_{kind}": known(kind) for kind in _KINDS}
         return cls(known("ids"), texts_of, channels=known("channels"), **own)
 
     def known_texts(self) -> dict[str, Set[str]]:
-        """Return what the messages are recognised by: ids, channels and texts, by kind."""
+        """Return the ids, channels and texts by which the messages are recognised, by kind."""
         own = {kind: getattr(self, f"_{kind}") for kind in _KINDS}
         return {"ids": self.ids, "channels": self.channels, **own}
 
@@ -154,7 +155,7 @@ class Remover:
         if isinstance(value, str):
             return "" if not isinstance(value, Enum) and self._quotes(value, where) else value
         if (texts := self.texts_of(value)) is not None:
-            return GONE if any(self._repeats(text, where) for text in texts) else value
+            return GONE if any(self._contains_erased_text(text, where) for text in texts) else value
         self._path.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
@@ -194,8 +195,8 @@ class Remover:
             return False
         return text in self._texts or (where.tasks and self._traces.has_part_of(text))
 
-    def _repeats(self, text: str, where: Where) -> bool:
-        """Whether a text of a registered type has a message's text in it, alone or with others."""
+    def _contains_erased_text(self, text: str, where: Where) -> bool:
+        """Return whether a text of a registered type contains the text of an erased message."""
         return self._texts.has_part_of(text) or (where.tasks and self._traces.has_part_of(text))
 
     def _parts(self, value: Any, where: Where) -> Any:
@@ -358,14 +359,14 @@ def hash_message(key: bytes, message: BaseMessage) -> str:
 # -- tasks
 
 
-def without_quoting_tasks(
+def remove_quoting_tasks(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
-    """Leave out the tasks that quote what is erased, and keep the places of the others.
+    """Remove the tasks that quote an erased message, and keep the positions of the others.
 
     Returns:
-        The tasks that stay, with a task that never runs in the place of each one before them that
-        does not, and the tasks that do not stay, by their place.
+        The remaining tasks, and the removed tasks by position. A removed task before a remaining
+        one is replaced by a task that never runs.
     """
     gone = {
         at: task
@@ -378,6 +379,6 @@ def without_quoting_tasks(
     return left, gone
 
 
-def is_stopped(writes: list[Any]) -> bool:
-    """Return whether a task wrote no result, because it failed or waits for an answer."""
+def has_no_result(writes: list[Any]) -> bool:
+    """Return whether a task has written no result, because it failed or waits for an answer."""
     return all(index < 0 for index, _, _ in writes)

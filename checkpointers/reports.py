@@ -17,14 +17,15 @@ class HistoryItem:
 
     Attributes:
         value: The message, the element of a list or `(key, value)` of a dict.
-        seen: Whether it is still part of the channel's value at that checkpoint. None: it is not
-            known, since the channel is a `DeltaChannel` of langgraph whose reducer is not one of
-            messages, and whose last snapshot is older than the checkpoint.
-        position: Its place in the channel's log; grows with time, never reused.
-        branch: Whether it is only on a branch that does not lead to the head.
-        stored_at: When the checkpoint that first stored it was made (UTC): its `ts`, or when it was
-            put if that is earlier. Copies, merges, imports of langgraph's databases, prunes and
-            erasures of other messages leave it.
+        seen: Whether the item is still part of the channel's value at that checkpoint. None means
+            that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
+            hold messages and has no snapshot at that checkpoint.
+        position: The position of the item in the channel's log. Later items have higher positions,
+            and a position is never reused.
+        branch: Whether the item is only on a branch that does not lead to the head.
+        stored_at: The time (UTC) of the checkpoint that first stored the item. It is the `ts` of
+            that checkpoint, or the time of the put if that is earlier. Copies, merges, imports of
+            langgraph's databases, prunes and erasures of other messages do not change it.
     """
 
     value: Any
@@ -127,7 +128,7 @@ class ThreadHead:
     Attributes:
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
         metadata: The metadata as put, with the `user_id` and `owner` that the checkpoint inherited
-            from its parent. langgraph copies the values of a run's `configurable` into it.
+            from its parent. langgraph copies the values of a run's `configurable` to the metadata.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
         created_at: When its first checkpoint or write came (UTC).
         status: Whether it waits for an answer, was cut off, or is idle.
@@ -159,8 +160,8 @@ class CheckpointInfo:
         is_head: Whether a run that names no `checkpoint_id` starts from it.
         is_branch: Whether it does not lead to the head of its namespace.
         ts: Its timestamp, as put (ISO 8601).
-        counts: For each channel that holds a list or dict, how many items it has here. A
-            `DeltaChannel` whose value is not known has none; see `HistoryItem.seen`.
+        counts: The number of items at this checkpoint for each channel with a list or dict. A
+            `DeltaChannel` with an unknown value is left out; see `HistoryItem.seen`.
         next: The nodes that were to run when it was put, each once a task.
     """
 

@@ -39,7 +39,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.address import (
-    MARKER,
+    REMOVALS_KEY,
     Address,
     address,
     check_text,
@@ -76,7 +76,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: The serializer.
         seal: Encrypts rows.
         cache_bytes: About how much memory decoded items may take.
-        types: Registered types, and aliases of renamed classes.
+        types: The registered types, and the aliases of renamed classes.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._writer = CheckpointWriter(self._reader, self._watch)
         self._listing = Listing(self._reader, self.database)
 
-    def _begin(self, seal: Seal, path: str, read_only: bool) -> Flow[None]:
-        """Check the key of a database that is opened, and read that of its removal records."""
+    def _load_keys(self, seal: Seal, path: str, read_only: bool) -> Flow[None]:
+        """Check the encryption key of a database, and read the key of its removal records."""
         yield from agree_on_key(seal, path, read_only=read_only)
         yield from self._removals.load_key(read_only=read_only)
 
@@ -132,7 +132,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         at = address(config)
         epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
         checkpoint = self._at_hand(at, epoch) or self._read(lambda: self._get(at, config))
-        if checkpoint is not None and MARKER in checkpoint.config["configurable"]:
+        if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_load(config, checkpoint)
         return checkpoint
 
@@ -150,7 +150,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             checkpoint = await self.database.in_thread(
                 lambda: self._read(lambda: self._get(at, config))
             )
-        if checkpoint is not None and MARKER in checkpoint.config["configurable"]:
+        if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_load(config, checkpoint)
         return checkpoint
 
@@ -168,7 +168,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         checkpoint = yield from self._reader.get(at)
         if checkpoint is None and not at.checkpoint_ns and self._removals.key is not None:
-            number = yield from self._removals.last_number(at.thread_id)
+            number = yield from self._removals.read_newest_number(at.thread_id)
             if number:
                 self._removals.note_load(config, at.thread_id, number)
         if checkpoint is None or at.checkpoint_id is None:
@@ -178,9 +178,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _note_load(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Note the removals of a thread that a run begins with; see `RemovalRecords`."""
+        """Remember the removal number of a loaded checkpoint for its run; see `RemovalRecords`."""
         of: Any = checkpoint.config["configurable"]
-        self._removals.note_load(config, of["thread_id"], of[MARKER])
+        self._removals.note_load(config, of["thread_id"], of[REMOVALS_KEY])
 
     def list(
         self,
@@ -245,8 +245,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
         not name are those of the parent. Lists and dicts cost only what is new in them.
 
-        The metadata inherits `user_id` and `owner` from the parent, unless the config or the
-        context of the run names another user, or says with `""` or None that there is none.
+        The metadata inherits `user_id` and `owner` from the parent. It inherits neither if the
+        config or the context of the run names another user, or sets a name to `""` or None.
 
         Returns:
             The address of the checkpoint.
@@ -258,7 +258,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         put = self._put(config, checkpoint, metadata, new_versions)
         self._write(put)
-        return put.at.config(checkpoint["id"], config["configurable"].get(MARKER, 0))
+        return put.at.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
 
     async def aput(
         self,
@@ -270,7 +270,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `put`."""
         put = self._put(config, checkpoint, metadata, new_versions)
         await self._awrite(put, _items_in(checkpoint["channel_values"].values()))
-        return put.at.config(checkpoint["id"], config["configurable"].get(MARKER, 0))
+        return put.at.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
 
     def _put(
         self,
@@ -295,8 +295,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
         hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
         root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
-        its metadata, in place of what `configurable` says. Later checkpoints inherit them, unless
-        their own run names others.
+        its metadata and replace the values from `configurable`. Later checkpoints inherit them,
+        unless the context of their run has other values.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
@@ -369,7 +369,7 @@ def serde_and_seal(
     types: Sequence[StoredType[Any]] = (),
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
-    """Return the serializer, the encryption and the stored types that options of `open` name."""
+    """Return the serializer, the encryption and the stored types for the options of `open`."""
     seal, known = seal_for(key), StoredTypes(types, aliases)
     if serde is None:
         names = [name_of(t) if isinstance(t, type) else t for t in allow]
@@ -378,8 +378,8 @@ def serde_and_seal(
     plain = serde.serde if isinstance(serde, EncryptedSerializer) else serde
     if known.is_used and type(plain) is not JsonPlusSerializer:
         raise ConfigurationError(
-            f"types= and aliases= need langgraph's JsonPlusSerializer, and serde is {serde!r:.80}; "
-            "let that serializer store your types, or leave it out"
+            f"types= and aliases= require langgraph's JsonPlusSerializer, but serde= is "
+            f"{serde!r:.80}; omit serde=, or store your types with your serializer instead"
         )
     if not isinstance(serde, EncryptedSerializer):
         return serde, seal, known

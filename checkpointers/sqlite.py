@@ -41,10 +41,10 @@ class SQLiteCheckpointer(Checkpointer):
             others raise `ForbiddenType` at put and at read. By default pydantic models,
             dataclasses, enums and named tuples are rebuilt if the process has imported their
             class, without running its code, and otherwise come back as a dict of their fields.
-        types: Types to store that perdure does not store by itself: `StoredType(cls, dump, load)`.
-        aliases: For classes that were renamed or moved, the new class by the old
-            `(module, qualified name)`, or by text like `"module:Name"`. A value that was stored
-            under the old name is rebuilt as the new class.
+        types: Further types whose values can be stored, each as `StoredType(cls, dump, load)`.
+        aliases: The new classes for renamed or moved classes, by old name. An old name is a pair
+            `(module, qualified name)` or text like `"module:Name"`. A value that was stored under
+            an old name is rebuilt as the new class.
         synchronous: `"full"`, the default: an acknowledged write survives a power cut.
             `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created.
@@ -77,7 +77,7 @@ class SQLiteCheckpointer(Checkpointer):
         database = SQLiteDatabase(
             path,
             _SCHEMA,
-            begin=lambda: self._begin(seal, text, read_only),
+            begin=lambda: self._load_keys(seal, text, read_only),
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,

@@ -139,7 +139,7 @@ CREATE TABLE webhooks (
 ) STRICT;
 CREATE INDEX webhooks_due ON webhooks (next_at);
 
--- find_thread: its key, the counter of puts, the one that tells whether anything was deleted, and the number of the newest removal record
+-- find_thread: the key of a thread, its counter of puts, its generation, which changes with each deletion, and the number of its newest removal record
 SELECT thread, seq, generation, removals FROM threads WHERE thread_id = ?;
 
 -- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
@@ -159,7 +159,7 @@ INSERT INTO keys (name, last) SELECT '', max(last) + ?1 FROM (
 ON CONFLICT ({tenant}name) DO UPDATE
 SET last = CASE WHEN excluded.last > keys.last + ?1 THEN excluded.last ELSE keys.last + ?1 END RETURNING last;
 
--- new_thread: unless somebody has made it, or its id has a newer removal record than the plan knows; nobody has written at its checkpoints
+-- new_thread: insert a thread, unless it exists or its id has a newer removal record than ?7; a new thread has no pending writes
 INSERT INTO threads (thread, thread_id, seq, stamp, created_at, updated_at, removals) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
 WHERE NOT EXISTS (SELECT 1 FROM removals r WHERE r.thread = ?8 AND r.number > ?7) RETURNING 0;
 
@@ -175,7 +175,7 @@ updated_at = max(updated_at, ?8) WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6);
 
--- advance_replayed: the same, if the tasks of the parent ?9 wrote as many rows and bytes as were read
+-- advance_replayed: the same, if the number of rows and bytes that the tasks of the parent ?9 wrote is still ?10, as it was read
 UPDATE threads SET seq = ?1, stamp = ?2, waiting = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace = ?5 AND uid = ?6) ELSE waiting END,
 updated_at = max(updated_at, ?8) WHERE thread = ?3 AND stamp = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace = ?5 AND uid = ?6)
@@ -250,10 +250,10 @@ FROM logs WHERE thread = ? ORDER BY log;
 -- same_hashes: candidates for being items that are stored already
 SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?) AS asked);
 
--- add_item: one item, at its position, and when the checkpoint that brought it was made
+-- add_item: insert an item, with its position and the time of the checkpoint that added it
 INSERT INTO items (id, h, stored_at, body) VALUES (?, ?, ?, ?);
 
--- item_times: when the items of a range of a log were first stored
+-- item_times: the time of first storage of each item in a range of a log
 SELECT id, stored_at FROM items WHERE id >= ? AND id < ?;
 
 -- items_between: a range of a log
@@ -394,31 +394,31 @@ SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint = g.checkp
 -- removed: tell every process that rows of the thread are gone
 UPDATE threads SET generation = generation + 1, stamp = stamp + 1, waiting = 1 WHERE thread = ?;
 
--- note_removal: tell every process that the thread has a new removal record
+-- note_removal: store the number of the newest removal record, and invalidate the caches of all processes
 UPDATE threads SET removals = ?, generation = generation + 1, stamp = stamp + 1, waiting = 1 WHERE thread = ?;
 
 -- removal_key: the key of the hashes in removal records
 SELECT value FROM settings WHERE name = 'removals';
 
--- add_removal_key: make that key, unless there is one
+-- add_removal_key: insert that key, unless it exists
 INSERT INTO settings (name, value) VALUES ('removals', ?) ON CONFLICT DO NOTHING;
 
--- set_removal_key: have the key of another database, whose removal records were copied
+-- set_removal_key: replace that key by the key of the database whose removal records were copied
 UPDATE settings SET value = ? WHERE name = 'removals';
 
--- add_removal: a record of what was erased from a thread, or of its deletion
+-- add_removal: insert a record of an erasure from a thread, or of the deletion of a thread
 INSERT INTO removals (thread, number, removed_at, body) VALUES (?, ?, ?, ?);
 
--- set_removal: a removal record that has learned more
+-- set_removal: replace the content of a removal record
 UPDATE removals SET body = ? WHERE thread = ? AND number = ?;
 
 -- last_removal: the number of the newest removal record of a thread
 SELECT max(number) FROM removals WHERE thread = ?;
 
--- removals_since: the removal records of a thread after one
+-- removals_since: the removal records of a thread with a higher number
 SELECT number, body FROM removals WHERE thread = ? AND number > ? ORDER BY number;
 
--- drop_removals: the removal records that were made before a moment
+-- drop_removals: delete the removal records that are older than a time
 DELETE FROM removals WHERE removed_at < ?;
 
 -- drop_namespace_checkpoints: a whole namespace
@@ -576,7 +576,7 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: how it ended, unless it is another process' now; of one that was stopped, or whose thread was erased from, neither why it failed nor what it was asked
+-- end_run: store how a run ended, if this process still owns it; the error and the request are not stored if the run was stopped or messages were erased from its thread
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
@@ -590,7 +590,7 @@ DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?)
 SELECT 1 FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND status IN ('delayed', 'pending', 'running')
 UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
 
--- add_webhook: who is to be told of a run that this process ends
+-- add_webhook: insert the webhook of a run that this process ends, with the content ?5 if messages were erased during the run
 INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision),
 CASE WHEN r.events >= 0 THEN ?4 ELSE ?5 END FROM runs r WHERE r.thread = ?6 AND r.seq = ?7 AND r.owner = ?8 AND r.status = 'running' ON CONFLICT DO NOTHING;
 
@@ -767,7 +767,7 @@ WHERE t.thread = ?1 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread = ?1 AND
 -- without_events: what some runs of a thread tell is stored no more
 UPDATE runs SET events = 0 WHERE thread = ? AND seq >= ? AND seq <= ? AND events = 1;
 
--- mark_erased: runs that began before an erasure, whose events, error and request are not stored
+-- mark_erased: mark the runs that are in progress at an erasure, so that their events, error and request are not stored
 UPDATE runs SET events = -1 WHERE thread = ? AND status = 'running';
 
 -- aged_events: runs that ended long ago, whose events are stored

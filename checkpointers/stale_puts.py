@@ -1,8 +1,9 @@
-"""Puts of runs that loaded their state before an erasure, or before their thread was deleted.
+"""Filter the puts of runs that loaded their state before an erasure or a deletion of the thread.
 
-Such a run holds what was removed, and its next checkpoint and the writes of its tasks contain it.
-The erased messages, and what quotes them, are left out of these, by the hashes of the removal
-records, and the rest is stored. If the thread was deleted, nothing is stored: see `ThreadDeleted`.
+Such a run still holds the erased messages, so its next checkpoint and the writes of its tasks
+contain them. The erased messages and quotations of them are recognised by the hashes in the removal
+records and left out. The rest is stored. If the thread was deleted, nothing is stored, and the put
+raises `ThreadDeleted`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.cache import Write
-from perdure.checkpointers.put import CheckpointPut, TaskWrites, here, value_here
+from perdure.checkpointers.put import CheckpointPut, TaskWrites, decode_inline, here
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import pack_id
 from perdure.checkpointers.removal import (
@@ -26,40 +27,40 @@ from perdure.checkpointers.removal import (
     Remover,
     TextSet,
     Where,
-    is_stopped,
-    without_quoting_tasks,
+    has_no_result,
+    remove_quoting_tasks,
 )
 from perdure.checkpointers.removal_records import (
-    PART_START,
-    PARTS,
+    PART_KINDS,
+    PREFIX_CHARS,
     RemovalRecord,
     RemovalRecords,
-    split_part,
+    parse_part_hash,
 )
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-_NO_ROWS: Final = 0, -1  # the state of a thread to whose rows nothing may refer
+_NO_ROWS: Final = 0, -1  # thread key and generation of no thread, so that no log is referred to
 
 
 class KeyedTexts(TextSet):
-    """Texts of one kind of which some are known by their keyed hashes only.
+    """Texts of one kind, some of which are known only by their keyed hashes.
 
     Args:
-        kind: See `removal.Remover.known_texts`.
-        hashes: The hashes of removal records.
-        removals: Computes the hash of a text.
+        kind: The kind of the texts; see `removal.Remover.known_texts`.
+        hashes: The hashes from removal records.
+        removals: The removal records, which compute the hash of a text.
     """
 
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        self._spared: set[str] = set()  # texts that a message which stays has as well
+        self._spared: set[str] = set()  # texts that also occur in a message that is kept
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
-        for part in [*self._hashes] if kind in PARTS else ():
-            start, whole, length = split_part(part)
+        for part in [*self._hashes] if kind in PART_KINDS else ():
+            start, whole, length = parse_part_hash(part)
             self._starts.setdefault(start, set()).add((length, whole))
             self._hashes.add(whole)
 
@@ -80,30 +81,30 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._parts_of(text))
+        return super().has_part_of(text) or any(self._match_parts(text))
 
-    def _parts_of(self, text: str) -> Iterator[bool]:
-        """Look at each place of a text where one of these texts may begin."""
+    def _match_parts(self, text: str) -> Iterator[bool]:
+        """Yield, for each part of a text that may be one of these texts, whether it is one."""
         hash_text = self._removals.hash_text
-        for first in range(len(text) - PART_START + 1 if self._starts else 0):
-            start = hash_text("start", text[first : first + PART_START])
+        for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
+            start = hash_text("start", text[first : first + PREFIX_CHARS])
             for length, whole in self._starts.get(start, ()):
                 part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts in clear, by their kind."""
+        """Return the texts that are known in clear, by kind."""
         return {self._kind: [*self]}
 
 
 class StalePut:
-    """What is left of a put, or of a task's writes, that come from a state before some removals.
+    """A filter for a put, or for the writes of a task, of a run that loaded an older state.
 
     Args:
-        reader: Decodes values.
-        records: The removal records that the state was loaded before.
-        is_inner: Whether it is a put of a subgraph. A value there may be all that is left of a
-            task's argument, so a text in it that contains an erased text is removed.
+        reader: The reader that decodes values.
+        records: The removal records that were added after the state was loaded.
+        is_inner: Whether the request comes from a subgraph. Its values may come from the argument
+            of a task, so a text that contains an erased text is removed as well.
     """
 
     def __init__(
@@ -112,7 +113,9 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.of_known(self._make_keyed_texts, reader.codec.types.texts_of)
+        self._remover = Remover.from_known_texts(
+            self._make_keyed_texts, reader.codec.types.texts_of
+        )
 
     def _make_keyed_texts(self, kind: str) -> KeyedTexts:
         hashes = (each for record in self._records for each in record.texts.get(kind, ()))
@@ -123,24 +126,28 @@ class StalePut:
     def read_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
-        """Read what a request that was loaded before some removals must leave out, if anything.
+        """Read the removal records that are newer than the state of a request.
+
+        Returns:
+            The filter for the request, or None if nothing has to be removed from it.
 
         Raises:
-            ThreadDeleted: One of them deleted the thread with the checkpoint that the request
-                continues.
+            ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
         thread_id, ns, _ = request.at
-        number, is_run = reader.removals.loaded_number(request)
+        number, is_run = reader.removals.find_loaded_number(request)
         records = yield from reader.removals.read_since(thread_id, number)
         deletions = [at for at, record in enumerate(records) if record.checkpoints is not None]
         if deletions:
             gone = frozenset[bytes]().union(*(records[at].checkpoints or () for at in deletions))
             yield from _check_not_deleted(reader, request, gone, is_run)
-            records = records[deletions[-1] + 1 :]  # what came before is of another conversation
+            records = records[
+                deletions[-1] + 1 :
+            ]  # earlier records belong to a deleted conversation
         return cls(reader, records, bool(ns)) if records else None
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts that were recognised by an id here and not when they were erased."""
+        """Return the texts of erased messages that were found by id only in this request."""
         return {
             kind: texts for known in self._known for kind, texts in known.learned_texts().items()
         }
@@ -152,8 +159,8 @@ class StalePut:
     # -- a checkpoint
 
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a put without the erased messages and what quotes them."""
-        values, other, metadata = put.decoded(self._codec)
+        """Return a put without the erased messages and without quotations of them."""
+        values, other, metadata = put.decode_values(self._codec)
         self._find_erased(values.items(), inputs=False)
         self._remover.without(other, Where())
         left: dict[str, Any] = {}
@@ -162,7 +169,7 @@ class StalePut:
             new = self._remove_erased(channel, value, inputs=channel.startswith("__"))
             if new is not GONE:
                 left[channel] = new
-            is_answer_gone = is_answer_gone or self._lost_last_call(value)
+            is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
         if is_answer_gone:  # a tool node would repeat the call
             left = {name: value for name, value in left.items() if not name.startswith(NEXT_NODE)}
         other = self._remover.without(other, Where())
@@ -171,7 +178,7 @@ class StalePut:
         return put.with_values(self._codec, left, *fields)
 
     def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
-        """Find the erased messages in values by their ids, and what they say."""
+        """Find the erased messages in values by their ids, and learn their texts."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased(channel, value, inputs=inputs or channel.startswith("__"))
@@ -182,13 +189,13 @@ class StalePut:
 
     def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
-            left, gone = without_quoting_tasks(self._remover, value)
+            left, gone = remove_quoting_tasks(self._remover, value)
             return left if gone else value
         texts = inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
         return self._remover.without(value, Where(inputs, texts, tasks))
 
-    def _lost_last_call(self, value: Any) -> bool:
+    def _lost_last_tool_call(self, value: Any) -> bool:
         """Return whether a list ends with an erased message that calls tools."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
@@ -196,15 +203,18 @@ class StalePut:
             return False
         return self._remover.is_gone(last, Where())
 
-    # -- what a task wrote
+    # -- the writes of a task
 
     def filter_writes(self, request: TaskWrites) -> tuple[list[Write], bool]:
-        """Return what is left of a task's writes, and whether the task still waits for an answer.
+        """Remove erased messages from the writes of a task.
 
-        A question or an answer that quotes an erased message is left out as a whole.
+        A question or an answer that quotes an erased message is removed as a whole.
+
+        Returns:
+            The remaining writes, and whether the task still waits for an answer.
         """
         writes = request.for_state(*_NO_ROWS)
-        values = [value_here(self._codec, ref) for _, _, ref in writes]
+        values = [decode_inline(self._codec, ref) for _, _, ref in writes]
         self._find_erased(
             zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
         )
@@ -216,9 +226,9 @@ class StalePut:
             elif new is not GONE and channel not in (INTERRUPT, RESUME):
                 path = f"the write to {channel!r}"
                 kept.append([index, channel, here(self._codec, None, channel, new, path)])
-        if len(kept) < len(writes) and is_stopped(kept):  # else the task would run again
+        if len(kept) < len(writes) and has_no_result(kept):  # otherwise the task would run again
             done = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
-            kept = [done] if is_stopped(writes) else [*kept, done]
+            kept = [done] if has_no_result(writes) else [*kept, done]
         return kept, any(channel == INTERRUPT for _, channel, _ in kept)
 
 
@@ -228,12 +238,12 @@ def find_erased(
     messages: Sequence[BaseMessage],
     since: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether it was erased by a removal with a higher number.
+    """Return for each message whether a removal with a higher number than `since` erased it.
 
-    If the thread was deleted, all of them were.
+    If the thread was deleted since, the result is True for all messages.
     """
     removals = reader.removals
-    number = yield from removals.number_of(thread_id)
+    number = yield from removals.count_removals(thread_id)
     records = (yield from removals.read_since(thread_id, since)) if number > since else []
     if any(record.checkpoints is not None for record in records):
         return [True] * len(messages)
@@ -256,9 +266,9 @@ def _check_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
-    A run of this process may also name a checkpoint that it has not stored: with durability `exit`
-    it has stored none, and after a refused put it still stores what its tasks write. As it has
-    loaded the thread before the deletion, it is refused as well.
+    A run of this process may also name a checkpoint that was never stored. With durability `exit`
+    the run has stored none, and after a refused put it still stores the writes of its tasks. Such a
+    request is refused too, because its run loaded the thread before the deletion.
     """
     thread_id, ns, uid = request.at
     named = {ns: uid} if uid is not None else {}
@@ -273,6 +283,6 @@ def _check_not_deleted(
         is_gone = is_gone or (not rows and hashed in gone)
     if is_gone or (named and is_run and not is_there):
         raise ThreadDeleted(
-            f"thread {thread_id!r} was deleted after this run had loaded its state; nothing of the "
-            "run is stored any more. Start a new run to begin a new conversation under this id"
+            f"thread {thread_id!r} was deleted after this run had loaded its state, so the run can "
+            "store nothing any more. Start a new run to begin a new conversation under this id"
         )

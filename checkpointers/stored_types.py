@@ -1,7 +1,7 @@
-"""What a program tells a checkpointer of its classes: types to store, and names of renamed classes.
+"""Registered types and aliases: how a program tells a checkpointer about its own classes.
 
-Only functions and classes that the program names here are used for a stored value. A stored row
-never decides what is imported or called.
+Stored values are rebuilt only with functions and classes that the program has named here. A stored
+row never decides which module is imported or which function is called.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """A way to store the values of a class that perdure does not store by itself.
+    """The functions that store and load values of a class which perdure cannot store by itself.
 
-    `StoredType(Fraction, str, Fraction)` stores the text of a `Fraction`. A value whose type is a
-    subclass is refused, since it would come back as the base class; register the subclass as well.
+    `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Values of a subclass are
+    refused, because they would be loaded as the base class; register the subclass as well.
 
     Attributes:
         cls: The class.
-        dump: Returns bytes, or any value that perdure stores, for a value of the class. Values
-            that are equal have to give equal bytes, else each step stores the value again.
-        load: Returns the value for what `dump` returned. Each put calls it once for each value, so
-            that a value that would not come back is refused.
-        texts: Returns the texts in a value, in which `erase` then looks for what a message said;
-            the whole value is removed if one of them quotes it. None: `erase` does not look into
-            such values.
-        name: The name under which values are stored, `(module, qualified name)` or text like
-            `"shop:Sheet"`; by default that of the class.
-        stored_name: This name as a pair.
+        dump: A function that converts a value of the class to bytes, or to any value that perdure
+            stores. Equal values must give equal bytes. Otherwise each step stores the value again.
+        load: A function that converts the result of `dump` back to the value. Each put calls
+            `load` once for each value, and refuses a value that cannot be loaded.
+        texts: A function that returns the texts in a value. `erase` removes the whole value if one
+            of the texts quotes an erased message. If None, `erase` does not search such values.
+        name: The name under which values are stored, as a pair `(module, qualified name)` or as
+            text like `"shop:Sheet"`. The default is the name of the class.
+        stored_name: The same name as a pair.
     """
 
     cls: type[T]
@@ -62,11 +61,11 @@ class StoredType(Generic[T]):
             if not callable(function) and (option != "texts" or function is not None):
                 raise ConfigurationError(
                     f"{option} of the stored type {self.cls.__qualname__} is {function!r:.80}; "
-                    "expected a function of one value"
+                    "expected a function with one argument, the value"
                 )
         name = parse_name("name", self.name) if self.name else name_of(self.cls)
         object.__setattr__(self, "stored_name", name)
-        _check_is_unknown(self.cls)
+        _refuse_supported_class(self.cls)
 
     @classmethod
     def by_serializer(
@@ -75,16 +74,17 @@ class StoredType(Generic[T]):
         serde: SerializerProtocol,
         texts: Callable[[T], Iterable[str]] | None = None,
     ) -> StoredType[T]:
-        """Return a way to store a class with a serializer of langgraph, for that class alone.
+        """Build a `StoredType` that stores values of one class with a serializer of langgraph.
 
-        A `JsonPlusSerializer` may rebuild only this class, whatever its own allowlist says. With
-        `pickle_fallback=True` a value is stored by pickle: reading it runs code from the file.
+        A `JsonPlusSerializer` can then rebuild this class only, whatever its own allowlist
+        contains. With `pickle_fallback=True` values are stored with pickle, which runs code from
+        the file when a value is read.
         """
         for method in ("dumps_typed", "loads_typed"):
             if not callable(getattr(serde, method, None)):
                 raise ConfigurationError(
-                    f"the serializer is {serde!r:.80}, without {method}(); expected one of "
-                    "langgraph, such as JsonPlusSerializer()"
+                    f"the serializer is {serde!r:.80}, which has no method {method}(); expected a "
+                    "serializer of langgraph, such as JsonPlusSerializer()"
                 )
         if type(serde) is JsonPlusSerializer and isinstance(stored, type):
             pickles = serde.pickle_fallback
@@ -100,24 +100,30 @@ class StoredType(Generic[T]):
         def load(payload: Any) -> Any:
             form, data = payload
             if forms and form not in forms:
-                raise ValueError(f"it was stored in the form {form!r}")
+                raise ValueError(
+                    f"the stored value has the format {form!r}; expected one of {sorted(forms)}"
+                )
             return serde.loads_typed((form, data))
 
         return cls(stored, dump, load, texts)
 
     def dump_value(self, value: T) -> Any:
-        """Return what `dump` returns; a TypeError says how it failed."""
+        """Call `dump` and return its result. Raise TypeError with the reason if `dump` fails."""
         try:
             return self.dump(value)
         except Exception as exc:
-            raise TypeError(f"dump of the registered type raised {_told(exc)}") from exc
+            raise TypeError(f"dump of the registered type raised {_format_error(exc)}") from exc
 
     def load_value(self, payload: Any) -> T:
-        """Return what `load` returns, of the class itself; a TypeError says how it failed."""
+        """Call `load` and return its result.
+
+        Raises:
+            TypeError: `load` raised an error, or returned a value of another class.
+        """
         try:
             value: Any = self.load(payload)
         except Exception as exc:
-            raise TypeError(f"load of the registered type raised {_told(exc)}") from exc
+            raise TypeError(f"load of the registered type raised {_format_error(exc)}") from exc
         if type(value) is not self.cls:
             raise TypeError(
                 f"load of the registered type returned a {type(value).__qualname__}; expected a "
@@ -127,11 +133,11 @@ class StoredType(Generic[T]):
 
 
 class StoredTypes:
-    """The types that a program registered, and the classes that it gives for stored names.
+    """The types that a program has registered, and its aliases for stored names.
 
     Attributes:
         by_class: The registered types, by class.
-        former: For classes that an alias leads to, the names under which they were stored before.
+        former: The earlier names of classes that are the target of an alias, by present name.
     """
 
     def __init__(self, types: Sequence[StoredType[Any]] = (), aliases: Aliases = ()) -> None:
@@ -142,12 +148,12 @@ class StoredTypes:
         for each in types:
             if not isinstance(each, StoredType):
                 raise ConfigurationError(
-                    f"types has {each!r:.80}; expected StoredType(cls, dump, load)"
+                    f"types contains {each!r:.80}; expected StoredType(cls, dump, load)"
                 )
             if each.cls in self.by_class or each.stored_name in self._by_name:
                 raise ConfigurationError(
-                    f"types registers {_dotted(each.stored_name)} twice, for "
-                    f"{each.cls.__qualname__}; register each class once, under a name of its own"
+                    f"types registers {_format_name(each.stored_name)} twice, for "
+                    f"{each.cls.__qualname__}; register each class once, under a unique name"
                 )
             self.by_class[each.cls] = self._by_name[each.stored_name] = each
         self._targets = _resolve_aliases(aliases, self._stored_name)
@@ -155,42 +161,43 @@ class StoredTypes:
         for old, target in self._targets.items():
             if target not in self.by_class and kind_of(target) is None:
                 raise ConfigurationError(
-                    f"aliases leads from {_dotted(old)} to {target.__qualname__}, which is no "
+                    f"aliases maps {_format_name(old)} to {target.__qualname__}, which is not a "
                     "pydantic model, dataclass, enum or named tuple; register it with types=[...]"
                 )
             if old in self._by_name:
                 raise ConfigurationError(
-                    f"aliases has {_dotted(old)}, which types registers; leave one of both out"
+                    f"{_format_name(old)} is both in aliases= and in types=; remove it from one of "
+                    "them"
                 )
             self.former.setdefault(self._stored_name(target), []).append(old)
 
     def _stored_name(self, cls: type) -> Name:
-        """Return the name under which values of a class are stored now."""
+        """Return the name under which new values of a class are stored."""
         registered = self.by_class.get(cls)
         return name_of(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
-        """The plain data classes to which aliases lead, which may be rebuilt."""
+        """The targets of aliases that are not registered types. Their values may be rebuilt."""
         return [cls for cls in self._targets.values() if cls not in self.by_class]
 
     @property
     def is_used(self) -> bool:
-        """Whether the program registered a type or gave an alias."""
+        """Whether the program has registered a type or given an alias."""
         return bool(self.by_class or self._targets)
 
     @property
-    def names_with_texts(self) -> list[bytes]:
-        """The stored names of the types that give the texts in their values, encoded."""
+    def encoded_names_of_searchable_types(self) -> list[bytes]:
+        """The stored names of the types with a `texts` function, encoded as UTF-8."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
-        names += [old[1] for old, cls in self._targets.items() if self._gives_texts(cls)]
+        names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
 
-    def _gives_texts(self, cls: type) -> bool:
+    def _has_texts_function(self, cls: type) -> bool:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
-    def find_alias(self, name: Name) -> type | None:
-        """Return the class that the program gives for a stored name."""
+    def find_alias_target(self, name: Name) -> type | None:
+        """Return the class to which an alias maps a stored name, or None."""
         module, whole = name
         target = self._targets.get(name)
         if target is None and "[" in whole:  # a parametrised pydantic model
@@ -203,14 +210,14 @@ class StoredTypes:
         return target
 
     def find_registered(self, name: Name) -> StoredType[Any] | None:
-        """Return the registered type whose values are stored under a name, or were."""
+        """Return the registered type with this present or earlier stored name, or None."""
         found = self._by_name.get(name)
         if found is None and (target := self._targets.get(name)) is not None:
             found = self.by_class.get(target)
         return found
 
-    def former_names(self) -> list[dict[Name, Name]]:
-        """Return tables from present names to earlier ones, one table for each earlier name."""
+    def build_former_name_tables(self) -> list[dict[Name, Name]]:
+        """Build tables that map present names to earlier names, one table per renaming."""
         depth = max(map(len, self.former.values()), default=0)
         return [
             {new: olds[min(i, len(olds) - 1)] for new, olds in self.former.items()}
@@ -218,10 +225,10 @@ class StoredTypes:
         ]
 
     def texts_of(self, value: Any) -> Iterable[str] | None:
-        """Return the texts in a value of a registered type; None: its type is not registered.
+        """Return the texts in a value of a registered type, or None for any other value.
 
         Raises:
-            SerializationError: The `texts` of the type raised, or returned something else.
+            SerializationError: The `texts` function raised an error, or did not return texts.
         """
         registered = self.by_class.get(type(value))
         if registered is None:
@@ -232,19 +239,21 @@ class StoredTypes:
             returned = registered.texts(value)
             texts = list(returned)
         except Exception as exc:
-            raise _texts_error(registered, f"raised {_told(exc)}") from exc
-        if isinstance(returned, str):  # its characters are texts too, and quote nothing
-            raise _texts_error(registered, "returned one text and not a list of texts")
+            raise _build_texts_error(registered, f"raised {_format_error(exc)}") from exc
+        if isinstance(returned, str):  # a str is also an iterable of texts, its characters
+            raise _build_texts_error(
+                registered, "returned a single text instead of a list of texts"
+            )
         if not all(isinstance(text, str) for text in texts):
-            raise _texts_error(registered, "returned something that is no text")
+            raise _build_texts_error(registered, "returned an element that is not text")
         return texts
 
 
 def parse_name(what: str, name: Any) -> Name:
-    """Return the module and the qualified name that a pair or a text like 'module:Name' gives.
+    """Return the module and the qualified name in a pair or in text like 'module:Name'.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The name is neither such a pair nor such text.
     """
     pair = name.split(":") if isinstance(name, str) else name
     if isinstance(pair, tuple | list) and len(pair) == 2:
@@ -254,8 +263,11 @@ def parse_name(what: str, name: Any) -> Name:
     raise ConfigurationError(f"{what} is {name!r:.80}; expected {_NAME}")
 
 
-def renamed(name: Name, table: Mapping[Name, Name]) -> Name:
-    """Return the name that a table has for a class, or for the generic class of a model."""
+def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
+    """Return the name to which a table maps a class name, or the name itself.
+
+    A parametrised pydantic model is looked up by the name of its generic class.
+    """
     found = table.get(name)
     if found is None and "[" in name[1]:
         generic, bracket, parameters = name[1].partition("[")
@@ -265,44 +277,51 @@ def renamed(name: Name, table: Mapping[Name, Name]) -> Name:
 
 
 def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> dict[Name, type]:
-    """Return the class at the end of each alias.
+    """Return the final target class of each alias.
 
     Raises:
-        ConfigurationError: Aliases lead in a circle, one name leads to two targets, or a target is
-            no class that can be imported.
+        ConfigurationError: The aliases form a circle, one name has two targets, or a target is not
+            a class that can be imported.
     """
     pairs = aliases.items() if isinstance(aliases, Mapping) else aliases
     if not isinstance(aliases, Mapping | list | tuple):
-        raise ConfigurationError(f"aliases is {aliases!r:.80}; expected a dict of old and new")
+        raise ConfigurationError(
+            f"aliases is {aliases!r:.80}; expected a dict from old class names to new classes"
+        )
     steps: dict[Name, type | Name] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigurationError(f"aliases has {pair!r:.80}; expected pairs of old and new")
+            raise ConfigurationError(
+                f"aliases contains {pair!r:.80}; expected (old name, new class) pairs"
+            )
         old, new = parse_name("a name in aliases", pair[0]), pair[1]
         target = new if isinstance(new, type) else parse_name("a target in aliases", new)
         if steps.setdefault(old, target) != target:
             raise ConfigurationError(
-                f"aliases has two targets for {_dotted(old)}: {_shown(steps[old])} and "
-                f"{_shown(target)}; expected one"
+                f"aliases contains two targets for {_format_name(old)}: "
+                f"{_format_target(steps[old])} and {_format_target(target)}; expected one"
             )
         if old in KNOWN:
-            raise ConfigurationError(f"aliases has {_dotted(old)}, which is no class of yours")
-    return {old: _end_of(old, steps, stored_name) for old in steps}
+            raise ConfigurationError(
+                f"aliases contains {_format_name(old)}, a class of Python or of a library; only "
+                "classes of your own application can have an alias"
+            )
+    return {old: _follow_alias(old, steps, stored_name) for old in steps}
 
 
-def _end_of(
+def _follow_alias(
     old: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
 ) -> type:
-    """Return the class to which a name leads, over other aliases."""
-    way: list[Name] = [old]
+    """Follow the chain of aliases that begins with a name, and return the class at its end."""
+    chain: list[Name] = [old]
     while True:
-        target = steps[way[-1]]
+        target = steps[chain[-1]]
         name = stored_name(target) if isinstance(target, type) else target
-        if name in way:
-            circle = " to ".join(map(_dotted, [*way, name]))
-            raise ConfigurationError(f"aliases leads in a circle, from {circle}")
+        if name in chain:
+            circle = " to ".join(map(_format_name, [*chain, name]))
+            raise ConfigurationError(f"aliases form a circle, from {circle}")
         if name in steps:
-            way.append(name)
+            chain.append(name)
         elif isinstance(target, type):
             return target
         else:
@@ -310,23 +329,24 @@ def _end_of(
 
 
 def _import_class(old: Name, name: Name) -> type:
+    """Import the class that is the target of an alias."""
     try:
         importlib.import_module(name[0])
     except Exception as exc:
         raise ConfigurationError(
-            f"aliases leads from {_dotted(old)} to {_dotted(name)}, whose module cannot be "
-            f"imported: {_told(exc)}"
+            f"aliases maps {_format_name(old)} to {_format_name(name)}, whose module cannot be "
+            f"imported: {_format_error(exc)}"
         ) from exc
     found = find_class(*name, load=False)
     if found is None:
         raise ConfigurationError(
-            f"aliases leads from {_dotted(old)} to {_dotted(name)}, and there is no such class"
+            f"aliases maps {_format_name(old)} to {_format_name(name)}, but there is no such class"
         )
     return found
 
 
-def _check_is_unknown(cls: Any) -> None:
-    """Raise ConfigurationError for a class that perdure stores by itself."""
+def _refuse_supported_class(cls: Any) -> None:
+    """Raise ConfigurationError for a class that perdure stores without registration."""
     if (
         cls in _BUILTIN
         or cls is type(None)
@@ -335,26 +355,27 @@ def _check_is_unknown(cls: Any) -> None:
         or kind_of(cls) is not None
     ):
         raise ConfigurationError(
-            f"perdure stores values of {cls.__qualname__} by itself; register other types only"
+            f"perdure stores values of {cls.__qualname__} by itself; remove the type from types="
         )
 
 
-def _texts_error(registered: StoredType[Any], what: str) -> SerializationError:
+def _build_texts_error(registered: StoredType[Any], what: str) -> SerializationError:
     return SerializationError(
-        f"texts of the registered type {_dotted(registered.stored_name)} {what}, so it is not "
-        "known what its values quote; nothing was erased. Correct the function and erase again"
+        f"texts of the registered type {_format_name(registered.stored_name)} {what}, so it is not "
+        "known which messages its values quote; nothing was erased. Correct the function and "
+        "erase again"
     )
 
 
-def _dotted(name: Name) -> str:
+def _format_name(name: Name) -> str:
     return ".".join(name)
 
 
-def _shown(target: type | Name) -> str:
-    return _dotted(name_of(target) if isinstance(target, type) else target)
+def _format_target(target: type | Name) -> str:
+    return _format_name(name_of(target) if isinstance(target, type) else target)
 
 
-def _told(exc: Exception) -> str:
+def _format_error(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
 
 

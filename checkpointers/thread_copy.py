@@ -93,7 +93,9 @@ class ThreadRecords:
     logs: list[Row]
     namespaces: list[NamespaceRecords]
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
-    times: dict[int, dict[int, float]] = field(default_factory=dict)  # when they were stored
+    times: dict[int, dict[int, float]] = field(
+        default_factory=dict
+    )  # time of first storage, by log and position
 
     @property
     def keys(self) -> int:
@@ -110,10 +112,12 @@ class ThreadRecords:
         held = self.items[log]
         return [(at, held[at]) for at in range(start, start + PAGE) if at in held]
 
-    def page_times(self, reader: CheckpointReader, log: int, start: int) -> Flow[dict[int, float]]:
-        """Return when the items of a page of a log were first stored, by position."""
+    def read_page_times(
+        self, reader: CheckpointReader, log: int, start: int
+    ) -> Flow[dict[int, float]]:
+        """Return the time of first storage of each item in a page of a log, by position."""
         if self.items is None:
-            return (yield from reader.item_times(log, [(start, start + PAGE)]))
+            return (yield from reader.read_item_times(log, [(start, start + PAGE)]))
         return self.times[log]
 
 
@@ -181,7 +185,7 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
             for start in range(first, stop, PAGE):
                 held |= dict((yield from records.page(reader, name, log, start)))
         spans = log_spans(*ends)
-        records.times[log] = yield from reader.item_times(log, spans)
+        records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items
 
 
@@ -191,10 +195,11 @@ class SaidTree(NamedTuple):
     Attributes:
         values: The items, by position.
         times: When each item was first stored, in seconds since 1970, by position.
-        ways: The positions of the items on the way to the head, then to the end of each branch.
-        is_known: Whether it is known which items the newest state has; see `HistoryItem.seen`.
-        is_lost: Whether the newest state has the channel, but neither its value nor its items are
-            stored.
+        ways: The positions of the items that lead to the head, then, for each branch, of those that
+            lead to its end.
+        is_known: Whether the items of the newest state are known; see `HistoryItem.seen`.
+        is_lost: Whether neither the value nor the items of the channel are stored, although the
+            newest state has the channel.
     """
 
     values: dict[int, Any]
@@ -207,7 +212,7 @@ class SaidTree(NamedTuple):
 def said_on(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[SaidTree | None]:
-    """Read what was said on all branches of a thread; None if it has no head."""
+    """Read the transcripts of all branches of a thread; return None if it has no head."""
     head = yield from reader.find(Address(thread_id, "", None))
     if head is None:
         return None
@@ -228,7 +233,7 @@ def said_on(
     is_known = ref is None or value_reference(ref) is not None
     if not ranges:
         return SaidTree({}, {}, ways, is_known, channel in head.snapshot.versions and ref is None)
-    times = yield from reader.item_times(log, ranges)
+    times = yield from reader.read_item_times(log, ranges)
     stored = (yield from reader.load(thread_id, head.thread, log, ranges)).full(ranges)
     values = reader.codec.values(stored)
     return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways, is_known)
@@ -243,7 +248,7 @@ def write_thread(
     """
     new = keys.pop()
     stamp = random.getrandbits(62)
-    removals = yield from reader.removals.last_number(target)
+    removals = yield from reader.removals.read_newest_number(target)
     row = new, target, records.seq, stamp, records.created_at, now, removals
     yield reader.sql("new_thread", *row, reader.removals.hash_thread(target))
     if records.title is not None or records.told is not None:
@@ -286,7 +291,7 @@ class _ThreadWriter:
                 for start in range(first, stop, PAGE):
                     rows = []
                     page = self.records.page(self.reader, name, log, start)
-                    times = yield from self.records.page_times(self.reader, log, start)
+                    times = yield from self.records.read_page_times(self.reader, log, start)
                     for at, stored in (yield from page):
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
                         body = self.seal.seal(stored, item_place(self.target, name, at))
@@ -435,7 +440,7 @@ class Merge:
     def __init__(self, source: Maintenance, target: Maintenance, names: Mapping[str, str]) -> None:
         self.source, self.target, self.names = source, target, names
         self.stopped = threading.Event()
-        self._is_new = False  # whether the thread written last was not in the target before
+        self._is_new = False  # whether the last written thread is new in the target
 
     def run(self) -> ImportReport:
         """Take over all threads but those that went on in both, which are named in the end."""
@@ -452,7 +457,7 @@ class Merge:
             if self.stopped.is_set():
                 raise ImportFailed(f"the import of {path!r} was cancelled")
             try:
-                done = self._take_over(thread_id, self.names.get(thread_id, thread_id))
+                done = self._import_thread(thread_id, self.names.get(thread_id, thread_id))
             except UnknownThread:  # it was deleted just now
                 continue
             report += done or ImportReport()
@@ -468,16 +473,17 @@ class Merge:
             )
         return report
 
-    def _take_over(self, thread_id: str, target: str) -> ImportReport | None:
-        """Write a thread of the source; None if it is refused.
+    def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
+        """Copy a thread from the source to the target, or return None if the thread is refused.
 
-        Something may be erased from the source between the read and the write. A thread that was
-        new here is then deleted, and read again.
+        If something is erased from the source between the read and the write, a thread that is new
+        in the target is deleted from the target and read again.
 
         Raises:
-            ImportFailed: The thread was here before, and has now what was erased there.
+            ImportFailed: Something was erased from the source meanwhile, and the target already had
+                the thread, so that it may now contain the erased data.
         """
-        last = partial(self.source.reader.removals.last_number, thread_id)
+        last = partial(self.source.reader.removals.read_newest_number, thread_id)
         while True:
             number = self.source.database.read(last)
             records = self.source.database.read(partial(self._read, thread_id))
@@ -487,8 +493,8 @@ class Merge:
             if not self._is_new:
                 raise ImportFailed(
                     f"something was erased from thread {thread_id!r} of "
-                    f"{self.source.database.path!r} while it was imported; erase it from the "
-                    f"thread {target!r} here as well"
+                    f"{self.source.database.path!r} while the thread was imported; erase it from "
+                    f"thread {target!r} of this database as well"
                 )
             delete = partial(self.target.delete_thread, target, recorded=False)
             self.target.write(target, delete)

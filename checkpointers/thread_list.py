@@ -286,7 +286,7 @@ class ThreadList:
                 return False
             left[:] = yield from self._reader.new_keys(1)
             thread.key = left.pop()
-            thread.removals = yield from removals.last_number(thread_id)
+            thread.removals = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.stamp, now, now, thread.removals
             made = self._sql("new_thread", *row, removals.hash_thread(thread_id))
             titled = self._sql("set_title", None, b"", thread.key)  # its head tells nothing

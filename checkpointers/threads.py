@@ -69,7 +69,9 @@ class ThreadReader:
     ) -> Flow[Callable[[], list[HistoryItem]]]:
         """Read the items up to a checkpoint; see `Checkpointer.history`.
 
-        Returns a function that decodes them, which is to be called where decoding may take long.
+        Returns:
+            A function that decodes the items. Decoding may take long, so call the function outside
+            of an event loop.
         """
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
         checkpoint = yield from self.reader.find(at)
@@ -99,9 +101,9 @@ class ThreadReader:
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
         full = log.full(ranges)
-        is_dict, is_known = self._form(snapshot.refs.get(channel))
+        is_dict, is_known = self._classify_value(snapshot.refs.get(channel))
         found_at = [(log.origin(place), branch) for place, branch in places]
-        seen |= yield from self._repeated(at, checkpoint, channel, seen)
+        seen |= yield from self._find_duplicate_positions(at, checkpoint, channel, seen)
         yield from self._load_times(at.thread_id, log, {place for place, _ in found_at})
         times = log.times
 
@@ -123,15 +125,17 @@ class ThreadReader:
         return decoded
 
     def _load_times(self, thread_id: str, log: ChannelLog, places: set[int]) -> Flow[None]:
-        """Make sure that it is at hand when items were first stored."""
+        """Load the times of first storage of the items at some positions, unless cached."""
         lacking = joined((place, place + 1) for place in sorted(places.difference(log.times)))
-        for position, stored_at in (yield from self.reader.item_times(log.key, lacking)).items():
+        for position, stored_at in (
+            yield from self.reader.read_item_times(log.key, lacking)
+        ).items():
             log.times[position] = _time(thread_id, stored_at)
 
-    def _form(self, ref: Any) -> tuple[bool, bool]:
-        """Return whether a reference is that of a dict, and whether its items are known.
+    def _classify_value(self, ref: Any) -> tuple[bool, bool]:
+        """Return whether a reference belongs to a dict, and whether its items are known.
 
-        They are not known of a `DeltaChannel` with an unknown value, or with a snapshot that is
+        The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
         neither a list nor a dict.
         """
         if ref is not None and ref[0] == DELTA and isinstance(ref[1], int):
@@ -139,15 +143,19 @@ class ThreadReader:
         is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, value_reference(ref)
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
-        value = self.reader.codec.decode(ref)  # an empty one
+        value = self.reader.codec.decode(ref)  # an empty value
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
 
-    def _repeated(
+    def _find_duplicate_positions(
         self, at: Address, checkpoint: StoredCheckpoint, channel: str, held: set[int]
     ) -> Flow[set[int]]:
-        """Find the items of the transcript that a `DeltaChannel` holds in another form."""
+        """Find transcript items that the value of a `DeltaChannel` contains in another form.
+
+        Returns:
+            The positions of these items in the log.
+        """
         key, said = checkpoint.snapshot.said.get(channel, (0, []))
         ref = checkpoint.snapshot.refs.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
@@ -162,7 +170,7 @@ class ThreadReader:
             log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
             parts.append(self.reader.codec.values(log.full(ranges)))
         transcript = Transcript(parts[0])
-        numbers = map(transcript.take, parts[1])
+        numbers = map(transcript.take_match, parts[1])
         return {removed[number] for number in numbers if number is not None}
 
     def delta_values(self, at: Address) -> Flow[dict[str, Any]]:

@@ -26,14 +26,14 @@ from pydantic import BaseModel
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
     attributes_of,
+    explain_missing_class,
     find_class,
     kind_of,
-    missing_part,
     name_of,
     private_of,
     rebuilt,
 )
-from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, renamed
+from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, rename_class
 
 _log = logging.getLogger("perdure")
 
@@ -59,8 +59,8 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# ours: an array that is to be a tuple, the pairs of a dict with keys that msgpack has not, and
-# a value of a registered type: [module, name, what its `dump` returned]
+# perdure's own extension types: a tuple as an array, a dict with keys that msgpack does not support
+# as pairs, and a value of a registered type as [module, name, result of its `dump`]
 _TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
 _SEND: Final = ("langgraph.types", "Send")
@@ -74,7 +74,7 @@ DeltaSnapshot: Final[Any] = type(
         ("msgpack", ormsgpack.packb(ormsgpack.Ext(_SNAPSHOT, ormsgpack.packb(None))))
     )
 )
-"""langgraph's class of the snapshots of a `DeltaChannel`, which it does not export."""
+"""langgraph's class for snapshots of a `DeltaChannel`, which langgraph does not export."""
 
 
 # -- plain data
@@ -117,7 +117,7 @@ class Allowlist:
     process has imported, and all classes named. Without they are those named: the strict rule.
 
     Attributes:
-        types: The types that the program registered, and its aliases of stored names.
+        types: The types that the program has registered, and its aliases for stored names.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
@@ -167,7 +167,7 @@ class Converter:
         allowlist: Which classes may be in it.
         exact: Whether a text with a lone surrogate is refused everywhere, not only in what is
             stored exactly (sets, enums, data classes), as the key of a dict or the id of a message.
-        former: Names under which to store classes in place of their own.
+        former: The earlier names under which to encode classes, by present name.
 
     Attributes:
         replacing: Whether lone surrogates become "?", because the value has some.
@@ -183,9 +183,8 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        self._in_registered = (
-            False  # then a registered type in it that cannot be loaded is an error
-        )
+        # inside a registered type, a nested value that cannot be loaded is an error
+        self._in_registered = False
         self._depth = 0
         self._error: Exception | None = None  # the innermost; ormsgpack would tell only its class
 
@@ -251,7 +250,7 @@ class Converter:
         if cls is DetachedFields:
             return self._detached(value)
         if (registered := self._types.by_class.get(cls)) is not None:
-            return self._registered(value, registered)
+            return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
             ormsgpack.packb(value.id)  # raises if it has a lone surrogate
         if name in KNOWN:
@@ -262,7 +261,7 @@ class Converter:
             raise TypeError("an exception would come back as text; store str(error) or its parts")
         if kind_of(cls) is not None:
             return self._object(value)
-        return self._other(value, name)
+        return self._encode_other(value, name)
 
     def _exact(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """An extension in which nothing is made plainer without a word."""
@@ -296,8 +295,10 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, rest = _MODEL, value.model_dump(), ["model_validate_json"]
-            # pydantic would dump such values as text or plain dicts
-            payload |= {n: v for n, v in value.__dict__.items() if self._has_own_form(v)}
+            # otherwise pydantic would dump such values as text or plain dicts
+            payload |= {
+                n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
+            }
         elif kind_of(cls) is not None:
             payload = attributes_of(value)
         elif name[0] == "pydantic.networks":
@@ -309,7 +310,7 @@ class Converter:
         return ormsgpack.Ext(code, self._pack([*name, payload, *rest]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
-        """Encode a deque as langgraph does, and with its `maxlen`, which langgraph drops."""
+        """Encode a deque as langgraph does, but with its `maxlen`, which langgraph drops."""
         items = list(value)
         if value.maxlen is None:
             return ormsgpack.Ext(_SINGLE, self._pack([*name, items]))
@@ -319,7 +320,7 @@ class Converter:
         cls: Any = type(value)
         name, kind, fields = name_of(cls), kind_of(cls), attributes_of(value)
         self._allowlist.check(name)
-        name = renamed(name, self._former) if self._former else name
+        name = rename_class(name, self._former) if self._former else name
         if kind == "enum":
             return self._exact(_SINGLE, [*name, fields["value"]])
         if kind == "model":
@@ -327,9 +328,9 @@ class Converter:
             return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, fields_set])
         return self._exact(_KEYWORDS, [*name, fields])
 
-    def _registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
-        """Encode what the `dump` of a registered type returns, if its `load` gives it back."""
-        name = renamed(registered.stored_name, self._former)
+    def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
+        """Encode a value of a registered type with `dump`, and check that `load` accepts it."""
+        name = rename_class(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
         packed = self._pack(self._exactly([*name, registered.dump_value(value)]), _EXACT)
         if outermost:
@@ -339,15 +340,15 @@ class Converter:
             registered.load_value(check.unpack(packed)[2])
         return ormsgpack.Ext(_REGISTERED, packed)
 
-    def _has_own_form(self, value: Any) -> bool:
-        """Whether a detached object or a value of a registered type is in plain data."""
+    def _contains_extension_value(self, value: Any) -> bool:
+        """Return whether data contains a detached object or a value of a registered type."""
         cls = type(value)
         if cls is DetachedFields or cls in self._types.by_class:
             return True
         if isinstance(value, dict):
-            return any(map(self._has_own_form, value.values()))
+            return any(map(self._contains_extension_value, value.values()))
         return isinstance(value, list | tuple | set | frozenset | deque) and any(
-            map(self._has_own_form, value)
+            map(self._contains_extension_value, value)
         )
 
     def _detached(self, value: DetachedFields) -> ormsgpack.Ext:
@@ -356,10 +357,11 @@ class Converter:
         payload = dict(value) if value.whole else value.get("value")
         return self._exact(code, [*name, payload, *rest])
 
-    def _other(self, value: Any, name: Name) -> Any:
-        """Encode a subclass of a builtin as that, and what langgraph's serializer takes apart.
+    def _encode_other(self, value: Any, name: Name) -> Any:
+        """Encode a value that has no form of its own.
 
-        The latter are arrays, and objects of classes that the allowlist names.
+        A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
+        the allowlist names, are encoded by langgraph's serializer.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):
@@ -404,10 +406,12 @@ class Converter:
         ):
             raise ValueError(f"it holds an unknown extension type, {code}")
         if code == _REGISTERED:
-            return self._loaded((module, name), payload)
+            return self._load_registered((module, name), payload)
         if (module, name) in KNOWN:
             try:
-                return _called(getattr(importlib.import_module(module), name), code, payload, rest)
+                return _call_class(
+                    getattr(importlib.import_module(module), name), code, payload, rest
+                )
             except Exception as exc:  # then langgraph's serializer gives the payload, too
                 _note_detached((module, name), f"it cannot be rebuilt: {exc}")
                 return payload
@@ -416,7 +420,7 @@ class Converter:
     def _rebuilt(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
         """An object of a class that is not known: rebuilt if its class is here, else detached."""
         code, name, rest = origin
-        cls = self._types.find_alias(name)
+        cls = self._types.find_alias_target(name)
         if cls is None:
             self._allowlist.check(name)
             named = self._allowlist.names(name)
@@ -425,7 +429,7 @@ class Converter:
             self._allowlist.check(name_of(cls))
             named = self._allowlist.names(name_of(cls))
         kind = kind_of(cls) if cls is not None else None
-        why = missing_part(*name)
+        why = explain_missing_class(*name)
         try:
             if kind is not None:
                 exact = len(rest) == 3  # what langgraph writes of a model has one part more
@@ -433,33 +437,35 @@ class Converter:
                 dumped = kind == "model" and not exact
                 return rebuilt(cls, payload, private, fields_set, dumped=dumped)
             if cls is not None and named:
-                return _called(cls, code, payload, rest)
+                return _call_class(cls, code, payload, rest)
             if cls is not None:
                 why = "it is no pydantic model, dataclass, enum or named tuple"
         except Exception as exc:
             why = f"it cannot be rebuilt: {exc}"
         _note_detached(name, why)
-        return _detach(origin, payload, whole=type(payload) is dict and kind != "enum")
+        return _build_detached(origin, payload, whole=type(payload) is dict and kind != "enum")
 
-    def _loaded(self, name: Name, payload: Any) -> Any:
-        """Return a value of a registered type, or its payload if it cannot be loaded."""
+    def _load_registered(self, name: Name, payload: Any) -> Any:
+        """Load a value of a registered type, or return its payload if it cannot be loaded."""
         registered = self._types.find_registered(name)
         if registered is None:
             self._allowlist.check(name)
-            why = "this checkpointer was opened without a registered type of that name"
+            why = "this checkpointer was opened without a registered type of this name"
         else:
             try:
                 return registered.load_value(payload)
             except TypeError as exc:
                 if self._in_registered:
                     raise
-                why = f"it cannot be loaded: {exc}"
+                why = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
         _note_detached(name, why, remedy)
-        return _detach((_REGISTERED, name, []), payload, whole=type(payload) is dict)
+        return _build_detached((_REGISTERED, name, []), payload, whole=type(payload) is dict)
 
 
-def _detach(origin: tuple[int, Name, list[Any]], payload: Any, *, whole: bool) -> DetachedFields:
+def _build_detached(
+    origin: tuple[int, Name, list[Any]], payload: Any, *, whole: bool
+) -> DetachedFields:
     detached = DetachedFields(payload if whole else {"value": payload})
     detached.origin, detached.whole = origin, whole
     return detached
@@ -469,7 +475,7 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# what msgpack has a form for, from a class that derives from it, as langgraph's serializer does
+# converts a value of a subclass to the builtin type, as langgraph's serializer does
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -487,15 +493,15 @@ def _from_langgraph(code: int, data: bytes) -> Any:
     return _LANGGRAPH.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
 
 
-def _called(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
-    """The object that a trusted class makes of a payload."""
+def _call_class(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
+    """Build an object by calling its trusted class with the payload."""
     if code == _SINGLE:
         return cls(payload)
     if code == _POSITIONAL:
         if len(payload) == 3 and name_of(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
         if issubclass(cls, deque):
-            with suppress(TypeError):  # a subclass may set the limit itself and take items only
+            with suppress(TypeError):  # a subclass may fix the limit and accept only the items
                 return cls(*payload)
             return cls(payload[0])
         return cls(*payload)
@@ -516,7 +522,13 @@ _MAX_NOTED: Final = 1000
 
 
 def _note_detached(name: Name, why: str, remedy: str = "") -> None:
-    """Log, once for each class, that an object of it is given as a dict, and what helps."""
+    """Log, once for each class, that its objects are returned as dicts, and the remedy.
+
+    Args:
+        name: The stored name of the class.
+        why: The reason, as a clause.
+        remedy: The advice; the default is to import the class, allow it or give an alias.
+    """
     if name in _noted or len(_noted) >= _MAX_NOTED:
         return
     _noted.add(name)
@@ -525,6 +537,6 @@ def _note_detached(name: Name, why: str, remedy: str = "") -> None:
         f"allow=[{name!r}]; if the class was renamed or moved, with aliases={{{name!r}: NewClass}}"
     )
     _log.warning(
-        "a stored value is a %s.%s, and %s; its fields are given as a dict (%s). Logged once",
+        "a stored value is a %s.%s, but %s; its fields are returned as a dict (%s). Logged once",
         *(*name, why, remedy),
     )

@@ -21,14 +21,14 @@ class WebhookTable(ServerTable):
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook of a run that this process still has, unless it is stored already.
+        """Store the webhook of a run, if this process still owns the run and has not stored it yet.
 
         Args:
             run: The run that ends.
-            content: What is sent.
-            content_if_erased: What is sent if something was erased from the thread while the run
-                was under way: nothing that the run holds.
-            keeps_thread: Whether the thread stays after the run.
+            content: The content to send.
+            content_if_erased: The content to send instead if something was erased from the thread
+                during the run. It contains no values from the run.
+            keeps_thread: Whether the thread is kept after the run.
         """
         place = "webhook", run.run_id
         sealed = [

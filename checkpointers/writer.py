@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import Additions, Commit, keep_pending
+from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
-from perdure.checkpointers.delta_writes import delta_writes_at_hand, read_delta_writes
+from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_delta_writes
 from perdure.checkpointers.heads import head_after, run_start
 from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
@@ -103,8 +103,8 @@ class CheckpointWriter:
             return (yield from self._put_anew(request))
 
         undone = partial(self._undo, None if isinstance(request, TaskWrites) else thread_id)
-        # The writes of a task may wait for the put that follows. Code that acts on an answer to an
-        # interrupt is run at once, so the answer may not wait.
+        # The writes of a task may wait for the put that follows. An answer to an interrupt must not
+        # wait, because the code that acts on the answer runs at once.
         task = request.task if isinstance(request, TaskWrites) else None
         pace = task not in (None, NULL_TASK), task == NULL_TASK
         return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, *pace)
@@ -126,11 +126,11 @@ class CheckpointWriter:
         if self.codec.replaced_in:
             self.codec.log_replacement(thread_id)
         if thread is None:
-            return self._new_at_hand(request)
+            return self._plan_new_thread(request)
         if thread.removals and self.removals.is_stale(request, thread.removals):
             return None
         if isinstance(request, TaskWrites):
-            return self._writes(request, thread)
+            return self._plan_task_writes(request, thread)
         if not thread.lock.acquire(blocking=False):  # an event loop may not wait
             return None
         try:
@@ -143,7 +143,9 @@ class CheckpointWriter:
             ):
                 return None
             if parent is not None and (request.deltas or request.snapshots):
-                request.replayed = delta_writes_at_hand(self.reader, request, thread, head, parent)
+                request.replayed = delta_writes_from_cache(
+                    self.reader, request, thread, head, parent
+                )
                 if request.replayed is None:
                     return None
             made = self._put(request, thread, head, parent)
@@ -154,8 +156,8 @@ class CheckpointWriter:
         finally:
             thread.lock.release()
 
-    def _new_at_hand(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan the first checkpoint of a thread that is not cached, as if it did not exist yet."""
+    def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> Commit | None:
+        """Plan the first checkpoint of a thread that is not cached, as if it were a new thread."""
         if isinstance(request, TaskWrites) or request.at.checkpoint_id is not None:
             return None
         if self.removals.key is None:  # the database is not open yet
@@ -228,7 +230,9 @@ class CheckpointWriter:
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
         if thread.pending or put.replayed is not None:
-            statements += self._referring(put, head.namespace, thread, snapshot, additions)
+            statements += self._build_reference_statements(
+                put, head.namespace, thread, snapshot, additions
+            )
 
         thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
@@ -289,9 +293,9 @@ class CheckpointWriter:
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """Give a checkpoint the labels of its parent, and return its whole metadata.
+        """Add the labels of the parent to a checkpoint, and return its complete metadata.
 
-        The metadata is encoded again only if it lacks a label.
+        The metadata is encoded again only if a label is missing from it.
         """
         metadata, labels = put.metadata, dict[str, Any]()
         inherited, lacks = dict[str, Any](), LABELS in metadata
@@ -374,7 +378,7 @@ class CheckpointWriter:
         row = (snapshot.key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, now)
         return *row, seal_checkpoint(self.seal, *at[:2], row, snapshot, written_said(snapshot))
 
-    def _referring(
+    def _build_reference_statements(
         self,
         put: CheckpointPut,
         namespace: int,
@@ -382,7 +386,10 @@ class CheckpointWriter:
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
-        """What tasks wrote that led to a checkpoint, pointing into the logs that hold it now."""
+        """Build statements that replace values in pending writes by references to the logs.
+
+        The writes are those of the tasks that led to the checkpoint.
+        """
         out, at = [], put.at
         pending = thread.pending.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
         if put.replayed is not None:
@@ -400,7 +407,7 @@ class CheckpointWriter:
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
         thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
-        if (stale := (yield from self._stale(put, thread.removals))) is not None:
+        if (stale := (yield from self._read_stale_put(put, thread.removals))) is not None:
             if put.at.checkpoint_ns == VIEWS:  # an erasure removes all views of a thread
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
@@ -415,7 +422,7 @@ class CheckpointWriter:
                 parent = yield from self._opened(put.at, thread, rows)
         if parent is not None and (put.deltas or put.snapshots):
             stored = StoredCheckpoint(thread, head.namespace, parent)
-            rows = (yield from self.reader.rows_of_writes(stored)) if put.deltas else []
+            rows = (yield from self.reader.read_write_rows(stored)) if put.deltas else []
             put.replayed = yield from read_delta_writes(self.reader, put, thread, parent, rows)
         if existing is not None:
             rows = yield self.sql("checkpoint_at", existing)
@@ -431,8 +438,8 @@ class CheckpointWriter:
         made.learn((yield made.statements)[0])
         return made
 
-    def _stale(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
-        """Return the `StalePut` of a request whose state was loaded before a removal, or None."""
+    def _read_stale_put(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
+        """Return the `StalePut` of a request if its state is older than a removal, else None."""
         if not removals or not self.removals.is_stale(request, removals):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
@@ -460,7 +467,7 @@ class CheckpointWriter:
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
-            thread = Thread(0, 0, (yield from self.removals.last_number(thread_id)))
+            thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
             return thread, Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         listed, removals, existing = rest
@@ -506,10 +513,10 @@ class CheckpointWriter:
 
     # -- pending writes
 
-    def _writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
-        """Plan what a task wrote, for its checkpoint, which may not be there yet."""
+    def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
+        """Plan the writes of a task, for a checkpoint that may not be stored yet."""
         thread_id, ns, uid = request.at
-        head, read = thread.heads.get(ns), thread.namespace_read
+        head, read = thread.heads.get(ns), thread.last_namespace
         namespace = head.namespace if head is not None else read[1] if read[0] == ns else 0
         if not namespace:
             return None
@@ -521,7 +528,7 @@ class CheckpointWriter:
         statements = [added, *self._touched(thread)]
         if request.asks:
             statements.append(self.sql("waits", thread.key))
-        keep_pending(thread, request, request.encoded, body)
+        cache_pending_writes(thread, request, request.encoded, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
 
@@ -538,8 +545,8 @@ class CheckpointWriter:
         thread_id, ns, uid = request.at
         state, keys = self.sql("state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.with_newest(thread_id, state)
-        removals = rows[0][9] if rows else (yield from self.removals.last_number(thread_id))
-        stale, asks = (yield from self._stale(request, removals)), request.asks
+        removals = rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
+        stale, asks = (yield from self._read_stale_put(request, removals)), request.asks
         if not rows or rows[0][5] is None:  # first, see `new_keys`
             keys = yield from self.reader.new_keys(1 if rows else 2)
         if rows:
@@ -570,6 +577,6 @@ class CheckpointWriter:
         body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
         waits = [self.sql("waits", key)] if asks else []
         yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
-        keep_pending(thread, request, writes, body)
+        cache_pending_writes(thread, request, writes, body)
         written = ns, uid or "", request.task, (*at, body)
         return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)

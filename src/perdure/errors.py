@@ -19,7 +19,7 @@
     │  └─ ForbiddenType                    its type is not on the allowlist
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
-    ├─ ThreadDeleted                       the thread of a run was deleted while it was under way
+    ├─ ThreadDeleted                       the thread of a run was deleted during the run
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
@@ -119,9 +119,9 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 
 class ThreadDeleted(PerdureError):
-    """A run would store something in a thread that was deleted after the run had loaded it.
+    """A run tried to write to a thread that was deleted after the run had loaded its state.
 
-    Nothing is stored. A new run with the same thread id begins a new conversation.
+    Nothing was stored. A new run with the same thread id begins a new conversation.
     """
 
 

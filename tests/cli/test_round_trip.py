@@ -25,7 +25,7 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.conversation import Lines, exported
+from perdure.cli.conversation import Lines, build_thread_export
 from perdure.cli.import_thread import ThreadImport
 from tests.backends import BACKENDS
 
@@ -150,12 +150,12 @@ def test_a_thread_comes_back_equal(source: str, target: str, steps: Any) -> None
         BACKENDS[target](Path(new)) as there,
     ):
         talked(here, steps)
-        line = exported(here, "t")
+        line = build_thread_export(here, "t")
         taken(there, line)
         if not line["messages"]:
             return
 
         assert ways(here) == ways(there)
-        assert line == exported(there, "t")
+        assert line == build_thread_export(there, "t")
         taken(there, line)
-        assert line == exported(there, "t")
+        assert line == build_thread_export(there, "t")

@@ -14,7 +14,7 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers import ErasureReport, SQLiteCheckpointer
-from perdure.checkpointers.address import MARKER
+from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.postgres import PostgresCheckpointer
 from perdure.storage.flow import rows_of
 from tests.contracts.puts import at, shape
@@ -85,4 +85,4 @@ def everything(saver: Saver, thread: str = "t") -> str:
 
 
 def _address(config: RunnableConfig) -> dict[str, Any]:
-    return {name: value for name, value in config["configurable"].items() if name != MARKER}
+    return {name: value for name, value in config["configurable"].items() if name != REMOVALS_KEY}

@@ -134,7 +134,7 @@ def test_a_lone_surrogate_in_text_becomes_a_question_mark(
     assert actual.pending_writes == [("task", "x", "half ?"), ("task", "texts", ["half ?"])]
     assert actual.checkpoint["channel_values"]["messages"][0].content == "half ?"
     (logged,) = [record.getMessage() for record in caplog.records if "surrogate" in record.msg]
-    assert logged.startswith("channel_values['texts'][1] of thread 't' holds a lone surrogate")
+    assert logged.startswith("channel_values['texts'][1] of thread 't' contains a lone surrogate")
 
 
 def test_a_lone_surrogate_in_metadata_is_refused() -> None:

@@ -253,7 +253,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         "twice, for Fraction",
     ),
     "no list": (lambda: SHEET, "types is .*; expected a list"),
-    "no StoredType": (lambda: [Sheet], "types has .*; expected StoredType"),
+    "no StoredType": (lambda: [Sheet], "types contains .*; expected StoredType"),
     "a dataclass": (lambda: [StoredType(Point, str, Point)], "stores values of Point by itself"),
     "a builtin": (lambda: [StoredType(str, str, str)], "stores values of str by itself"),
     "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "by itself"),

@@ -15,7 +15,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.address import MARKER
+from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.removal_records import KEPT_DAYS
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import rows_of
@@ -155,7 +155,7 @@ def test_other_removals_leave_a_run_alone(saver: Saver, number: int) -> None:
 
     assert run.error is None
     assert [item.value.id for item in saver.history("t")] == ["m0", "m1", "q", "one", "two"]
-    assert MARKER not in saver.get_tuple(CONFIG).config["configurable"]  # type: ignore[union-attr]
+    assert REMOVALS_KEY not in saver.get_tuple(CONFIG).config["configurable"]  # type: ignore[union-attr]
 
 
 def test_the_number_of_erasures_is_no_metadata(saver: Saver) -> None:
@@ -164,8 +164,8 @@ def test_the_number_of_erasures_is_no_metadata(saver: Saver) -> None:
     saver.erase("t", ["m0"])
     talking(saver).invoke(QUESTION, CONFIG)
 
-    assert MARKER not in str([info.metadata for info in saver.checkpoints("t")])
-    assert MARKER not in str(saver.heads()[0].metadata)
+    assert REMOVALS_KEY not in str([info.metadata for info in saver.checkpoints("t")])
+    assert REMOVALS_KEY not in str(saver.heads()[0].metadata)
 
 
 # -- what quotes a message

@@ -181,7 +181,7 @@ def test_a_run_that_goes_on_is_a_branch(
     assert head(saver) == "t"
     assert branches == ["r", "w", "x"]
     assert [record.message for record in caplog.records] == [
-        "thread 't': two runs overlapped, seen when checkpoint x was stored; one of them is a "
+        "thread 't': two runs overlapped, as checkpoint x shows; one of them is now a "
         "branch, which the next turn does not see. To run one turn after the other, hold "
         "saver.lock(thread_id). This is logged once per thread"
     ]

@@ -379,8 +379,8 @@ def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
 
 
 def thread_head(file: OpenedDatabase, typed: str) -> ThreadHead:
-    """The head of the thread that an id, or the beginning of one, names."""
-    with suppress(PerdureError):  # the text cannot be an id
+    """Return the head of the thread that is named by its id or by a prefix of its id."""
+    with suppress(PerdureError):  # raised if the text cannot be an id
         head = file.saver.head(typed)
         if head is not None:
             return head

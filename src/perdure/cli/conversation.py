@@ -395,11 +395,11 @@ def _checked(message: Any) -> dict[str, Any]:
 # -- written
 
 
-def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
-    """Return a thread as an object: the messages on the way to its head, and those of branches.
+def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
+    """Build the exported object of a thread, with the messages up to its head and on branches.
 
     Raises:
-        InvalidMessages: The thread has messages that cannot be written.
+        InvalidMessages: The messages of the thread cannot be exported.
     """
     newest = existing_head(saver, thread_id).metadata
     said = saver.database.read(partial(said_on, saver._reader, thread_id))
@@ -409,13 +409,13 @@ def exported(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
         main, *others = _parts(said)
         line["messages"] = main["messages"]
         if said.is_lost or (said.values and not (main["messages"] or others)):
-            why = "is stored neither as a value nor in the history"
+            why = "has neither a stored value nor a history"
             if said.values:
                 first = next(iter(said.values.values()))
-                why = f"holds no messages, but items of the type {type(first).__name__}"
+                why = f"contains items of type {type(first).__name__} instead of messages"
             raise InvalidMessages(
                 f"the thread {thread_id!r} cannot be exported: its channel 'messages' {why}; "
-                "export the other threads by their ids"
+                "export the other threads by passing their ids"
             )
         line |= {} if said.is_known else {"in_state": "unknown"}
         branches = [part for part in others if part["messages"]]

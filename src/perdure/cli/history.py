@@ -57,8 +57,9 @@ def history(
 ) -> None:
     """Show everything that was said on a thread.
 
-    The model sees messages marked ●; ○ is history only, ◌ is on a branch. Of items marked ? it is
-    not known: they are of a `DeltaChannel` whose reducer is code of the graph.
+    The model sees messages marked ●. Messages marked ○ are only in the history, and those marked ◌
+    only on a branch. For items marked ? this is unknown, because they are in a `DeltaChannel` whose
+    reducer is code of the graph.
     """
     from perdure.checkpointers.titles import about
 
@@ -115,9 +116,9 @@ def _is_message(value: Any) -> bool:
 
 
 def heading(item: HistoryItem) -> Line:
-    """Return who said something, when, and by which model.
+    """Return the heading line of an item, with its mark, author, time and model.
 
-    The time is that of the message itself, if it has one, otherwise that of its first storing.
+    The time is the time in the message itself, if any, otherwise the time of its first storage.
     """
     from perdure.memory.thread_messages import time_of
 

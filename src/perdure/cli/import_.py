@@ -110,7 +110,7 @@ def export(
 
     'perdure import' reads it.
     """
-    from perdure.cli.conversation import exported
+    from perdure.cli.conversation import build_thread_export
 
     if bool(thread) == every:
         raise ConfigurationError("name threads, or give --all")
@@ -120,7 +120,7 @@ def export(
         ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as show:
             for number, name in enumerate(ids, 1):
-                as_json(exported(file.saver, name), indent=None)
+                as_json(build_thread_export(file.saver, name), indent=None)
                 show(number / len(ids), number)
 
 

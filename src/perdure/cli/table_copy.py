@@ -314,7 +314,7 @@ class ThreadTables(Tables):
         return super().sealed(table, row)
 
     def settings(self) -> Flow[list[Row]]:
-        """Return the key of the hashes in removal records."""
+        """Return the key of the hashes in removal records as a settings row."""
         yield from self.reader.removals.load_key(read_only=True)
         return [(self.reader.removals.key,)]
 
@@ -325,7 +325,7 @@ class ThreadTables(Tables):
             yield from self.reader.removals.replace_key(settings[0][0])
 
     def removals(self) -> set[Row]:
-        """Return which removal records there are now."""
+        """Return the thread hash and the number of each removal record."""
         sql = "SELECT thread, number FROM removals"
         return {*self.database.read(lambda: rows_of(sql), snapshot=False)}
 
@@ -522,15 +522,15 @@ class Copy:
             self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
 
     def _check_not_erased(self) -> None:
-        """Refuse a copy of which something was erased in the source while it was made."""
+        """Raise ImportFailed if something was erased from the source during the copy."""
         for source, target in self.ends:
             if not isinstance(source, ThreadTables) or not isinstance(target, ThreadTables):
                 continue
             if source.removals() - target.removals():
                 raise ImportFailed(
                     f"something was erased from {self._path} while it was copied, and "
-                    f"{self._home.path} has it still: delete {self._home.path}, and copy again "
-                    "into an empty database"
+                    f"{self._home.path} may still contain it; delete {self._home.path}, and copy "
+                    "again into an empty database"
                 )
 
     def _check_names(self, source: Tables, target: Tables) -> None:

@@ -166,10 +166,10 @@ async def items(
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
 ) -> Response:
-    """List everything that a channel ever had, the newest page in the order of time.
+    """List the newest items that were ever in a channel, in the order of time.
 
-    Items that the state no longer has are among them. For the page above, give the `position` of
-    the first item as `before`.
+    The list includes items that are no longer in the state. To get the page before, pass the
+    `position` of the first item as `before`.
     """
     await call.permit_thread(thread_id)
     found = await call.saver.ahistory(
@@ -204,7 +204,7 @@ async def updated(
                 "be updated; name one that is, as graph_id in its metadata"
             )
         for step in steps:  # one at a time: langgraph gives the metadata to the first only
-            config = await _carrying(call, thread, config)
+            config = await _build_update_config(call, thread, config)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
@@ -255,11 +255,13 @@ async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple |
     return found
 
 
-async def _carrying(call: Call, thread: Thread, config: RunnableConfig) -> RunnableConfig:
-    """Return the config for a new checkpoint, with the metadata of the thread and its user.
+async def _build_update_config(
+    call: Call, thread: Thread, config: RunnableConfig
+) -> RunnableConfig:
+    """Build the config for a new checkpoint, with the metadata and the user of the thread.
 
-    Whoever makes the request becomes the user only if no checkpoint has said who is: `""` means
-    that the thread is nobody's.
+    The caller becomes the user only if no checkpoint names a user. The user `""` means that the
+    thread belongs to nobody.
     """
     known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
     known.setdefault("assistant_id", id_of(known["graph_id"]))

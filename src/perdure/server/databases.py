@@ -34,7 +34,7 @@ class Databases:
     Args:
         settings: Name the database.
         measured: Makes a subclass of a class of threads or items, whose methods are measured.
-        saver_options: Options of the checkpointers, `types` and `aliases`.
+        saver_options: The options `types` and `aliases` of the checkpointers.
     """
 
     def __init__(

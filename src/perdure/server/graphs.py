@@ -47,18 +47,18 @@ class Graphs:
     """Graphs by their names.
 
     Args:
-        sources: The graphs by name.
-        saver_options: The options `types` and `aliases` of the checkpointers that the graphs get.
+        sources: The graphs, by name.
+        saver_options: The options `types` and `aliases` of the checkpointers of the graphs.
 
     Raises:
-        ConfigurationError: The options are wrong.
+        ConfigurationError: An option is wrong.
     """
 
     def __init__(
         self, sources: Mapping[str, Source], saver_options: Mapping[str, Any] | None = None
     ) -> None:
         self.saver_options = dict(saver_options or {})
-        StoredTypes(**self.saver_options)  # a server that starts has no wrong options
+        StoredTypes(**self.saver_options)  # check the options at the start of the server
         self._sources = {
             name: source.compile() if isinstance(source, StateGraph) else source
             for name, source in sources.items()
@@ -74,10 +74,12 @@ class Graphs:
         """Import the graphs of a `langgraph.json`; its folder and dependencies join `sys.path`.
 
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
-        names the options of the checkpointer; `aliases` may be a place as well.
+        sets the options of the checkpointer. The value of `aliases` may also be the path of an
+        object, like that of `types`.
 
         Raises:
-            ConfigurationError: The file, or what it names, cannot be read or imported.
+            ConfigurationError: The file cannot be read, or an object that it names cannot be
+                imported.
         """
         file = Path(path).resolve()
         try:
@@ -97,7 +99,7 @@ class Graphs:
                 sys.path.insert(0, place)
         os.environ.update(_environment(found.get("env", {}), file.parent))
         sources = {name: imported(place, file.parent) for name, place in places.items()}
-        return cls(sources, _saver_options(found.get("perdure", {}), file.parent))
+        return cls(sources, _load_saver_options(found.get("perdure", {}), file.parent))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -167,12 +169,12 @@ def id_of(name: str) -> str:
     return str(uuid5(_ASSISTANTS, name))
 
 
-def _saver_options(given: Any, folder: Path) -> dict[str, Any]:
-    """Return the options of a checkpointer that the part `perdure` of a langgraph.json names."""
+def _load_saver_options(given: Any, folder: Path) -> dict[str, Any]:
+    """Load the checkpointer options from the section `perdure` of a langgraph.json."""
     if not isinstance(given, Mapping) or given.keys() - {"types", "aliases"}:
         raise ConfigurationError(
-            f'"perdure" of the langgraph.json is {given!r:.80}; expected "types" and "aliases", '
-            'for example {"types": "./file.py:TYPES"}'
+            f'"perdure" in the langgraph.json is {given!r:.80}; expected an object with the keys '
+            '"types" and "aliases", for example {"types": "./file.py:TYPES"}'
         )
     return {
         name: imported(value, folder) if isinstance(value, str) else value

@@ -230,7 +230,7 @@ async def message(request: Request, of: OfThread, position: Number) -> Response:
     """A message in full."""
     for item in await of.saver.ahistory(of.id, checkpoint_ns=of.ns):
         if item.position == position:
-            said = {**item_row(item, 1 << 40), "position": position}
+            said = {**build_item_row(item, 1 << 40), "position": position}
             return page(request, "message.html", **of.named, item=said, raw=as_text(item.value))
     raise UnknownThread(f"the thread {of.id!r} has nothing at position {position}")
 
@@ -375,24 +375,24 @@ def _turn(
             in_state = info.counts.get("messages")
             break
     return {
-        "items": [{**item_row(item), "position": item.position} for item in items],
+        "items": [{**build_item_row(item), "position": item.position} for item in items],
         "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
         "held": in_state,
         "steps": [_step_row(info, change) for info, change in steps],
     }
 
 
-def item_row(item: HistoryItem, long: int = LONG) -> dict[str, Any]:
-    """Return an item as pages show it, with its mark and when it was said.
+def build_item_row(item: HistoryItem, long: int = LONG) -> dict[str, Any]:
+    """Build the template data of an item, with its mark and its time.
 
-    The time is that of the message itself, if it has one, otherwise that of its first storing.
+    The time is the time in the message itself, if any, otherwise the time of its first storage.
     """
     row = shown(item.value, long)
-    return {**row, "at": row["at"] or item.stored_at, "mark": mark(item)}
+    return {**row, "at": row["at"] or item.stored_at, "mark": find_mark(item)}
 
 
-def mark(item: HistoryItem) -> str:
-    """Return whether an item is in the newest state, was removed, is on a branch, or is unknown."""
+def find_mark(item: HistoryItem) -> str:
+    """Return "seen", "removed", "branch" or "unknown" for the relation of an item to the state."""
     if item.seen is None:
         return "unknown"
     return "seen" if item.seen else "branch" if item.branch else "removed"

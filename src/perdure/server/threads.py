@@ -191,7 +191,7 @@ class Threads:
 
         Args:
             thread_id: The thread.
-            recorded: Whether a removal record stays; see `Maintenance.delete_thread`.
+            recorded: Whether to write a removal record; see `Maintenance.delete_thread`.
 
         Raises:
             UnknownThread: See `get`.
@@ -270,7 +270,7 @@ class Threads:
             yield
 
     async def user(self, thread_id: str) -> str | None:
-        """Return the user of a thread's head, or None if it has no user or there is no thread."""
+        """Return the user of a thread's head, or None if there is no user or no thread."""
         head = await self._saver.ahead(thread_id)
         return head.metadata.get("user_id") if head is not None else None
 
