@@ -334,7 +334,7 @@ def test_what_is_erased_meanwhile_is_not_taken_over(
 
     monkeypatch.setattr(Merge, "_write", erasing)
     if is_known:
-        with pytest.raises(ImportFailed, match="erase it from the thread 't' here as well"):
+        with pytest.raises(ImportFailed, match="erase it from thread 't' of this database as well"):
             here.import_from(there)
         return
     here.import_from(there)

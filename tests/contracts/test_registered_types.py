@@ -318,7 +318,7 @@ def test_langgraphs_serializer_stores_a_type_alone() -> None:
 @pytest.mark.parametrize("wrong", [None, "jsonplus", object()], ids=type)
 def test_what_is_no_serializer(wrong: Any) -> None:
     """It is refused when the type is registered, not at the first put."""
-    with pytest.raises(ConfigurationError, match="expected one of langgraph"):
+    with pytest.raises(ConfigurationError, match="expected a serializer of langgraph"):
         StoredType.by_serializer(Sheet, wrong)
 
 
