@@ -155,7 +155,8 @@ class Snapshot:
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
-        step, labels: Of the metadata, once it is read; see `labels.labels_in`.
+        step, labels: The step and the labels in the metadata, once they are read; see
+            `labels.labels_in`.
     """
 
     uid: str
@@ -369,7 +370,7 @@ class Cache:
             self._used(thread_id)
 
     def note_overlap(self, thread_id: str) -> bool:
-        """Note that runs of a thread overlap, and return whether this was not noted before."""
+        """Record that runs of a thread overlap; return whether that was not recorded before."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

@@ -36,9 +36,9 @@ class Entry(NamedTuple):
         message_id: The id of the message that is added, replaced or removed.
         message: The message that is added.
         clears: Whether the entry removes everything before it.
-        is_new: Whether to add the item even if the log contains an equal one. This is so for a
-            message without an id, which two writes repeat on purpose. It is not so after an entry
-            that clears the channel, because then the message is one that a node restores.
+        is_new: Whether to add the item even if the log contains an equal item. A message without
+            an id is added again, because two writes repeat it on purpose. After an entry that
+            clears the channel, the message is not added again, because a node restores it.
     """
 
     item: bytes | None = None
@@ -259,7 +259,7 @@ def content_key(message: BaseMessage) -> tuple[str, str]:
 
 
 def find_restored_messages(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes]:
-    """Find the items that restore, with an id, a message that was written without an id.
+    """Find the items that repeat, now with an id, a message that was first written without one.
 
     A node that removes all messages and returns some of them again gives an id to each message that
     had none.

@@ -164,7 +164,10 @@ def _build_channel_update(
 
 
 def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str) -> Ranges | None:
-    """Return the ranges of a channel's value at the parent, or None if they are unknown."""
+    """Return the ranges of log items that make up a channel's value in the parent checkpoint.
+
+    The result is None if the ranges are unknown.
+    """
     if channel not in parent.refs:
         return None if channel in parent.versions else []
     ref = value_reference(parent.refs[channel])

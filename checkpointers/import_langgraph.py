@@ -219,7 +219,7 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._done: Counter[str] = Counter()
-        self._removals = 0  # of the thread, when its import began
+        self._removals = 0  # number of the thread's newest removal record when its import began
 
     def run(self) -> ImportReport:
         """Import everything."""

@@ -121,7 +121,7 @@ class CheckpointPut:
         deltas: The `DeltaChannel`s that have a version but no snapshot, or a snapshot without
             parts, such as a set.
         snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
-        replayed: What tasks wrote to them at the parent, once it is read.
+        replayed: The tasks' writes to these channels at the parent, once the writes are read.
     """
 
     at: Address

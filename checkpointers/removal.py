@@ -102,7 +102,7 @@ class Remover:
         known: Callable[[str], TextSet],
         texts_of: Callable[[Any], Iterable[str] | None],
     ) -> Self:
-        """Build a remover of messages that an earlier remover has found.
+        """Build a `Remover` for messages that another `Remover` has already identified.
 
         Args:
             known: A function that returns the texts of a kind, for the kinds in `known_texts`.

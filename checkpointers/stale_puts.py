@@ -93,7 +93,7 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts that are known in clear, by kind."""
+        """Return the texts that are known as plain text and not only as hashes, by kind."""
         return {self._kind: [*self]}
 
 
@@ -267,8 +267,9 @@ def _check_not_deleted(
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
     A run of this process may also name a checkpoint that was never stored. With durability `exit`
-    the run has stored none, and after a refused put it still stores the writes of its tasks. Such a
-    request is refused too, because its run loaded the thread before the deletion.
+    the run has not stored a checkpoint yet, and after a put is refused, the run still stores the
+    writes of its tasks. A request of such a run is refused too, because the run loaded the thread
+    before the deletion.
     """
     thread_id, ns, uid = request.at
     named = {ns: uid} if uid is not None else {}

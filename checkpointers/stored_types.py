@@ -280,7 +280,7 @@ def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> d
     """Return the final target class of each alias.
 
     Raises:
-        ConfigurationError: The aliases form a circle, one name has two targets, or a target is not
+        ConfigurationError: The aliases form a cycle, one name has two targets, or a target is not
             a class that can be imported.
     """
     pairs = aliases.items() if isinstance(aliases, Mapping) else aliases
@@ -318,8 +318,8 @@ def _follow_alias(
         target = steps[chain[-1]]
         name = stored_name(target) if isinstance(target, type) else target
         if name in chain:
-            circle = " to ".join(map(_format_name, [*chain, name]))
-            raise ConfigurationError(f"aliases form a circle, from {circle}")
+            cycle = " to ".join(map(_format_name, [*chain, name]))
+            raise ConfigurationError(f"aliases form a cycle: {cycle}")
         if name in steps:
             chain.append(name)
         elif isinstance(target, type):

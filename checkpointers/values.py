@@ -358,7 +358,7 @@ class Converter:
         return self._exact(code, [*name, payload, *rest])
 
     def _encode_other(self, value: Any, name: Name) -> Any:
-        """Encode a value that has no form of its own.
+        """Encode a value whose type has no dedicated encoding.
 
         A subclass of a builtin type is encoded as that type. Arrays, and objects of classes that
         the allowlist names, are encoded by langgraph's serializer.

@@ -260,9 +260,9 @@ def test_aliases_lead_on_to_other_aliases() -> None:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "itself": ({("m", "A"): ("m", "A")}, "circle, from m.A to m.A"),
-    "two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a circle"),
-    "over the class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a circle"),
+    "itself": ({("m", "A"): ("m", "A")}, "form a cycle: m.A to m.A"),
+    "two": ({("m", "A"): ("m", "B"), ("m", "B"): ("m", "A")}, "form a cycle"),
+    "over the class": ({("m", "A"): NewData, (HERE, "NewData"): ("m", "A")}, "form a cycle"),
     "no module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
     "no class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
     "a function": ({("m", "A"): (HERE, "graph_with")}, "there is no such class"),

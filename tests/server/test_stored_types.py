@@ -125,9 +125,9 @@ def test_pages_name_the_class_of_a_value_that_they_cannot_rebuild(
         ({"types": "./stored_types_shop.py:NONE"}, "cannot be imported"),
         ({"types": "./stored_types_shop.py:Purchase"}, "types"),
         ({"aliases": {"a:A": "no_such_module:B"}}, "cannot be imported"),
-        ({"aliases": {"a:A": "a:A"}}, "form a circle"),
-        ({"alias": {}}, 'expected an object with the keys'),
-        (["types"], 'expected an object with the keys'),
+        ({"aliases": {"a:A": "a:A"}}, "form a cycle"),
+        ({"alias": {}}, "expected an object with the keys"),
+        (["types"], "expected an object with the keys"),
     ],
 )
 def test_a_server_with_wrong_options_does_not_start(

@@ -426,7 +426,7 @@ class PostgresDatabase(Opening[Server]):
         return [*calls, (of_many, keys)]
 
     def _build_call_statements(self, conn: Requests, *calls: _Call) -> list[Statement]:
-        """Build a SELECT of function calls, with those that set the schema and the tenant."""
+        """Build a SELECT that calls functions and first sets the schema and the tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:

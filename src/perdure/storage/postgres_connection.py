@@ -136,7 +136,7 @@ class Connections(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the database in messages, without a password."""
+        """The name of the database, without a password, for error messages."""
 
     def connection(self) -> AbstractContextManager[Requests]:
         """Lend a connection that is in no transaction.
@@ -388,7 +388,7 @@ class UserPool(Connections):
 
 
 def describe_pool(pool: ConnectionPool[Any]) -> str:
-    """Return the name of a user's pool for messages."""
+    """Return the name by which error messages refer to a pool that the user passed."""
     return f"pool {pool.name!r}"
 
 

@@ -108,7 +108,7 @@ class DsnSource(Protocol):
     """The source of the DSN for each new connection.
 
     Attributes:
-        name: The name of the database in messages, without a password.
+        name: The name of the database, without a password, for error messages.
         key: A key of the source. Sources with equal keys share their connections within a process.
         is_fixed: Whether the DSN is always the same.
     """
@@ -160,10 +160,10 @@ class FixedDsn(DsnSource):
         return self._place
 
     def check_last_call(self, within_s: float) -> None:
-        """Do nothing: a fixed DSN is always available."""
+        """Do nothing, because a fixed DSN is always available."""
 
     def close(self) -> None:
-        """Do nothing: no attempt to get a fixed DSN takes time."""
+        """Do nothing, because a fixed DSN is available at once and no attempt has to be ended."""
 
 
 class DsnFunction(DsnSource):
@@ -173,10 +173,10 @@ class DsnFunction(DsnSource):
 
     Args:
         function: The function, which takes no arguments.
-        label: The name of the function in messages. The repr of the function is not used, because
-            it may contain a password.
+        label: The name of the function in error messages. The repr of the function is not used,
+            because it may contain a password.
         key: See `DsnSource`.
-        advice: The end of messages, which says what to do if the function returns no DSN.
+        advice: The end of error messages, which says what to do if the function returns no DSN.
 
     Raises:
         ConfigurationError: The function is asynchronous, or needs arguments.

@@ -64,7 +64,7 @@ def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
     adapters.register_dumper(AnyText, _AnyTextDumper)
     adapters.register_dumper(
         list, ListBinaryDumper
-    )  # in text form, its integers may have any width
+    )  # in text form, the integers of a list may have any width
     adapters.register_loader("numeric", _IntegerLoader)
     return adapters
 

@@ -75,11 +75,11 @@ def make_tables(
 ) -> None:
     """Create the tables of a component, unless they exist.
 
-    An advisory lock makes processes that do so at the same time wait for each other.
+    An advisory lock serialises processes that create the tables concurrently.
 
     Args:
         conn: A connection that is in no transaction. None of its settings is changed.
-        name: The name of the database in messages.
+        name: The name of the database, for error messages.
         component: The component and the script that creates its tables.
         schema: The Postgres schema that holds the tables.
         tenant: See `PostgresDatabase`.

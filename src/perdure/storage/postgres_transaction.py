@@ -114,7 +114,7 @@ class Transaction:
                 status = self._read_status(conn)
                 if status == "committed" and conn.run != self._conn.run:
                     why = (
-                        "the server crashed, or another took over, so it is unknown if it was done"
+                        "the server crashed, or a standby took its place, so the result is unknown"
                     )
                     break
                 if status != "in progress":

@@ -507,7 +507,7 @@ class AsyncReaders(_Pausable):
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:
-        """Count a read for as long as it runs; first wait until no fork is waiting.
+        """Wait until no fork is waiting, then count a read as running until the context exits.
 
         The wait does not block the event loop, because other reads have to end on it.
         """
@@ -522,7 +522,7 @@ class AsyncReaders(_Pausable):
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
-        """Count a read, unless a fork waits; return whether it was counted."""
+        """Register a read unless a fork is waiting; return whether it was registered."""
         with self._changed:
             self._lent += not self._is_pausing
             return not self._is_pausing
