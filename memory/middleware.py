@@ -6,10 +6,12 @@ import operator
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NotRequired
 
-from langchain_core.messages import SystemMessage
+from langchain_core.messages import RemoveMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Command
 
 from perdure.effects import Effect, awaiting, blocking, calling
 from perdure.errors import ConfigurationError, MissingDependency
@@ -18,7 +20,7 @@ from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import instance
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize
-from perdure.memory.summary_state import Summary, latest_summary
+from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, latest_summary
 from perdure.memory.tokens import name_of_model
 from perdure.memory.usage import model_of
 
@@ -28,7 +30,10 @@ except ImportError as exc:
     raise MissingDependency(
         'perdure.memory.middleware needs langchain: pip install ".[agents]" in a checkout'
     ) from exc
-
+try:
+    from langchain.agents.middleware import ExtendedModelResponse
+except ImportError:  # of an older langchain
+    ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
 _MAX_NOTES: Final = 256  # maximum number of agents, and of models, that a middleware remembers
 
@@ -75,16 +80,21 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._reported_names: dict[str, str] = {}
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        """Summarise the state if a summary is due by what is known of the agent's requests."""
+        if not self._summaries:
+            return None
+        config = get_config()
+        return await self._summarize(self._summaries_for(config), state, config)
+
+    async def _summarize(
+        self, summaries: list[Summarize], state: Any, config: RunnableConfig
+    ) -> dict[str, Any] | None:
         """Summarise the state if a summary is due, after learners have read what it removes.
 
         Before exchanges of the current turn are removed, all learners run. Before whole turns are
         removed, only `remember_turns` runs, because the other learners ran at the end of these
         turns. If a learner fails, nothing is summarised.
         """
-        if not self._summaries:
-            return None
-        config = get_config()
-        summaries = self._summaries_for(config)
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
             return None
@@ -102,31 +112,52 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         named = name_of_model(request.model)
         shows = self._adjust_view(request.tools, self._reported_names.get(named or "", named))
+        update: dict[str, Any] | None = None
         if shows is not None:
             config = get_config()
-            system = [request.system_message] if request.system_message is not None else []
-            given = [*system, *request.messages], request.state, config
-            shown: list[Any] = await calling(shows, "shown", *given)
-            first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
-            rest = shown[1:] if first is not None else shown
-            request = request.override(system_message=first, messages=rest)
-            self._note_request(config, shows, first)
+            changed = await self._show(shows, request, config)
+            is_first = self._note_request(config, shows, changed.system_message)
+            if is_first and ExtendedModelResponse is not None:
+                update = await self._summarize(self._summaries_for(config), request.state, config)
+            if update and not _replaces_all(update):
+                shortened = _apply_update(request, update)
+                changed = await self._show(shows, shortened, config)
+            request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if named is not None:
             self._note_name(named, response)
+        if update and not _replaces_all(update):
+            return ExtendedModelResponse(response, Command(update=update))
         return response
+
+    async def _show(
+        self, shows: View, request: ModelRequest[Any], config: RunnableConfig
+    ) -> ModelRequest[Any]:
+        """Return the request with the messages that the view shows."""
+        system = [request.system_message] if request.system_message is not None else []
+        given = [*system, *request.messages], request.state, config
+        shown: list[Any] = await calling(shows, "shown", *given)
+        first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
+        rest = shown[1:] if first is not None else shown
+        return request.override(system_message=first, messages=rest)
 
     def _summaries_for(self, config: RunnableConfig) -> list[Summarize]:
         """Return the summarising parts, adjusted to the last request of the running agent."""
         agent, name = _find_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> None:
-        """Store the size of the tools and system message of a request for the next trigger."""
-        if self._summaries:
-            agent, name = _find_agent(config)
-            summaries = (part for part in shows.parts if isinstance(part, Summarize))
-            _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+    def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> bool:
+        """Store the size of the tools and system message of a request for the next trigger.
+
+        Return True if this is the first request of the agent that is stored.
+        """
+        if not self._summaries:
+            return False
+        agent, name = _find_agent(config)
+        is_first = agent not in self._agents
+        summaries = (part for part in shows.parts if isinstance(part, Summarize))
+        _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+        return is_first
 
     def _note_name(self, named: str, response: Any) -> None:
         """Store the model name in a response, which may differ from the name in the request."""
@@ -165,6 +196,23 @@ def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
     nodes = tuple(node.partition(":")[0] for node in namespace.split("|")[:-1])
     name = metadata.get("lc_agent_name")
     return (nodes, name), name
+
+
+def _replaces_all(update: dict[str, Any]) -> bool:
+    """Return whether an update replaces all messages, which would remove the answer too."""
+    parts = (part for value in update.values() if isinstance(value, list) for part in value)
+    return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
+
+
+def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
+    """Return the request with the messages and the state after the update of a summary."""
+    parts = (part for value in update.values() if isinstance(value, list) for part in value)
+    removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
+    messages = [message for message in request.messages if message.id not in removed]
+    known = request.state.get(SUMMARIZED) or []
+    now: Any = {**request.state, SUMMARY: update[SUMMARY]}
+    now[SUMMARIZED] = append_new(known, update[SUMMARIZED])
+    return request.override(messages=messages, state=now)
 
 
 def _add_note(notes: dict[Any, Any], key: Any, value: Any) -> None:

@@ -479,6 +479,8 @@ class Summarize(MessagesNode):
         Whole turns are selected. If the newest turn alone reaches the trigger, older exchanges of
         this turn are selected too.
         """
+        if self.trigger[1] == inf and len(messages) < self.trigger[0]:
+            return _NOTHING  # without a look at the messages
         messages = merge_duplicates(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
         if summarized:

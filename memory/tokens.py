@@ -167,7 +167,9 @@ class TokenCounter:
         """
         if self._encoded is not None or self._function is not None or self.counts_messages:
             return self
-        answers = [message for message in messages if answer_tokens(message)]
+        answers = [m for m in messages if role(m) == "ai" and answer_tokens(m)]
+        if not answers and self.scale == 1.0:
+            return self
         model = self.model or next(filter(None, map(model_of, reversed(answers))), None)
         plain = TokenCounter()
         same = (message for message in answers if is_same_model(model_of(message), model))

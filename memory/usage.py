@@ -13,6 +13,7 @@ from perdure.memory.conversation import role
 
 _MAX_TOKENS: Final = 20_000_000  # larger reports for a request are ignored as wrong
 _MODEL_KEYS: Final = ("model_name", "model", "model_id")  # keys of response_metadata
+_NO_USAGE: Final[Mapping[str, Any]] = {}
 _PROVIDERS: Final = (
     "openai|azure_openai|azure|anthropic|google_genai|google_vertexai|google|bedrock|"
     "bedrock_converse|ollama|groq|mistralai|deepseek|xai|together|fireworks|cohere|openrouter"
@@ -30,6 +31,8 @@ def request_tokens(message: BaseMessage) -> int:
     Tokens that the provider read from its cache are included.
     """
     usage = _read_usage(message)
+    if not usage:
+        return 0
     sent = _to_count(usage.get("input_tokens"))
     details = usage.get("input_token_details")
     if isinstance(details, Mapping):
@@ -43,6 +46,8 @@ def request_tokens(message: BaseMessage) -> int:
 def answer_tokens(message: BaseMessage) -> int:
     """Return the tokens of an answer without its reasoning, or 0 if no usage was reported."""
     usage = _read_usage(message)
+    if not usage:
+        return 0
     details = usage.get("output_token_details")
     reasoning = _to_count(details.get("reasoning")) if isinstance(details, Mapping) else 0
     return max(0, _to_count(usage.get("output_tokens")) - reasoning)
@@ -77,9 +82,8 @@ def _base_name(model: str) -> str:
 
 def _read_usage(message: BaseMessage) -> Mapping[str, Any]:
     """Return the `usage_metadata` of an AI message, or an empty mapping."""
-    usage = getattr(message, "usage_metadata", None)
-    is_usage = isinstance(usage, Mapping) and role(message) == "ai"
-    return usage if is_usage else {}  # type: ignore[return-value]
+    usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
+    return usage if type(usage) is dict or isinstance(usage, Mapping) else _NO_USAGE
 
 
 def _to_count(value: Any) -> int:

@@ -275,6 +275,35 @@ def test_no_request_of_an_agent_passes_the_window(colour: str, times: float) -> 
     assert 2_000 < model.largest[0] <= WINDOW
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("reports", [True, False])
+def test_no_request_of_a_new_agent_passes_the_window(colour: str, reports: bool) -> None:
+    """An agent that is made for each turn knows its tools only when its model is called first."""
+    saver, largest = InMemorySaver(), 0
+    config: Any = {"configurable": {"thread_id": "t"}}
+    for n in range(25):
+        model = Reporting(reports=reports, largest=[0])
+        agent: Any = create_agent(
+            model,
+            [LOOK],
+            system_prompt="You look things up. " * 50,
+            middleware=[MemoryMiddleware(node(("fraction", 0.7)))],
+            checkpointer=saver,
+        )
+        said = {"messages": [HumanMessage("tell me more about it " * 4, id=f"q{n}")]}
+        if colour == "async":
+            out = asyncio.run(agent.ainvoke(said, config))
+        else:
+            out = agent.invoke(said, config)
+        assert out["messages"][-1].text.startswith("word")
+        assert out["messages"][-2].id == f"q{n}"
+        largest = max(largest, model.largest[0])
+
+    assert out["summary"]["text"] == "the summary"
+    assert out["summary"]["count"] + len(out["messages"]) == 50
+    assert 2_000 < largest <= WINDOW
+
+
 def test_agents_that_share_a_middleware_count_their_own_tools() -> None:
     """The trigger of one knows nothing of the tools of the other."""
     memory = MemoryMiddleware(node(("tokens", 1_500)))
