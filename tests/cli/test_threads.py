@@ -168,7 +168,7 @@ def untimed(shown: str) -> str:
 
 
 def test_history_says_when_each_message_was_stored(trip: str) -> None:
-    """It is the time of the checkpoint that stored it first, to the minute, and exact as JSON."""
+    """A message has the time of the first checkpoint with it, to the minute, and exact as JSON."""
     made = {info["ts"] for info in read("show", trip)}
     whole = read("history", trip)
     [first, *_] = run("history", trip).splitlines()

@@ -297,7 +297,7 @@ def test_aliases_that_lead_nowhere_are_refused_when_it_is_opened(name: str, tmp_
 
 
 def test_the_target_of_an_alias_is_allowed_under_the_strict_rule() -> None:
-    """It can be read and put again; the old class and other classes stay refused."""
+    """The target can be read and put again; the old class and other classes are still refused."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         stored = saver._codec.encode([OldData(1)], lambda: "value")
     with SQLiteCheckpointer.open(":memory:", strict=True, aliases=ALIASES) as saver:
@@ -308,7 +308,7 @@ def test_the_target_of_an_alias_is_allowed_under_the_strict_rule() -> None:
 
 
 def test_a_serializer_of_ones_own_takes_no_aliases() -> None:
-    """It stores classes as it likes, so the option would have no effect."""
+    """A serializer of the user chooses how to store classes, so `aliases=` would have no effect."""
 
     class Own:
         dumps_typed = loads_typed = None

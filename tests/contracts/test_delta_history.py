@@ -159,7 +159,7 @@ def test_a_message_without_an_id_is_said_twice(saver: SQLiteCheckpointer, every:
 
 
 def test_parallel_tasks_are_in_the_order_of_the_state(saver: SQLiteCheckpointer) -> None:
-    """What tasks of one superstep wrote stands as langgraph applies it."""
+    """The writes of a superstep's tasks are in the order in which langgraph applies them."""
     builder = builder_of()
     for name in "dbca":
         builder.add_node(name, lambda state, name=name: {"messages": [AIMessage(name)]})
@@ -261,7 +261,7 @@ def texts_id(graph: Any, number: int) -> str:
 
 
 def test_retention_without_history_leaves_what_the_state_has(saver: SQLiteCheckpointer) -> None:
-    """What no kept checkpoint holds is gone; what it holds stays in the history."""
+    """The history keeps exactly the items that a kept checkpoint contains."""
     graph = graph_of(saver, answering)
     for word in ("one", "two"):
         graph.invoke({"messages": [HumanMessage(word)]}, at())
@@ -381,7 +381,7 @@ def appended(state: str | None, updates: Sequence[str]) -> str:
 def test_values_without_parts(
     saver: SQLiteCheckpointer, every: int, kind: Any, reduce: Any, writes: list[Any]
 ) -> None:
-    """What was written stands in the history, whichever checkpoints have a snapshot."""
+    """Written values are in the history, whichever checkpoints have a snapshot."""
     builder = builder_of("total", reduce=reduce, kind=kind, every=every)
     steps = iter(writes[1::2])
     builder.add_node("node", lambda state: {"total": next(steps)})

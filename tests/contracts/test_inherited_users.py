@@ -180,7 +180,7 @@ class AsModel(BaseModel):
 @pytest.mark.parametrize("user", ["", None])
 @pytest.mark.parametrize("where", ["configurable", dict, AsDataclass, AsModel])
 def test_a_run_may_name_nobody(saver: SQLiteCheckpointer, where: Any, user: str | None) -> None:
-    """By its config or its context; then the thread is nobody's, also for those who go on."""
+    """A config or context can name nobody; then this and later runs belong to nobody."""
     saver.label("t", ["user_id"])
     graph = answering(saver, context_schema=where if where in (AsDataclass, AsModel) else None)
     graph.invoke(SAY, ANN)

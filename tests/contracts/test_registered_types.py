@@ -114,7 +114,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_registered_type_comes_back(name: str) -> None:
-    """The same value, of the same type, with the same bytes when it is put again."""
+    """Reading returns an equal value of the same type, which is encoded to the same bytes again."""
     stored = encode(REGISTERED, VALUES[name])
     back = REGISTERED.decode(stored)
 
@@ -138,7 +138,7 @@ def test_it_comes_back_within_messages() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_process_that_has_not_registered_it_loses_nothing(name: str) -> None:
-    """It gets what the functions stored, in a dict, and puts it again as it was."""
+    """The process reads the result of `dump` in a dict, and stores the dict as the same bytes."""
     stored = encode(REGISTERED, VALUES[name])
     back = CODEC.decode(stored)
 
@@ -279,7 +279,7 @@ def test_types_that_are_wrong_are_refused_when_it_is_opened(name: str, tmp_path:
 
 
 def test_a_subclass_of_a_builtin_can_be_registered() -> None:
-    """It otherwise comes back as the builtin."""
+    """A subclass of a builtin that is not registered is read as the builtin."""
     codec = codec_with(StoredType(Count, int, Count))
     assert type(codec.decode(encode(codec, [Count(3)]))[0]) is Count
     assert type(codec.decode(encode(codec, [3]))[0]) is int
@@ -317,7 +317,7 @@ def test_langgraphs_serializer_stores_a_type_alone() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "jsonplus", object()], ids=type)
 def test_what_is_no_serializer(wrong: Any) -> None:
-    """It is refused when the type is registered, not at the first put."""
+    """A wrong serializer is refused when the type is registered, not at the first put."""
     with pytest.raises(ConfigurationError, match="expected a serializer of langgraph"):
         StoredType.by_serializer(Sheet, wrong)
 

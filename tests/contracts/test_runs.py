@@ -321,7 +321,7 @@ def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
 
 
 def test_the_error_of_a_run(talked: Saver) -> None:
-    """It is stored if the run began after the erasure."""
+    """The error of a run is stored if the run began after the erasure."""
     talked.erase("t", ["a"])
     run = accepted(talked)
     asyncio.run(RunTable(talked).end(run, "error", {"message": "no"}))

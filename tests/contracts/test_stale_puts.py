@@ -407,7 +407,7 @@ def test_a_subgraph_of_a_deleted_thread_is_refused(
 
 @at_any_time
 def test_a_new_conversation_under_the_id_stays_whole(saver: Saver, durability: str) -> None:
-    """It is stored while the old run goes on and is refused, with the ids and words of before."""
+    """A new conversation with the old ids and texts is stored while the old run is refused."""
     begin(saver)
     gate, open_gate = Gate(), Gate()
     open_gate.opened.set()

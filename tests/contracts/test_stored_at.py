@@ -50,7 +50,7 @@ def times(saver: SQLiteCheckpointer, thread: str = "t") -> list[datetime]:
 
 
 def test_the_time_of_the_checkpoint_that_brought_it(saver: SQLiteCheckpointer) -> None:
-    """It is the `ts` of that checkpoint, aware and in UTC, also on later pages and after edits."""
+    """`stored_at` is the checkpoint's `ts` in UTC, also on later pages and after edits."""
     messages, expected = talk(saver)
     head = existing_head(saver, "t").checkpoint_id
     edited = [messages[0], AIMessage("edited", id="a0"), *messages[3:]]

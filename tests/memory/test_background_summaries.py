@@ -479,7 +479,7 @@ def test_messages_of_a_delta_channel_are_summarised(file_saver: SQLiteCheckpoint
 
 
 def test_langgraphs_own_saver_works_too() -> None:
-    """It has no lock between processes; a head that moved on still drops the summary."""
+    """Without a lock between processes, a summary is still dropped if the head has changed."""
     summary = in_background(answering("summary"))
     saver = InMemorySaver()
     graph = agent_of(summary, saver)

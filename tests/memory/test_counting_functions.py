@@ -107,7 +107,7 @@ FIXED: dict[str, Any] = {
 
 
 def as_counter(counter: Any) -> Any:
-    """What `trim_messages` calls."""
+    """Return the function that `trim_messages` calls."""
     return getattr(counter, "get_num_tokens_from_messages", None) or counter
 
 
@@ -225,7 +225,7 @@ def test_an_async_function_is_refused(counter: Any) -> None:
 
 
 def test_an_error_of_the_function_is_raised_as_it_is() -> None:
-    """It is the user's."""
+    """An exception of the user's function is not wrapped."""
 
     def fails(messages: Any) -> int:
         raise RuntimeError("no tokenizer")

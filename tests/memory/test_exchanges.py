@@ -139,7 +139,7 @@ def test_calls_with_one_id_are_told_apart() -> None:
 
 
 def test_a_call_that_is_there_twice_is_shown_once() -> None:
-    """The same name, arguments and id."""
+    """A call that occurs twice with the same name, arguments and id is shown once."""
     call: Any = {"name": "pay", "args": {}, "id": "1"}
     shown = trim(4_000)(asked(AIMessage("", tool_calls=[call, call]), result("1")))
 
@@ -157,7 +157,7 @@ def test_a_call_without_an_id_gets_one(uid: str | None) -> None:
 
 
 def test_a_call_that_could_not_be_parsed_never_ran() -> None:
-    """It is left out without its result, and stays with it; the text stays in any case."""
+    """An invalid call is shown only with a result; the text of its message is always shown."""
     bad: Any = {"name": "pay", "args": "{", "id": "1", "error": "bad"}
     talk = asked(AIMessage("90 euros", invalid_tool_calls=[bad], id="a"))
     shown = trim(4_000)(talk)
@@ -221,14 +221,14 @@ def test_a_missing_result_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_stated_result_counts_in_the_budget() -> None:
-    """It is part of the request."""
+    """The message that replaces a missing result counts, because it is part of the request."""
     talk = asked(calls("1"))
     assert len(trim(4, token_counter=len)(talk)) == 4
     assert told(trim(3, token_counter=len)(talk)) == [("human", "And?")]
 
 
 def test_a_late_result_is_summarised_with_its_call() -> None:
-    """It would have no call otherwise."""
+    """A late result is summarised with its call, because a result needs its call."""
     heard: list[str] = []
 
     def sums_up(prompt: Any) -> str:

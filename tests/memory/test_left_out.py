@@ -118,7 +118,7 @@ def test_an_agent_is_told_in_each_request(file_saver: SQLiteCheckpointer) -> Non
 
 
 def test_a_node_leaves_the_messages_as_they_were_said() -> None:
-    """It removes exchanges from the state, and changes none of what stays."""
+    """`trim` as a node removes exchanges from the state and does not change other messages."""
     talk = a_turn(20)
     update = trim(300).invoke({"messages": talk})
 

@@ -405,7 +405,7 @@ def test_partial_cannot_shorten_what_is_no_text() -> None:
 
 
 def test_a_list_without_a_question() -> None:
-    """It is one turn. If it does not fit, exchanges of its middle are left out, as a line says."""
+    """Such a list is one turn. If it does not fit, a line replaces exchanges of its middle."""
     talk = talk_of(*"sa")
     assert ids(trim(max_tokens=100)(talk)) == "s0 a1"
     long = talk_of(*"sacrqcrqcrq")

@@ -127,7 +127,7 @@ def test_the_model_of_the_newest_answer_scales_an_estimate() -> None:
 
 
 def test_a_counter_for_a_model_is_scaled_by_its_answers_only() -> None:
-    """It is one of a chat model, or of a request to one."""
+    """Only answers of the counter's chat model, or of the request's model, scale its counts."""
     talk: list[BaseMessage] = [reported(3, "claude-x"), reported(2, "gpt-x-2026-01-01")]
 
     assert ESTIMATE.for_model("claude-x").fitted(talk).scale == 3
