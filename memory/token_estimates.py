@@ -62,7 +62,9 @@ _KINDS: Final = {
     "image": "image",
     "image_url": "image",
     "input_image": "image",
+    "image_file": "image",
     "image_generation_call": "image",
+    "computer_screenshot": "image",
     "audio": "audio",
     "input_audio": "audio",
     "video": "video",
@@ -74,6 +76,18 @@ _KINDS: Final = {
     "text-plain": "file",
 }
 """The kind of media, by the type of the content block."""
+_UNTYPED_KINDS: Final = {
+    "image": "image",
+    "audio": "audio",
+    "video": "video",
+    "document": "file",
+    "inline_data": "file",
+    "file_data": "file",
+}
+"""The kind of media, by the key of the dict with the data in a block without a type.
+
+Amazon Bedrock and Google have such blocks.
+"""
 _TEXT_KEYS: Final = ("text", "reasoning", "thinking", "refusal")
 _HIDDEN_KEYS: Final = ("encrypted_content", "signature", "thought_signature", "data")
 _HIDDEN_TYPES: Final = frozenset({"reasoning", "thinking", "redacted_thinking"})
@@ -85,11 +99,12 @@ _NESTED_KEYS: Final = (
     "input_audio",
     "source",
     "video_url",
-    "inline_data",
-    "audio",
+    *_UNTYPED_KINDS,
 )
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
-_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{512,}={0,2}\s*")
+_MIN_BASE64: Final = 512  # characters; shorter strings are counted as text
+_BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
+_MAX_NESTED: Final = 8  # maximum number of dicts of a block that are searched for media data
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 
@@ -153,9 +168,19 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
         return sum(map(count_text, texts)) + _count_reasoning(block, count_text)
     if texts:
         return count_text(texts[0])
-    if kind in _KINDS:
-        return _count_media(_KINDS[kind], block, count_text)
-    return _count_value(block, count_text)
+    media = _find_media_kind(block)
+    return (
+        _count_value(block, count_text) if media is None else _count_media(media, block, count_text)
+    )
+
+
+def _find_media_kind(block: Mapping[str, Any]) -> str | None:
+    """Return the kind of media that a block contains, or None if it contains none."""
+    kind = block.get("type")
+    if kind is not None:
+        return _KINDS.get(kind) if isinstance(kind, str) else None
+    keys = (key for key in _UNTYPED_KINDS if isinstance(block.get(key), Mapping))
+    return next((_UNTYPED_KINDS[key] for key in keys), None)
 
 
 def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
@@ -191,7 +216,9 @@ def _count_reasoning(block: Mapping[str, Any], count_text: CountText) -> int:
 def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
-    parts += [part for key in _NESTED_KEYS if isinstance(part := block.get(key), Mapping)]
+    for part in parts:  # the list grows during the search, because Bedrock nests the data twice
+        nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
+        parts += [each for each in nested if isinstance(each, Mapping)]
     mime, data = _find_data(parts)
     prefix = mime.partition("/")[0]
     kind = prefix if prefix in ("image", "audio", "video") else kind
@@ -256,13 +283,20 @@ def _count_value(value: Any, count_text: CountText) -> int:
     def without_files(part: Any) -> Any:
         nonlocal files
         if isinstance(part, Mapping):
-            if part is not value and str(part.get("type")) in _KINDS:
+            if part is not value and _find_media_kind(part) is not None:
                 files += count_block_tokens(part, count_text)
                 return {}
             return {key: without_files(inner) for key, inner in part.items()}
         if isinstance(part, list | tuple):
             return [without_files(inner) for inner in part]
-        if isinstance(part, bytes) or (isinstance(part, str) and _is_base64(part)):
+        if isinstance(part, bytes):
+            files += _estimate_media("file", "", len(part))
+            return ""
+        url = _DATA_URL.match(part) if isinstance(part, str) else None
+        if url is not None:
+            files += _count_media("file", {"url": part}, count_text)
+            return ""
+        if isinstance(part, str) and _is_base64(part):
             files += _estimate_media("file", "", len(part) * 3 // 4)
             return ""
         return part
@@ -272,5 +306,5 @@ def _count_value(value: Any, count_text: CountText) -> int:
 
 
 def _is_base64(text: str) -> bool:
-    """Return whether a text is a data URL or long base64 data."""
-    return _DATA_URL.match(text) is not None or _BASE64.fullmatch(text) is not None
+    """Return whether a text is long base64 data, in one line or in several."""
+    return len(text) >= _MIN_BASE64 and _BASE64.fullmatch(text) is not None

@@ -103,6 +103,8 @@ FILES: dict[str, dict[str, Any]] = {
     },
     "google": {"type": "media", "mime_type": "application/pdf", "data": DATA},
     "google, bytes": {"type": "media", "mime_type": "application/pdf", "data": bytes(SIZE)},
+    "google, untyped": {"inline_data": {"mime_type": "application/pdf", "data": bytes(SIZE)}},
+    "bedrock": {"document": {"format": "pdf", "name": "a", "source": {"bytes": bytes(SIZE)}}},
 }
 IMAGES: dict[str, dict[str, Any]] = {
     "langchain": {"type": "image", "base64": DATA, "mime_type": "image/png"},
@@ -116,7 +118,13 @@ IMAGES: dict[str, dict[str, Any]] = {
         "source": {"type": "base64", "media_type": "image/png", "data": DATA},
     },
     "google": {"type": "media", "mime_type": "image/png", "data": DATA},
+    "google, untyped": {"inline_data": {"mime_type": "image/png", "data": DATA}},
+    "bedrock": {"image": {"format": "png", "source": {"bytes": bytes(SIZE)}}},
     "generated": {"type": "image_generation_call", "id": "ig_1", "result": DATA},
+    "screenshot": {
+        "type": "computer_screenshot",
+        "image_url": f"data:image/png;base64,{DATA}",
+    },
 }
 MP3 = 19 * 32  # seconds of 300 KB at 128 kbit/s, with 32 tokens each
 SOUNDS: dict[str, tuple[dict[str, Any], int]] = {
@@ -218,6 +226,28 @@ def test_media_within_other_blocks_are_not_counted_as_text() -> None:
     assert 765 <= count(blocks[0]) <= 800
     result = ToolMessage([image], tool_call_id="1")
     assert count_tokens([result]) - count_tokens([ToolMessage("", tool_call_id="1")]) == 765
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [
+        (f"data:image/png;base64,{DATA}", 765),
+        (f"data:audio/mpeg;base64,{DATA}", MP3),
+        (DATA, 6 * 2_000),
+        ("\n".join(DATA[start : start + 76] for start in range(0, len(DATA), 76)), 7 * 2_000),
+        (bytes(SIZE), 6 * 2_000),
+    ],
+)
+def test_data_in_a_block_of_an_unknown_type_is_counted_by_its_kind(value: Any, tokens: int) -> None:
+    """A tool of the provider may return data in its own format; line breaks are a few bytes."""
+    assert tokens <= count({"type": "unknown", "output": {"values": [value]}}) <= tokens + 40
+
+
+def test_a_text_that_is_nearly_base64_is_counted_as_text() -> None:
+    """A text with one character that base64 does not have is counted quickly, as text."""
+    text = "A" * 400_000 + "!"
+
+    assert count({"type": "unknown", "output": text}) > 100_000
 
 
 def test_a_spoken_answer_counts_more_than_its_transcript() -> None:
