@@ -41,7 +41,7 @@ _TOKENS_PER_MIXED_LETTER: Final = 0.55  # for letters next to digits, as in a UU
 _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 _TOKENS_PER_FOUR_BYTES: Final = 1.9  # for characters of four bytes in UTF-8, such as emoji
-_MIXED_LETTERS_PER_DIGIT: Final = 5  # letters that are treated as mixed for each digit of a text
+_MIXED_LETTERS_PER_DIGIT: Final = 2  # letters counted as mixed for each digit of the text
 
 IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
