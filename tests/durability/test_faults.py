@@ -16,6 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.errors import PerdureError, StorageError, StorageFull
 
 
@@ -188,11 +189,25 @@ METHODS |= {
 }
 
 
+def without_removals(config: Any) -> Any:
+    """Return a config without the number of removals, which a repeated erasure raises again."""
+    if config is None:
+        return None
+    items = config["configurable"].items()
+    return {"configurable": {name: value for name, value in items if name != REMOVALS_KEY}}
+
+
 def dump(path: Path) -> Any:
-    """All that a file holds, as the public methods tell it."""
+    """Return everything that a file holds, as the public methods read it."""
     with SQLiteCheckpointer.open(path, read_only=True) as saver:
         infos = saver.threads()
-        tuples = sorted(saver.list(None), key=lambda t: str(t.config))
+        stored = (
+            t._replace(
+                config=without_removals(t.config), parent_config=without_removals(t.parent_config)
+            )
+            for t in saver.list(None)
+        )
+        tuples = sorted(stored, key=lambda t: str(t.config))
         threads = sorted(
             (i.thread_id, i.checkpoints, i.items, i.size_bytes, i.namespaces) for i in infos
         )
