@@ -32,6 +32,7 @@ from perdure.checkpointers.manifest import (
     positions,
     regrouped,
 )
+from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.put import Node, Split, TaskWrites
 from perdure.checkpointers.records import content_hash, item_place, place
 from perdure.checkpointers.values import pack
@@ -73,9 +74,13 @@ class Additions:
     _rows: list[Row] = field(default_factory=list)
 
     def fill(
-        self, snapshot: Snapshot, nodes: dict[str, Node | None], parent: Snapshot | None
+        self,
+        snapshot: Snapshot,
+        nodes: dict[str, Node | None],
+        parent: Snapshot | None,
+        merge: Merge | None,
     ) -> None:
-        """Give a checkpoint its channels: what is new, and what is as in the parent."""
+        """Give a checkpoint its channels: what is new, is as in the parent, or is taken over."""
         if parent is not None:
             snapshot.said.update(parent.said)
         for channel, node in nodes.items():
@@ -90,6 +95,8 @@ class Additions:
                 # a graph that does not know a channel carries its version on, not its value
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
+        if merge is not None:
+            merge.apply(snapshot)
 
     def held(self, channel: str, node: Split, snapshot: Snapshot, parent: Snapshot | None) -> Any:
         """The reference of a channel's value; what is new in it is added to the log."""

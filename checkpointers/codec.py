@@ -357,3 +357,19 @@ def _forbidden(name: tuple[str, ...], where: str) -> ForbiddenType:
         f"rebuilt from a database; if you trust it, open the checkpointer with "
         f"allow=[({module!r}, {cls!r})] (or allow=[{cls}])"
     )
+
+
+class ValuesAsEncoded(Sequence[Any]):
+    """Values of which each message is rebuilt as it was when it was encoded."""
+
+    def __init__(self, values: Sequence[Any], full: list[bytes]) -> None:
+        self._values, self._full = values, full
+
+    def __len__(self) -> int:
+        return len(self._full)
+
+    def __getitem__(self, i: Any) -> Any:
+        full = self._full[i]
+        if full[:1] != MESSAGE:
+            return self._values[i]
+        return unpacked_messages([full], as_given=True)[0]

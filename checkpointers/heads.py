@@ -52,6 +52,9 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
         seq: The sequence number of the put.
     """
     now, after = head.snapshot, Head(head.namespace, 0, snapshot)
+    if put.merge is not None and put.merge.keeps_head is not None:
+        kept = put.merge.keeps_head
+        return Head(head.namespace, kept.key & _LOW, kept), True
     if now is None or snapshot.parent == now.uid:
         return after, False
     if snapshot.began == seq:

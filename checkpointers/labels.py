@@ -19,6 +19,8 @@ from perdure.checkpointers.address import context_of, context_values
 
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
+MERGED: Final = "perdure_merged"
+"""The metadata key that lists the channels which a checkpoint has taken over; see `merge`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
 _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces
@@ -26,9 +28,9 @@ _UNNAMED: Final = object()
 
 
 def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a checkpoint's metadata that the next checkpoint inherits."""
+    """Return the values of a checkpoint's metadata that concern the next checkpoint."""
     listed = metadata.get(LABELS)
-    names = [*USER_LABELS, *(listed if isinstance(listed, list) else ())]
+    names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
 
 
@@ -54,6 +56,8 @@ def inherit_labels(
     """
     own = {name: metadata[name] for name in inherited if name in metadata}
     labels = {**inherited, **own, **labels_in(metadata)}
+    if MERGED not in metadata:
+        labels.pop(MERGED, None)
     of_parent = {name: inherited[name] for name in USER_LABELS if name in inherited}
     if of_parent.keys() <= metadata.keys():
         return labels

@@ -190,6 +190,16 @@ WITH added AS (
 )
 SELECT 1 / count(*), false FROM added;
 
+-- new_writes_at_head: see sqlite.sql and `advance`
+WITH added AS (
+    INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1::bigint, ?2::bytea, ?3::bytea, ?4::text, ?5::bytea
+    WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
+    AND EXISTS (SELECT 1 FROM namespaces n WHERE n.namespace = ?1 AND n.thread = ?6 AND ?10::bigint = CASE n.pinned
+    WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= ?1::bigint << 32 AND id < (?1::bigint + 1) << 32) ELSE (?1::bigint << 32) + n.pinned END)
+    AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9)) RETURNING 1
+)
+SELECT 1 / count(*), false FROM added;
+
 -- astray: not asked, as Postgres checks its indexes itself (`amcheck`, data checksums)
 
 -- head_of: the checkpoint a run starts from; apart, as row-level security keeps a calculation from the indexes

@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Thread, Title, Write
-from perdure.checkpointers.codec import MESSAGE, Codec
+from perdure.checkpointers.codec import Codec, ValuesAsEncoded
 from perdure.checkpointers.delta import COUNTERS, ChannelUpdate, DeltaWrites
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -42,7 +42,7 @@ from perdure.checkpointers.manifest import (
     positions,
     unflat,
 )
-from perdure.checkpointers.messages import unpacked_messages
+from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.values import DeltaSnapshot, pack
 from perdure.errors import Unstorable
 
@@ -122,6 +122,7 @@ class CheckpointPut:
             parts, such as a set.
         snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
         replayed: The tasks' writes to these channels at the parent, once the writes are read.
+        merge: What is taken over from the head; see `MergePlanner`.
     """
 
     at: Address
@@ -139,6 +140,7 @@ class CheckpointPut:
     deltas: Sequence[str] = ()
     snapshots: Sequence[str] = ()
     replayed: DeltaWrites | None = None
+    merge: Merge | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -197,7 +199,9 @@ class CheckpointPut:
         for channel, ref in self._here.items():
             self._here[channel] = without_ranges(ref, self.kept, (key, generation))
         for channel, value in self._encoded.items():
-            self._encoded[channel] = value._replace(values=_AsGiven(value.values, value.full))
+            self._encoded[channel] = value._replace(
+                values=ValuesAsEncoded(value.values, value.full)
+            )
 
     def _held(self, codec: Codec, channel: str) -> Encoded:
         """A channel's value. If it did not change it is needed only if the parent is gone."""
@@ -311,6 +315,7 @@ class TaskWrites:
         encoded: The writes as they are stored.
         kept: What is kept of the thread, to whose items they may refer.
         asks: Whether the task waits for an answer.
+        stops: Whether the task waits for an answer, or has failed.
         config, removals: See `CheckpointPut`.
     """
 
@@ -321,6 +326,7 @@ class TaskWrites:
     encoded: list[Write] = field(default_factory=list)
     kept: Thread | None = None
     asks: bool = False
+    stops: bool = False
     config: RunnableConfig | None = None
     removals: int = 0
 
@@ -337,6 +343,7 @@ class TaskWrites:
                 value = repr(value)  # as langgraph's savers store what a task raised
             elif channel == INTERRUPT:
                 self.asks = True
+            self.stops = self.stops or channel in (ERROR, INTERRUPT)
             ref = here(codec, thread, channel, value, f"the write to {channel!r}")
             out[index] = [index, channel, ref]
         self.encoded, self.kept = list(out.values()), thread
@@ -346,22 +353,6 @@ class TaskWrites:
         return [
             [i, c, without_ranges(ref, self.kept, (key, generation))] for i, c, ref in self.encoded
         ]
-
-
-class _AsGiven(Sequence[Any]):
-    """Values as they were when they were encoded, as far as it matters: messages."""
-
-    def __init__(self, values: Sequence[Any], full: list[bytes]) -> None:
-        self._values, self._full = values, full
-
-    def __len__(self) -> int:
-        return len(self._full)
-
-    def __getitem__(self, i: Any) -> Any:
-        full = self._full[i]
-        if full[:1] != MESSAGE:
-            return self._values[i]
-        return unpacked_messages([full], as_given=True)[0]
 
 
 def without_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:

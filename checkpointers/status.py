@@ -21,6 +21,9 @@ CANCELLED: Final = "__erased__"
 _BRANCH: Final = "branch:to:"  # and the node that it triggers
 _JOIN: Final = "join:"  # the nodes that are waited for, joined by "+", ":", and the node
 _NO_NODES: Final = ("__input__", INTERRUPT)  # have seen versions of channels as well
+ASIDE: Final = "~aside"
+"""The end of the path of what an update wrote in the name of a task that a run has run."""
+_UPDATE: Final = "~__interrupt__"  # the path of a task whose node `update_state` names begins so
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """Writes what a person gives a run."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
@@ -105,9 +108,14 @@ def _has_path(writes: list[TaskWrite]) -> bool:
     return writes[0].path.startswith((_PULL, _PUSH))
 
 
+def is_by_update(path: str) -> bool:
+    """Return whether `update_state` wrote what is stored with a path, and no run."""
+    return path.startswith(_UPDATE)
+
+
 def _is_inner(path: str) -> bool:
-    """Whether a task is a call of another, or handles its error."""
-    return path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
+    """Whether a task is a call of another, or handles its error, or is none of the run."""
+    return path.endswith(ASIDE) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
 
 def _due(

@@ -19,7 +19,8 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
 from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_delta_writes
 from perdure.checkpointers.heads import head_after, run_start
-from perdure.checkpointers.labels import LABELS, USER_LABELS, inherit_labels
+from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
+from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_writes_apart
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
@@ -38,7 +39,7 @@ from perdure.checkpointers.records import (
     tags_of,
     written_said,
 )
-from perdure.checkpointers.status import NULL_TASK
+from perdure.checkpointers.status import NULL_TASK, is_by_update
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
 
@@ -135,12 +136,8 @@ class CheckpointWriter:
             return None
         try:
             head = thread.heads.get(ns) or Head(0, 0, None)
-            parent = head.snapshot if uid is not None else None
-            if (
-                thread.stamp is None
-                or head.flying
-                or (parent.uid if parent is not None else None) != uid
-            ):
+            parent = None if uid is None and ns == VIEWS else head.snapshot
+            if thread.stamp is None or head.flying or (parent and parent.uid) != uid:
                 return None
             if parent is not None and (request.deltas or request.snapshots):
                 request.replayed = delta_writes_from_cache(
@@ -212,7 +209,7 @@ class CheckpointWriter:
         made_at = min(now, put.made_at)
         additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.times)
         metadata, moved, overlaps = self._inherit_labels(put, snapshot, parent), head, False
-        additions.fill(snapshot, nodes, parent)
+        additions.fill(snapshot, nodes, parent, put.merge)
         if before is None:
             snapshot.key = place(head.namespace, thread.seq)
             steps = None if parent is None else self.reader.step(parent), snapshot.step
@@ -298,7 +295,9 @@ class CheckpointWriter:
         The metadata is encoded again only if a label is missing from it.
         """
         metadata, labels = put.metadata, dict[str, Any]()
-        inherited, lacks = dict[str, Any](), LABELS in metadata
+        inherited, lacks = dict[str, Any](), LABELS in metadata or MERGED in metadata
+        if put.merge is not None:
+            parent = put.merge.head
         if parent is not None and put.config is not None:
             inherited = self.reader.labels(parent)
         for name in inherited:
@@ -306,7 +305,7 @@ class CheckpointWriter:
         if lacks and put.config is not None:
             labels = inherit_labels(metadata, inherited, put.config)
             metadata = self.codec.decode(put.fields[1]) | labels
-            listed = sorted(labels.keys() - set(USER_LABELS))
+            listed = sorted(labels.keys() - {*USER_LABELS, MERGED})
             metadata |= {LABELS: listed} if listed else {}
             snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
         else:
@@ -427,6 +426,8 @@ class CheckpointWriter:
         if existing is not None:
             rows = yield self.sql("checkpoint_at", existing)
             before = yield from self._opened(put.at, thread, rows)
+        planner = MergePlanner(self.reader, thread_id, put.at.checkpoint_ns, thread, head)
+        put.merge = (yield from planner.plan(put, parent)) if before is None else None
         made = self._put(put, thread, head, parent, before)
         if isinstance(made, _Lacking):
             keys = yield from self.reader.new_keys(made.keys)
@@ -434,8 +435,11 @@ class CheckpointWriter:
             made = self._put(put, thread, head, parent, before, keys)
             assert isinstance(made, Commit)
             made.keys = keys
-        made.fresh, made.replaced = True, before is not None
+        made.fresh = True
+        made.replaced = before is not None or planner.is_merged(made.head)
         made.learn((yield made.statements)[0])
+        if put.merge is not None and made.head is not None:
+            made.replaced |= yield from planner.finish(put.merge, made.head)
         return made
 
     def _read_stale_put(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
@@ -525,6 +529,10 @@ class CheckpointWriter:
         key, newest = thread.newest or (0, "")
         state = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", namespace, *row, body, *state)
+        if request.stops:  # an update may have the head; see `MergePlanner.fold`
+            if head is None or head.snapshot is None or head.snapshot.uid != uid:
+                return None
+            added = self.sql("new_writes_at_head", *added.params, head.snapshot.key)
         statements = [added, *self._touched(thread)]
         if request.asks:
             statements.append(self.sql("waits", thread.key))
@@ -565,8 +573,12 @@ class CheckpointWriter:
         if stale is not None:
             writes, asks = stale.filter_writes(request)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
-        at = pack_id(uid), pack_id(request.task), request.path
-        before = yield self.sql("find_writes", namespace, *at[:2])
+        task, path = request.task, request.path
+        before = yield self.sql("find_writes", namespace, pack_id(uid), pack_id(task))
+        if before and is_by_update(before[0][0]) != is_by_update(path):
+            task, path = yield from set_writes_apart(self.reader, request, namespace, before[0])
+            before = []
+        at = pack_id(uid), pack_id(task), path
         if before:
             stored = (*at[:2], *before[0])
             merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
@@ -574,9 +586,13 @@ class CheckpointWriter:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
-        body = seal_writes(self.seal, (*request.at, request.task, request.path), writes)
+        body = seal_writes(self.seal, (*request.at, task, path), writes)
         waits = [self.sql("waits", key)] if asks else []
         yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
         cache_pending_writes(thread, request, writes, body)
-        written = ns, uid or "", request.task, (*at, body)
-        return Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
+        written = ns, uid or "", task, (*at, body)
+        made = Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
+        if request.stops and rows and rows[0][7] is not None:
+            head = rows[0][6], rows[0][7]
+            made.replaced = yield from fold_update(self.reader, request.at, thread, namespace, head)
+        return made

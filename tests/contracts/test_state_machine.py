@@ -162,6 +162,10 @@ class Threads(RuleBasedStateMachine):
             if found is not None and uid_of(found.config) == parent:
                 values = found.checkpoint["channel_values"]
         changed = {edit(values, n) for edit, n in edits}
+        # each put writes this channel, so that no update is merged with a run; that has a model of
+        # its own in test_updates_during_runs.py
+        values["turn"] = next(self.numbers)
+        changed.add("turn")
         new_versions = {channel: next(self.numbers) for channel in sorted(changed)}
         checkpoint = empty_checkpoint()
         checkpoint["id"] = uid

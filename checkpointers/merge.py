@@ -1,0 +1,104 @@
+"""What a put takes over from the head when it is merged with it; see `merge_planner`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perdure.checkpointers.cache import Snapshot
+
+_EPOCH_BITS: Final = 32  # low bits of a version, which count writes; the others count merges
+
+
+@dataclass(slots=True)
+class Merge:
+    """What a put takes over from the head of its namespace, which becomes its parent.
+
+    Attributes:
+        head: The head before the put.
+        versions: The channels to take over, with the versions that they get.
+        written: Of an update, the channels that it has written; everything else is the head's.
+        keeps_head: If nothing can be merged, the checkpoint that is the head after the put.
+    """
+
+    head: Snapshot
+    versions: dict[str, Any]
+    written: Collection[str] | None = None
+    keeps_head: Snapshot | None = None
+
+    def apply(self, snapshot: Snapshot) -> None:
+        """Give a planned checkpoint the channels to take over."""
+        head, written = self.head, self.written
+        if self.keeps_head is not None:
+            return
+        snapshot.parent = head.uid
+        snapshot.versions = dict(snapshot.versions)
+        if written is not None:
+            snapshot.refs = {c: ref for c, ref in snapshot.refs.items() if c in written}
+            snapshot.ranges = {c: held for c, held in snapshot.ranges.items() if c in written}
+            own = {c: version for c, version in snapshot.versions.items() if c in written}
+            snapshot.versions = {**head.versions, **own}
+            snapshot.seen = head.seen
+            snapshot.said |= {c: said for c, said in head.said.items() if c not in written}
+        for channel in self.versions:
+            take_channel(snapshot, head, channel)
+        snapshot.seen = {
+            node: {c: self._seen_version(snapshot, c, version) for c, version in seen.items()}
+            for node, seen in snapshot.seen.items()
+        }
+        snapshot.versions |= self.versions
+
+    def _seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
+        """Return the version that a node has seen, so that no merge triggers the node."""
+        is_newest = version == snapshot.versions.get(channel)
+        return self.versions.get(channel, version) if is_newest else version
+
+
+def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
+    """Give a checkpoint the value and the history that a channel has in another one."""
+    snapshot.ranges.pop(channel, None)
+    if channel in other.refs:
+        snapshot.take(channel, other)
+    if channel in other.said:
+        snapshot.said[channel] = other.said[channel]
+
+
+def is_state(channel: str) -> bool:
+    """Return whether a channel is part of the state, and does not route a run."""
+    return not channel.startswith("__") and ":" not in channel
+
+
+# -- versions
+
+
+def last_epoch(versions: Iterable[Any]) -> int | None:
+    """Return the last epoch of versions; None if they are not all of one kind that has epochs."""
+    values = [*versions]
+    epochs = [epoch_of(version) for version in values]
+    if None in epochs or len({type(version) for version in values}) > 1:
+        return None
+    return max((epoch for epoch in epochs if epoch is not None), default=0)
+
+
+def epoch_of(version: Any) -> int | None:
+    """Return the number of merges before a version was given; None if its kind has no epochs."""
+    if isinstance(version, bool):
+        return None
+    if isinstance(version, int | float):
+        return int(version) >> _EPOCH_BITS
+    digits = version.partition(".")[0] if isinstance(version, str) else ""
+    return int(digits) >> _EPOCH_BITS if digits.isdecimal() else None
+
+
+def first_of(version: Any, epoch: int) -> Any:
+    """Return the first version of an epoch, in the form of another version.
+
+    >>> first_of(7, 1), first_of("007.25", 1)
+    (4294967296, '4294967296.25')
+    """
+    first = epoch << _EPOCH_BITS
+    if not isinstance(version, str):
+        return type(version)(first)
+    digits, dot, rest = version.partition(".")
+    return f"{first:0{len(digits)}d}{dot}{rest}"

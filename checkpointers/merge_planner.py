@@ -1,0 +1,327 @@
+"""Keep an update of the state together with the run during which it was made.
+
+LangGraph's `update_state` reads a checkpoint and puts a new one upon it. If a run goes on from the
+same checkpoint, the two would be branches of each other. They are merged instead, if no channel
+was written by both: the put that comes second takes over the channels that the other has written.
+A channel that routes the run, its tasks and `versions_seen` are always those of the run.
+
+The run itself does not notice. It goes on with the state that it has in memory, which lacks what
+the update wrote. Its next puts are recognised by the versions of their channels: a merge gives the
+channels that it takes over a version that no run reaches which has not read them. Their names are
+in the metadata of the checkpoint, under `MERGED`, until a put has read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+from uuid import uuid4
+
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import Head, Snapshot, Thread
+from perdure.checkpointers.labels import MERGED
+from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, last_epoch
+from perdure.checkpointers.put import CheckpointPut, TaskWrites
+from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
+from perdure.checkpointers.records import (
+    VIEWS,
+    open_writes,
+    pack_id,
+    seal_checkpoint,
+    seal_writes,
+    written_said,
+)
+from perdure.checkpointers.status import ASIDE, is_by_update
+from perdure.storage.flow import Flow, Row
+
+_MOST_STEPS: Final = 64  # checkpoints from the head back to the parent of a put that are read
+_LOW: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+_NOTHING: Final = Snapshot("", 0, None, 0, [], {}, {})
+"""What a put without a parent is put upon."""
+
+
+class MergePlanner:
+    """Plans merges in the transaction of a put.
+
+    Args:
+        reader: Reads checkpoints.
+        thread_id: The thread.
+        ns: The namespace of the put.
+        thread: The thread as the transaction has read it.
+        head: The head of the namespace.
+    """
+
+    def __init__(
+        self, reader: CheckpointReader, thread_id: str, ns: str, thread: Thread, head: Head
+    ) -> None:
+        self._reader, self._thread_id, self._ns = reader, thread_id, ns
+        self._thread, self._head = thread, head
+
+    def plan(self, put: CheckpointPut, parent: Snapshot | None) -> Flow[Merge | None]:
+        """Return what a put takes over from the head, or None if it is stored as it is.
+
+        Args:
+            put: The put.
+            parent: The checkpoint upon which it is put; None if it has none.
+        """
+        source, now = put.metadata.get("source"), self._head.snapshot
+        if now is None or put.config is None or put.deliberate or source == "fork":
+            return None
+        if self._ns == VIEWS:
+            return None
+        if parent is None and put.at.checkpoint_id is not None:  # the parent was deleted
+            return None
+        if parent is not None and parent.uid == now.uid:
+            merged = self._merged_in(now)
+            return (yield from self._plan_next(put, now, merged)) if merged else None
+        upon = _NOTHING if parent is None else parent
+        if source == "update":
+            is_one = yield from self._leads_to_head(upon, {"loop", "input", "update"})
+            return self._plan_update(put, now, upon) if is_one else None
+        if source in ("loop", "input") and (yield from self._leads_to_head(upon, {"update"})):
+            return self._plan_run(put, now, upon)
+        return None
+
+    def _plan_next(
+        self, put: CheckpointPut, now: Snapshot, merged: Collection[str]
+    ) -> Flow[Merge | None]:
+        """Plan a put upon a head that has taken over channels."""
+        unread = {channel for channel in merged if not _has_read(put, channel, now)}
+        if any(channel in put.new_versions for channel in unread):
+            return Merge(now, {}, keeps_head=(yield from self._last_update(now, unread)))
+        return self._take_over(put, now, unread) if unread else None
+
+    def _plan_run(self, put: CheckpointPut, now: Snapshot, upon: Snapshot) -> Merge | None:
+        """Plan a put of a run upon whose last checkpoint an update was put meanwhile."""
+        unread = {c for c in self._merged_in(upon) if not _has_read(put, c, upon)}
+        written = {c for c in _written_since(now, upon) if c in now.refs}
+        versions = put.checkpoint["channel_versions"]
+        is_written = {
+            c
+            for c in unread | written
+            if c in put.new_versions
+            or (c not in unread and versions.get(c) != upon.versions.get(c))
+        }
+        return None if is_written else self._take_over(put, now, unread | written)
+
+    def _plan_update(self, put: CheckpointPut, now: Snapshot, upon: Snapshot) -> Merge | None:
+        """Plan an update upon a checkpoint from which a run has gone on meanwhile."""
+        written = {c for c in put.new_versions if is_state(c) and has_value(put, c)}
+        if written & _written_since(now, upon):
+            return None
+        codec, step = self._reader.codec, self._reader.step(now)
+        fields = {**codec.decode(now.fields[0]), "ts": put.checkpoint["ts"]}
+        put.fields[0] = codec.encode(fields, lambda: "checkpoint")
+        if step is not None:
+            self._set_metadata(put, "step", step + 1)
+        rest = {c: version for c, version in now.versions.items() if c not in written}
+        return Merge(now, rest, written)
+
+    def _take_over(
+        self, put: CheckpointPut, now: Snapshot, channels: Iterable[str]
+    ) -> Merge | None:
+        """Plan to take over channels of the head; None if their versions cannot be told apart."""
+        own = last_epoch(put.checkpoint["channel_versions"].values())
+        last = last_epoch([*put.checkpoint["channel_versions"].values(), *now.versions.values()])
+        if own is None or last is None:
+            return None
+        versions = {}
+        for channel in channels:
+            version = now.versions[channel]
+            is_newer = (epoch_of(version) or 0) > own
+            versions[channel] = version if is_newer else first_of(version, last + 1)
+        if versions:
+            self._set_metadata(put, MERGED, sorted(versions))
+        return Merge(now, versions)
+
+    def _set_metadata(self, put: CheckpointPut, name: str, value: Any) -> None:
+        put.metadata = {**put.metadata, name: value}
+        put.fields[1] = self._reader.codec.encode(put.metadata, lambda: "metadata", exact=True)
+
+    def finish(self, merge: Merge, head: Head) -> Flow[bool]:
+        """Store what follows from a merge once its checkpoint is stored.
+
+        An update that came after a task of the run had stopped does not keep the head.
+
+        Args:
+            merge: The merge.
+            head: The head after the put.
+
+        Returns:
+            Whether a checkpoint has other content now.
+        """
+        self._head, reader = head, self._reader
+        if merge.keeps_head is not None and not self._ns:
+            (row,) = yield reader.sql("checkpoint_at", merge.keeps_head.key)
+            yield from reader.retell(self._thread_id, row)
+        if merge.written is None:
+            return False
+        stored = StoredCheckpoint(self._thread, head.namespace, merge.head)
+        for row in (yield from reader.read_write_rows(stored)):
+            writes = open_writes(reader.seal, self._thread_id, self._ns, row)
+            if any(channel in (ERROR, INTERRUPT) for _, channel, _ in writes):
+                return (yield from self.fold(merge.head.uid))
+        return False
+
+    def fold(self, uid: str) -> Flow[bool]:
+        """Make the checkpoint of a run the head, with what the update has written that is it now.
+
+        A task of the run has stopped there, with a question or an error. The run puts no further
+        checkpoint, which could take over what the update has written.
+
+        Args:
+            uid: The id of the run's checkpoint.
+
+        Returns:
+            Whether it is done. It is not if the run's checkpoint is the head, or if something else
+            than an update came between.
+        """
+        now = self._head.snapshot
+        if now is None or now.uid == uid:
+            return False
+        run = yield from self._read(uid)
+        if run is None or not (yield from self._leads_to_head(run, {"update"})):
+            return False
+        last = last_epoch([*run.versions.values(), *now.versions.values()])
+        if last is None:
+            return False
+        written = [c for c in _written_since(now, run) if c in now.refs]
+        merged, parent = {*written, *self._merged_in(run)}, run.parent
+        Merge(now, {c: first_of(now.versions[c], last + 1) for c in written}).apply(run)
+        run.parent, codec = parent, self._reader.codec
+        metadata = self._reader.metadata(run) | {MERGED: sorted(merged)}
+        run.fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
+        yield from self._rewrite(run)
+        return True
+
+    def _rewrite(self, run: Snapshot) -> Flow[None]:
+        """Store a checkpoint anew, and make it the head."""
+        reader, at = self._reader, (self._thread_id, self._ns)
+        (row,) = yield reader.sql("checkpoint_at", run.key)
+        body = seal_checkpoint(reader.seal, *at, row, run, written_said(run))
+        yield [
+            reader.sql("rewrite_checkpoint", body, run.key),
+            reader.sql("pin", run.key & _LOW, self._head.namespace),
+            reader.sql("removed", self._thread.key),
+        ]
+        if not self._ns:
+            yield from reader.retell(self._thread_id, (*row[:5], body))
+
+    def is_merged(self, head: Head | None) -> bool:
+        """Return whether a head has taken over channels that no put has read.
+
+        Such a head is not kept in memory, so that each put upon it is planned with a planner.
+        """
+        snapshot = None if head is None else head.snapshot
+        return snapshot is not None and bool(self._merged_in(snapshot))
+
+    # -- checkpoints of the namespace
+
+    def _read(self, uid: str) -> Flow[Snapshot | None]:
+        rows = yield self._reader.sql("find_checkpoint", self._head.namespace, pack_id(uid))
+        if not rows:
+            return None
+        snapshot = self._reader.open_row(self._thread_id, self._ns, rows[0])
+        yield from self._reader.resolve(self._thread_id, self._thread, snapshot)
+        return snapshot
+
+    def _leads_to_head(self, upon: Snapshot, sources: Collection[str]) -> Flow[bool]:
+        """Return whether only checkpoints of these sources lead from one to the head."""
+        at = self._head.snapshot
+        for _ in range(_MOST_STEPS):
+            if at is None or self._reader.metadata(at).get("source") not in sources:
+                return False
+            if (at.parent or "") == upon.uid:
+                return True
+            at = (yield from self._read(at.parent)) if at.parent else None
+        return False
+
+    def _last_update(self, now: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
+        """Return the update whose channels the head has taken over, or else the head."""
+        at: Snapshot | None = now
+        for _ in range(_MOST_STEPS):
+            if at is None or not self._merged_in(at):
+                break
+            at = (yield from self._read(at.parent)) if at.parent else None
+        if at is None or self._reader.metadata(at).get("source") != "update":
+            return now
+        return at if all(at.refs.get(c) == now.refs.get(c) for c in channels) else now
+
+    def _merged_in(self, snapshot: Snapshot) -> list[str]:
+        """Return the channels of a checkpoint that it has taken over, and no put has read."""
+        names = self._reader.labels(snapshot).get(MERGED) if snapshot.fields else None
+        return [c for c in names if c in snapshot.versions] if isinstance(names, list) else []
+
+
+def has_value(put: CheckpointPut, channel: str) -> bool:
+    """Return whether a channel has a value, or writes from which its value is rebuilt."""
+    return channel in put.checkpoint["channel_values"] or channel in put.deltas
+
+
+def _has_read(put: CheckpointPut, channel: str, upon: Snapshot) -> bool:
+    """Return whether the run of a put has read a channel that was taken over."""
+    version, taken = put.checkpoint["channel_versions"].get(channel), upon.versions[channel]
+    if channel in put.new_versions:
+        return (epoch_of(version) or 0) >= (epoch_of(taken) or 0)
+    return bool(version == taken)
+
+
+def _written_since(now: Snapshot, upon: Snapshot) -> set[str]:
+    """Return the channels of the state that have another version than in an earlier checkpoint."""
+    versions = now.versions.items()
+    return {c for c, version in versions if is_state(c) and version != upon.versions.get(c)}
+
+
+# -- pending writes
+
+
+def fold_update(
+    reader: CheckpointReader, at: Address, thread: Thread, namespace: int, head: tuple[int, int]
+) -> Flow[bool]:
+    """Make the checkpoint of a task that stops the head, if an update is; see `MergePlanner.fold`.
+
+    Args:
+        reader: Reads checkpoints.
+        at: The address of the checkpoint.
+        thread: The thread as the transaction has read it.
+        namespace: The key of the namespace.
+        head: Of the head, what `Head.pinned` says, and the key.
+    """
+    pinned, key = head
+    rows = yield reader.sql("checkpoint_at", key)
+    snapshot = reader.open_row(*at[:2], rows[0]) if rows else None
+    if snapshot is None or snapshot.uid == at.checkpoint_id:
+        return False
+    yield from reader.resolve(at.thread_id, thread, snapshot)
+    now = Head(namespace, pinned, snapshot)
+    planner = MergePlanner(reader, at.thread_id, at.checkpoint_ns, thread, now)
+    return (yield from planner.fold(at.checkpoint_id or ""))
+
+
+def set_writes_apart(
+    reader: CheckpointReader, request: TaskWrites, namespace: int, before: Row
+) -> Flow[tuple[str, str]]:
+    """Keep apart what a task of a run writes and what an update wrote in the name of that task.
+
+    What the update wrote is stored under the id of no task.
+
+    Args:
+        reader: Reads and seals rows.
+        request: What is written now.
+        namespace: The key of the namespace.
+        before: The path and the body of what is stored under the id of the task.
+
+    Returns:
+        The id and the path under which the present writes are stored.
+    """
+    aside, (path, body) = str(uuid4()), before
+    if is_by_update(request.path):
+        return aside, request.path + ASIDE
+    uid = pack_id(request.at.checkpoint_id)
+    row = uid, pack_id(request.task), path, body
+    stored = open_writes(reader.seal, *request.at[:2], row)
+    sealed = seal_writes(reader.seal, (*request.at, aside, path + ASIDE), stored)
+    yield reader.sql("put_writes", namespace, uid, pack_id(aside), path + ASIDE, sealed)
+    return request.task, request.path
