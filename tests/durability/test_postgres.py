@@ -162,7 +162,10 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
         for lost in (aborted, future):
             assert not stands(run, lost)
             assert not stands("another", lost)
-        with pytest.raises(StorageUnavailable, match="it is unknown if it was done"):
+        with pytest.raises(
+            StorageUnavailable,
+            match="the server crashed, or a standby took its place, so the result is unknown",
+        ):
             stands("another", committed)
 
 

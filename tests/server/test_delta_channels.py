@@ -70,7 +70,7 @@ def test_pages(client: httpx.Client, ids: list[str]) -> None:
     assert f"{datetime.fromisoformat(items[0]['at']):%Y-%m-%d %H:%M}" in shown
     assert "And figs" in values
     assert "I pack a red tent" not in values
-    assert "Not known without the graph" in values
+    assert "Unknown without the graph" in values
     changed = [step for turn in thread["turns"] for step in turn["steps"] if step["changes"]]
     assert len(changed) >= 5
 
