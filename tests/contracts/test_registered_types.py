@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import logging
 import zlib
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import ormsgpack
+import pandas
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -322,11 +321,8 @@ def test_what_is_no_serializer(wrong: Any) -> None:
         StoredType.by_serializer(Sheet, wrong)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
 def test_a_data_frame() -> None:
     """By a pair of functions, and by langgraph's serializer."""
-    pandas: Any = importlib.import_module("pandas")
-
     frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
 
     def dump(frame: Any) -> Any:
