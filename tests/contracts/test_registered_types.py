@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import ormsgpack
-import pandas
+import pandas  # type: ignore[import-untyped]
 import pytest
 from langchain_core.messages import AnyMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
