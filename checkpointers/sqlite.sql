@@ -341,14 +341,14 @@ SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1, ?2, ?3, ?4, ?5
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
 AND EXISTS (SELECT 1 FROM namespaces WHERE namespace = ?1 AND thread = ?6)
-AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9)) RETURNING 0;
+AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9));
 
 -- new_writes_at_head: the same, of a task that stops, if its checkpoint is the head
 INSERT INTO writes (namespace, uid, task, path, body) SELECT ?1, ?2, ?3, ?4, ?5
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread = ?6 AND generation = ?7)
 AND EXISTS (SELECT 1 FROM namespaces n WHERE n.namespace = ?1 AND n.thread = ?6 AND ?10 = CASE n.pinned
 WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= ?1 << 32 AND id < (?1 + 1) << 32) ELSE (?1 << 32) + n.pinned END)
-AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9)) RETURNING 0;
+AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE id = ?8 AND uid = ?9));
 
 -- put_writes: what a task wrote
 INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

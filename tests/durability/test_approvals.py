@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +117,47 @@ def test_an_approved_tool_that_is_killed_is_not_approved_again(how: str, place: 
     """With durability `sync` the approval is stored before the first line of the tool is run."""
     for _ in range(rounds(20)):
         assert not is_asked_again(place, agent, how, APPROVED, 0.0, 0.002)
+
+
+def answer_beside_a_busy_thread(path: str) -> None:
+    """Answer in one thread while another keeps the interpreter lock, and then be killed."""
+    vars(sqlite_writer)["FILE_SEEN_S"] = NEVER_S  # the path of the file is not checked again
+    with SQLiteCheckpointer.open(path) as saver:
+        first = put(saver, {"n": 1})
+        saver.put_writes(first, [("__resume__", "warm")], NULL_TASK)  # prepares the statement
+        second = put(saver, {"n": 2}, first)
+        start, started = threading.Lock(), threading.Lock()
+        start.acquire()
+        started.acquire()
+
+        def answer() -> None:
+            start.acquire()
+            started.release()  # the main thread is woken, and waits for the interpreter lock
+            saver.put_writes(second, [("__resume__", "yes")], NULL_TASK)
+
+        threading.Thread(target=answer).start()
+        time.sleep(0.2)  # both other threads wait: the one above, and the writing thread
+        sys.setswitchinterval(60.0)
+        start.release()
+        started.acquire()
+        until = time.perf_counter() + ANSWERED_S
+        while time.perf_counter() < until:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@needs_fork
+def test_an_answer_is_stored_while_another_thread_is_busy(tmp_path: Path) -> None:
+    """SQLite commits the answer in one call, which needs no interpreter lock."""
+    path = str(tmp_path / "memory.db")
+    process = warm().Process(target=answer_beside_a_busy_thread, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    with SQLiteCheckpointer.open(path) as saver:
+        head = saver.get_tuple(at())
+    assert head is not None
+    assert head.pending_writes == [(NULL_TASK, "__resume__", "yes")]
 
 
 def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

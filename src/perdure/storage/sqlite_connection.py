@@ -309,10 +309,11 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
 def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
     first, *others = statements
     try:
-        rows = conn.execute(first.sql, first.params).fetchall()
+        cursor = conn.execute(first.sql, first.params)
+        rows = cursor.fetchall()
     except sqlite3.IntegrityError as exc:  # the key is there
         raise Stale from exc
-    if not rows:
+    if not rows and cursor.rowcount < 1:  # a statement without RETURNING has only the count
         raise Stale
     for sql, params, many in others:
         (conn.executemany if many else conn.execute)(sql, params)
