@@ -295,7 +295,8 @@ class MessageChatMemory:
     """A chat memory that returns the newest `max_size` messages of each conversation.
 
     The window follows the rules of LangChain4j. In addition, as in Spring AI, messages before the
-    first human message are not returned, except for system messages.
+    first human message are not returned, except for system messages. If the window has no human
+    message, only system messages are returned.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
@@ -319,7 +320,7 @@ class MessageChatMemory:
         shown = presentable(MessageWindowChatMemory(size).window((), stored))
         if size == ALL:
             return shown
-        first = next((index for index, m in enumerate(shown) if role(m) == "human"), 0)
+        first = next((index for index, m in enumerate(shown) if role(m) == "human"), ALL)
         return [m for index, m in enumerate(shown) if index >= first or role(m) == "system"]
 
     def clear(self, conversation_id: str) -> None:

@@ -26,6 +26,7 @@ from perdure.memory.changes import TEXT, MemoryWriter, Replacement, own_fields, 
 from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
 from perdure.memory.gate import Gate, parts_of
+from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import lowest_score, text, whole
@@ -63,6 +64,10 @@ _OWN: Final = frozenset({"manage_memory", "search_memory"})  # what they answer 
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
+_ERASED: Final = (
+    "Not kept: the message that says this was erased. Do not keep it, and do not say that it is "
+    "remembered."
+)
 _UNKNOWN: Final = "There is no memory with the id {id}. Search for it, and copy its id exactly."
 _LIGHT: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
@@ -86,7 +91,8 @@ def manage_memory(
     """A tool with which a model keeps and changes memories.
 
     The provenance of a memory has the messages that it rests on, and as trust whose words they
-    are. A call that cannot be done, or that the gate refuses, is answered with an error.
+    are. A call that cannot be done, or that the gate refuses, is answered with an error. So is a
+    call that repeats a message which was erased from the thread during the run.
 
     `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `description` tells
     the model when to keep what; `messages_key` is the channel of the messages. No other tool of
@@ -277,6 +283,8 @@ async def _changed(
 ) -> Outcome:
     if action == "delete":
         return await writer.delete(key)
+    stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
+    await attribution.check_sources(_texts(stated_now))
     if action == "create":  # an id is made up, if one is given
         return await writer.insert(memory, attribution.of(_texts(writer.value(memory))))
     there = await writer.adapter.got(writer.namespace, check_key(key))
@@ -339,6 +347,21 @@ class Attribution:
             trust=trust,
             at=datetime.now(UTC),
         )
+
+    async def check_sources(self, texts: Iterable[str]) -> None:
+        """Raise ToolException if the texts repeat messages that were erased during the run.
+
+        They do if at least half of their words are in erased messages of the thread.
+        """
+        loaded = find_run_thread(self.config)
+        words = set().union(*map(_words, texts))
+        if loaded is None or not words or not self.messages:
+            return
+        erased = await loaded.check_erased(self.messages)
+        sources = [m for m, is_erased in zip(self.messages, erased, strict=True) if is_erased]
+        found = words & set().union(*(_words(message.text) for message in sources))
+        if len(found) >= len(words) / 2:
+            raise ToolException(_ERASED)
 
     def _by_role(self, speaker: str) -> Words:
         return {

@@ -12,15 +12,18 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import ToolNode
 from pydantic import ConfigDict
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import (
     ChatState,
+    Collection,
     Extraction,
     Instructions,
     Profile,
     SummaryState,
+    manage_memory,
     record_views,
     remember_turns,
     summarize,
@@ -131,6 +134,49 @@ def test_a_later_run_remembers_the_same_words(
     graph_of(saver, remember_turns(store)).invoke({"messages": OLD[:1]}, ANN)
 
     assert SECRET in texts_in(store)
+
+
+def calling_the_tool(gate: Gate, **arguments: Any) -> Callable[[Any], Any]:
+    call = {"name": "manage_memory", "args": arguments, "id": "c", "type": "tool_call"}
+
+    def answer(_: Any) -> Any:
+        gate.wait()
+        return {"messages": [AIMessage("", tool_calls=[call], id="a")]}
+
+    return answer
+
+
+@removed
+@both_doors
+@pytest.mark.parametrize("action", ["create", "update", "supersede"])
+def test_a_tool_keeps_no_words_of_it(
+    saver: SQLiteCheckpointer, store: SQLiteStore, door: str, action: str, remove: Any
+) -> None:
+    """A model that has read the message before its erasure cannot store it as a memory."""
+    said_before(saver)
+    Collection(store, ("memories", "{user_id}")).insert("Ann sails", key="k", config=ANN)
+    gate = Gate()
+    call = calling_the_tool(gate, action=action, id="k", text=f"The user said: {SECRET}")
+    graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
+    with running(gate, invoking(graph, door, "sync", QUESTION, ANN)):
+        remove(saver)
+
+    assert texts_in(store) == str([{"text": "Ann sails", "kind": "fact"}])
+
+
+@removed
+def test_a_tool_keeps_other_words(
+    saver: SQLiteCheckpointer, store: SQLiteStore, remove: Any
+) -> None:
+    """Unless the whole thread was deleted, a memory of the other messages is stored."""
+    said_before(saver)
+    gate = Gate()
+    call = calling_the_tool(gate, action="create", text="The user asks a question about ships")
+    graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
+    with running(gate, invoking(graph, "sync", "sync", QUESTION, ANN)) as run:
+        remove(saver)
+
+    assert ("ships" in texts_in(store)) is (run.error is None)
 
 
 class Slow(TurnExtractor):

@@ -159,7 +159,7 @@ def test_the_window_has_a_size(repository: Any) -> None:
     memory.add("c", ToolMessage("found", tool_call_id="1"))
     assert texts(memory.get("c")) == ["s", "q", "", "found"]
     memory.add("c", AIMessage("so"))
-    assert texts(memory.get("c")) == ["s", "", "found", "so"]
+    assert texts(memory.get("c")) == ["s"]  # the question no longer fits
     memory.add("c", HumanMessage("r"))
     assert texts(memory.get("c")) == ["s", "r"]
     memory.add("c", SystemMessage("t"))
