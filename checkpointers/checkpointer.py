@@ -330,15 +330,25 @@ class Checkpointer(CheckpointSaver):
 
     adelete_thread = awaited(delete_thread)
 
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+    def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
         """Remove every checkpoint, with its writes, whose metadata names one of these runs.
 
         langgraph copies `run_id` to a checkpoint's metadata from `configurable` and from `metadata`
         of a run's config; one at the top level of the config reaches no checkpoint.
-        """
-        self._maintenance.delete_for_runs(check_texts("run_ids", run_ids))
 
-    adelete_for_runs = awaited(delete_for_runs)
+        Args:
+            run_ids: The ids of the runs.
+            thread_id: The only thread from which checkpoints are removed. None means all threads,
+                and so also copies of the thread of a run.
+        """
+        thread_id = None if thread_id is None else check_thread_id(thread_id)
+        self._maintenance.delete_for_runs(check_texts("run_ids", run_ids), thread_id)
+
+    async def adelete_for_runs(
+        self, run_ids: Sequence[str], *, thread_id: str | None = None
+    ) -> None:
+        """See `delete_for_runs`."""  # by hand: of `awaited` mypy would take langgraph's signature
+        await asyncio.to_thread(self.delete_for_runs, run_ids, thread_id=thread_id)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
         """Remove messages from a thread for good, also from the bytes of the file.

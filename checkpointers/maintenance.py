@@ -81,16 +81,17 @@ class Maintenance:
             self.write(thread_id, partial(self.delete_thread, thread_id, recorded=recorded))
         self.database.shrink()
 
-    def delete_for_runs(self, run_ids: Iterable[str]) -> None:
+    def delete_for_runs(self, run_ids: Iterable[str], thread_id: str | None = None) -> None:
         """See `Checkpointer.delete_for_runs`."""
         doomed: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
             owners = self.database.read(partial(self.listing.owners, {"run_id": run_id}))
-            for thread_id, key in owners or ():
-                doomed[thread_id].add(key)
-        for thread_id, keys in doomed.items():
-            self._prune(thread_id, partial(_all_but, keys))
-            self.write(thread_id, partial(self.untitled, thread_id, of_metadata=True))
+            for owner, key in owners or ():
+                if thread_id in (None, owner):
+                    doomed[owner].add(key)
+        for owner, keys in doomed.items():
+            self._prune(owner, partial(_all_but, keys))
+            self.write(owner, partial(self.untitled, owner, of_metadata=True))
         if doomed:
             self.database.shrink()
 

@@ -275,7 +275,7 @@ ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- end_run: see sqlite.sql
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, updated_at = ?, owner = ''
-WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (? = 1 OR coalesce(cancel, '') <> 'rollback') RETURNING 0;
 
 -- analyzed: the planner is told what a copy has added
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags, runs;

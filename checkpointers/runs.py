@@ -112,6 +112,8 @@ class RunTable(ServerTable):
         error: Any = None,
         request: Any = None,
         last: EventBatch | None = None,
+        *,
+        knows_rollback: bool = False,
     ) -> list[int] | None:
         """End a run, and claim the next of its thread, which is returned by its `seq`.
 
@@ -125,6 +127,8 @@ class RunTable(ServerTable):
             error: Why it failed.
             request: What it was asked, if that may be sent again; it stays unless it was stopped.
             last: What it told that is not stored yet.
+            knows_rollback: Whether the run may end in another way than "rolled back" although a
+                rollback was asked for. If not, None is returned then, and the run is still live.
         """
         now, of = time.time(), (run.thread, run.seq)
         _, *sealed = seal_run(self._seal, run, (None, error, request))
@@ -132,7 +136,10 @@ class RunTable(ServerTable):
             end = [self._sql("drop_run", *of, run.owner), *self._left(run)]
         else:
             told = [] if last is None else self._told(run, last)
-            end = [*told, self._sql("end_run", status, *sealed, now, *of, run.owner)]
+            end = [
+                *told,
+                self._sql("end_run", status, *sealed, now, *of, run.owner, int(knows_rollback)),
+            ]
         after = [
             self._sql("claim_next", now, run.owner, run.thread),
             self._sql("drop_old_runs", run.thread, run.seq - KEPT),
@@ -176,13 +183,15 @@ class RunTable(ServerTable):
         """Leave all runs of a process to others."""
         await self._write([self._sql("hand_over", owner)], None)
 
-    async def cancel(self, thread_id: str, run_id: str, action: str) -> None:
-        """Have a run of a thread stopped, or with `""` all.
+    async def cancel(self, thread_id: str, run_id: str, action: str) -> list[str]:
+        """Have a run of a thread stopped, or with `""` all, and return the ids of these runs.
 
-        One that waits, or is delayed, has ended then; with `rollback` there is none any more.
+        One that waits, or is delayed, has ended then; with `rollback` there is none any more. A run
+        that has ended is not returned.
         """
         stop = self._cancelling(thread_id, run_id, action, delayed=True)
-        await self._write(stop, (thread_id,))
+        results = await self._write(stop, (thread_id,))
+        return [stopped for (stopped,) in chain.from_iterable(results)]
 
     def _cancelling(
         self, thread_id: str, run_id: str, action: str, *, delayed: bool = False

@@ -19,6 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -54,6 +55,7 @@ from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.removal_records import RemovalRecords
+from perdure.checkpointers.run_writes import RUN_WRITES
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter
@@ -64,6 +66,7 @@ from perdure.storage.flow import Flow, NamedSQL
 
 T = TypeVar("T")
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
+_NO_RUN: Final = nullcontext()  # around the writes of runs that nobody counts
 _REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
 
@@ -351,14 +354,18 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
-        self.database.write(*self._writer.job(put))
+        writes = RUN_WRITES.get()
+        with _NO_RUN if writes is None else writes.add():
+            self.database.write(*self._writer.job(put))
 
     async def _awrite(self, put: CheckpointPut | TaskWrites, items: int) -> None:
-        if items <= OFF_LOOP_ITEMS:
-            job = self._writer.job(put)
-        else:
-            job = await self.database.in_thread(lambda: self._writer.job(put))
-        await self.database.awrite(*job)
+        writes = RUN_WRITES.get()
+        with _NO_RUN if writes is None else writes.add():
+            if items <= OFF_LOOP_ITEMS:
+                job = self._writer.job(put)
+            else:
+                job = await self.database.in_thread(lambda: self._writer.job(put))
+            await self.database.awrite(*job)
 
 
 def serde_and_seal(

@@ -583,9 +583,9 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: store how a run ended, if this process still owns it; the error and the request are not stored if the run was stopped or messages were erased from its thread
+-- end_run: store how a run ended, if this process still owns it and nobody has asked to roll it back without this process knowing; the error and the request are not stored if the run was stopped or messages were erased from its thread
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, updated_at = ?, owner = ''
-WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
+WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (? = 1 OR coalesce(cancel, '') <> 'rollback') RETURNING 0;
 
 -- drop_run: one that was rolled back, unless it is another process' now
 DELETE FROM runs WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
@@ -673,15 +673,15 @@ WHERE thread = ? AND seq = ? AND owner = ? AND status IN ('pending', 'running');
 -- hand_over: the runs of a process that ends are the next one's
 UPDATE runs SET owner = '' WHERE owner = ? AND status IN ('pending', 'running');
 
--- cancel_runs: one of a thread, or all, perhaps but those that are delayed; what waits has ended, what runs is told
-UPDATE runs SET cancel = coalesce(cancel, ?4), updated_at = ?5, request = CASE status WHEN 'running' THEN request END,
+-- cancel_runs: one of a thread, or all, perhaps but those that are delayed; what waits has ended, what runs is told; a rollback counts more than an interrupt
+UPDATE runs SET cancel = CASE CAST(?4 AS text) WHEN 'rollback' THEN 'rollback' ELSE coalesce(cancel, ?4) END, updated_at = ?5, request = CASE status WHEN 'running' THEN request END,
 status = CASE status WHEN 'running' THEN status ELSE 'interrupted' END
 WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
-AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1));
+AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
 
 -- drop_waiting: those of them that did not begin
 DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
-AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1));
+AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
 
 -- runs_since: those of a thread after one, in order, and how each stands
 SELECT r.seq, r.run_id, r.status FROM threads t JOIN runs r ON r.thread = t.thread AND r.seq > ?

@@ -20,6 +20,7 @@
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
     ├─ ThreadDeleted                       the thread of a run was deleted during the run
+    ├─ RunEnded                            a write of a run that has ended
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
@@ -123,6 +124,10 @@ class ThreadDeleted(PerdureError):
 
     Nothing was stored. A new run with the same thread id begins a new conversation.
     """
+
+
+class RunEnded(PerdureError):
+    """A run that has ended, or was cancelled, tried to write. Nothing was stored."""
 
 
 class UnknownMemory(PerdureError, LookupError):

@@ -312,7 +312,7 @@ def test_a_run_whose_thread_cannot_be_rolled_back_ends(
 ) -> None:
     """It says why, and is not run again."""
 
-    async def refused(*_: Any) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
         raise CorruptRecord("a row is damaged")
 
     with served(settings, gate) as client:

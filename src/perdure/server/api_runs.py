@@ -235,7 +235,8 @@ async def cancel(
     run = await reached(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE:
         raise Refused(f"run {run_id!r} has ended: {run.status}", 404)
-    await runs.cancel(run.tenant, run.row.live, action)
+    if not await runs.cancel(run.tenant, run.row.live, action):
+        raise Refused(f"run {run_id!r} has ended meanwhile", 404)
     if wait:
         await run.wait()
     return Response(status_code=204 if wait else 202)

@@ -13,12 +13,18 @@ from typing import Any, Final
 
 from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState
+from perdure.checkpointers.thread_list import RunStatus
+from perdure.errors import PerdureError
 from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_request import RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 CANCELS: Final = {each: each for each in ("interrupt", "rollback")}
 """How the runs before one are cancelled, by its strategy."""
+
+
+class RunOvertaken(PerdureError):
+    """Another program changed a thread before a run of it could be continued."""
 
 
 @dataclass(eq=False)
@@ -39,6 +45,8 @@ class Run:
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
         rolled_back: What it has stored was removed.
+        former_status: The stored status of the thread before the run changed it. None if the run
+            has not changed it.
         tidied: What it has to leave of its thread is as it has to be.
         cancelled: How, if it was.
         lost: It is not this process' any more.
@@ -71,6 +79,7 @@ class Run:
     outcome: RunState = "pending"
     unheard: bool = False
     rolled_back: bool = False
+    former_status: RunStatus | None = None
     tidied: bool = False
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)
@@ -151,7 +160,8 @@ class Run:
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
-        self.cancelled = self.cancelled or action  # seen as it begins, if it has not
+        if self.cancelled is None or action == "rollback":  # seen as it begins, if it has not
+            self.cancelled = action
         self.changed.set()
         self._stop()
 
@@ -215,6 +225,14 @@ class Run:
     def fail(self, exc: Exception) -> None:
         """It ends by an error, the first one if there are several."""
         self.outcome, self.failure = "error", self.failure or exc
+
+    def overtake(self) -> None:
+        """End it as interrupted, because another program has changed the thread meanwhile."""
+        self.outcome = "interrupted"
+        self.failure = RunOvertaken(
+            f"thread {self.thread_id!r} was changed by another program after the server of this "
+            "run had stopped; the run is not continued, so that its input is not applied twice"
+        )
 
     def check(self) -> None:
         """Go no further if it was stopped before it played."""

@@ -15,18 +15,17 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Context
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.serde.types import RESUME
 from pydantic import ValidationError
 
 from perdure.checkpointers.records import LiveRun
+from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
 from perdure.checkpointers.runs import ALL_RUNS, LIVE, RunTable
-from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
@@ -46,6 +45,7 @@ from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of, shown
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import Log, LoggedEvent
+from perdure.server.run_progress import find_progress, is_input_stored, store_start
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -255,7 +255,8 @@ class DatabaseRuns:
             await self.read(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:  # the other runs go on
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
-            await self.table.end(live, "error", error_of(exc))  # once it is the thread's next
+            error = error_of(exc)
+            await self.table.end(live, "error", error, knows_rollback=True)  # once it is the next
 
     async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take the runs of a process, if it is gone: then its lock is free."""
@@ -375,13 +376,24 @@ class DatabaseRuns:
                 async with self.saver.lock(run.thread_id, timeout_s=patience_s):
                     if self.holds():
                         await self.events.begin(run, live)
-                        await self._turn(run)
+                        await self._run_turn(run)
             if isinstance(run.failure, StorageUnavailable):
                 self.holds()
             while not run.lost and not await self._settled(run, live):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(SWEEP_S)
             if run.lost:
                 await self.events.hand_over(run, live)
+
+    async def _run_turn(self, run: Run) -> None:
+        """Run the graph. If it is stopped, wait for its last writes before the lock is released."""
+        writes = RunWrites()
+        token = RUN_WRITES.set(writes)
+        try:
+            await self._turn(run)
+        finally:
+            RUN_WRITES.reset(token)
+            if run.cancelled or run.lost or run.failure is not None:
+                await writes.close(ENDS_S)
 
     async def _settled(self, run: Run, live: LiveRun) -> bool:
         """Do what is left once its graph has ended, unless the database has no room, for example.
@@ -406,15 +418,18 @@ class DatabaseRuns:
     async def _tidy(self, run: Run) -> None:
         if run.cancelled == "rollback":  # its thread stands as before
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
-                await self.saver.adelete_for_runs([run.run_id])
+                await self.saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
+                if run.former_status is not None:  # it had ended when the rollback was asked for
+                    await self._threads.set_status(run.thread_id, run.former_status)
+                    await WebhookTable(self.saver).drop(run.run_id)
             run.rolled_back = True
         if run.request.webhook and not run.rolled_back:
             await self._tell(run)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
-                await self._threads.delete(run.thread_id, recorded=False)  # its only run has ended
+                await self._threads.delete(run.thread_id, recorded=False, run_id=run.run_id)
         elif run.outcome == "error":
-            run.unheard = await self._begun(run) is None
+            run.unheard = not await is_input_stored(self.saver, run)
 
     async def _tell(self, run: Run) -> None:
         """Have the webhook of a run be called, which begins once it has ended."""
@@ -440,9 +455,9 @@ class DatabaseRuns:
         asked = {"request": run.request.kept()} if run.unheard else None
         closing = self._runs.player(run).closing(error)
         last = await self.events.last(run, closing)
-        claimed = await self.table.end(
-            live, "rolled back" if run.rolled_back else run.outcome, error, asked, last
-        )
+        how: Any = "rolled back" if run.rolled_back else run.outcome
+        knows = run.cancelled == "rollback"
+        claimed = await self.table.end(live, how, error, asked, last, knows_rollback=knows)
         if run.rolled_back:
             self.known.pop(run.run_id, None)
         if claimed is None and not run.temporary:
@@ -467,18 +482,23 @@ class DatabaseRuns:
     async def _turn(self, run: Run) -> None:
         saver, threads = self.saver, self._threads
         before = await threads.listed(run.thread_id)  # it may be deleted by now
-        begun = await self._begun(run) if run.begun else None
+        progress = await find_progress(saver, run) if run.begun else None
+        if progress == "overtaken":
+            run.overtake()
+            return
         ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
         graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
-        config = run.request.config_with({**graph_ids, **login, **ids}, begun=begun is not None)
+        config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
         config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
         config["callbacks"] = [AwaitedViews(saver)]
-        given = None if begun else run.request.given()
-        run.waits = begun == "asks"
+        given = None if progress else run.request.given()
+        run.waits = progress == "asks"
+        if progress is None:
+            await store_start(saver, run, config)
         with run.playing(), self._runs.measured():
             run.check()
-            if begun != "asks":
+            if progress != "asks":
                 opened = self._runs.graphs.opened(
                     *(run.graph, saver, self.parts.store, config),
                     access="threads.create_run",
@@ -491,26 +511,8 @@ class DatabaseRuns:
         if run.lost or run.cancelled == "rollback" or run.temporary:
             return
         stands = "idle" if run.outcome == "success" else run.outcome
+        run.former_status = before.ended
         await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
-
-    async def _begun(self, run: Run) -> Literal["applied", "asks"] | None:
-        """How far a run came before: its input was applied, or it asked; None: it was not."""
-        config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-        head = await self.saver.aget_tuple(config)
-        if head is None:
-            return None
-        status = (await self.saver.astatus(run.thread_id)).state
-        if head.metadata.get("run_id") == run.run_id:
-            return "asks" if status == "waiting" else "applied"
-        order, writes = run.request.command, head.pending_writes or []
-        if order is None:
-            return None
-        answers = [each for task, channel, each in writes if channel == RESUME if task != NULL_TASK]
-        given = order.answers
-        if given and status == "waiting" and all(each in chain(*answers) for each in given):
-            return "asks"  # the answers were heard, and more was asked
-        own = [(channel, each) for task, channel, each in writes if task == NULL_TASK]
-        return "applied" if order.writes and all(each in own for each in order.writes) else None
 
     async def values(self, run: Run) -> Any:
         """The output of a run that ran elsewhere: that of its last checkpoint."""

@@ -324,12 +324,13 @@ class Runs:
         await runs.table.drop(run.row.live)
         runs.known.pop(run.run_id, None)
 
-    async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> None:
-        """Stop a run, wherever it is."""
+    async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> bool:
+        """Stop a run, wherever it is. Returns False if it has ended meanwhile."""
         runs = await self.of(tenant)
-        await runs.table.cancel(live.thread_id, live.run_id, action)
+        stopped = await runs.table.cancel(live.thread_id, live.run_id, action)
         if run := runs.known.get(live.run_id):
             await runs.refresh(run)
+        return bool(stopped)
 
     async def stop(self, tenant: str | None, thread_id: str) -> None:
         """Cancel the runs of a thread, and wait until they have ended.

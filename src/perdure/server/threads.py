@@ -186,18 +186,21 @@ class Threads:
             return
         await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
 
-    async def delete(self, thread_id: str, *, recorded: bool = True) -> None:
+    async def delete(
+        self, thread_id: str, *, recorded: bool = True, run_id: str | None = None
+    ) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
 
         Args:
             thread_id: The thread.
             recorded: Whether to write a removal record; see `Maintenance.delete_thread`.
+            run_id: The run that deletes its own thread.
 
         Raises:
             UnknownThread: See `get`.
             AlreadyLocked: A turn of another program does not end.
         """
-        async with self.turn(thread_id, timeout_s=_WAIT_S):
+        async with self.turn(thread_id, timeout_s=_WAIT_S, run_id=run_id):
             await self.get(thread_id)
             await self._list.adelete(thread_id, recorded=recorded)
             self._forget(thread_id)
@@ -253,11 +256,19 @@ class Threads:
         return await self.get(target)
 
     @asynccontextmanager
-    async def turn(self, thread_id: str, timeout_s: float = 0) -> AsyncIterator[None]:
+    async def turn(
+        self, thread_id: str, timeout_s: float = 0, run_id: str | None = None
+    ) -> AsyncIterator[None]:
         """Hold the lock of a thread while it is changed.
 
+        Args:
+            thread_id: The thread.
+            timeout_s: How long to wait for the lock, in seconds.
+            run_id: The run on whose behalf the thread is changed.
+
         Raises:
-            AlreadyLocked: A run holds it.
+            AlreadyLocked: A run holds the lock; or a run is accepted and waits for a server,
+                because its former server has died.
         """
         why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
         async with AsyncExitStack() as stack:
@@ -267,6 +278,8 @@ class Threads:
                 if not isinstance(exc.__cause__, TimeoutError):
                     raise  # nobody can tell
                 raise AlreadyLocked(why) from exc
+            if {*await RunTable(self._saver).live_of(thread_id)} - {run_id}:
+                raise AlreadyLocked(why)
             yield
 
     async def user(self, thread_id: str) -> str | None:

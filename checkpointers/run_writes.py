@@ -1,0 +1,62 @@
+"""The writes of one run: wait for those that are in progress, and refuse all that come later.
+
+A run that is cancelled may leave puts behind. LangGraph starts each put as a task of its own, and a
+cancellation ends the wait for these tasks, not the tasks. Whoever cleans up after the run first
+closes its `RunWrites`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from perdure.errors import RunEnded
+
+_POLL_S: Final = 0.002
+_QUIET_ROUNDS: Final = 20  # of the event loop; a put that waits for another one starts after a few
+
+
+class RunWrites:
+    """Counts the writes of a run that are in progress, in any thread."""
+
+    def __init__(self) -> None:
+        self._in_progress = set[object]()  # adding and removing are atomic
+        self._closed = False
+
+    @contextmanager
+    def add(self) -> Iterator[None]:
+        """Count one write while the block is executed.
+
+        Raises:
+            RunEnded: The run has ended.
+        """
+        write = object()
+        self._in_progress.add(write)
+        try:
+            if self._closed:
+                raise RunEnded("the run has ended; nothing of it is stored any more")
+            yield
+        finally:
+            self._in_progress.discard(write)
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait until no write is in progress, and refuse all further writes.
+
+        Args:
+            timeout_s: How long to wait, in seconds.
+        """
+        until, quiet = time.monotonic() + timeout_s, 0
+        while quiet < _QUIET_ROUNDS and time.monotonic() < until:
+            is_busy = bool(self._in_progress)
+            quiet = 0 if is_busy else quiet + 1
+            await asyncio.sleep(_POLL_S if is_busy else 0)
+            self._closed = quiet == _QUIET_ROUNDS - 1  # a write in another thread may just begin
+        self._closed = True
+
+
+RUN_WRITES: ContextVar[RunWrites | None] = ContextVar("RUN_WRITES", default=None)
+"""The writes of the run in whose context the code is executed, if somebody counts them."""

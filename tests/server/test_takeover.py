@@ -1,0 +1,252 @@
+"""A run is continued, ended or undone once, whatever its server, its clients and others do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+
+from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.server.run_queue import DatabaseRuns
+from perdure.settings import Settings
+from perdure.storage.flow import Statement
+from perdure.storage.sqlite import SQLiteDatabase
+from tests.server.running import running, until
+from tests.server.talking import Gate, State, says, talk
+from tests.server.test_runs import texts
+from tests.server.test_several_servers import changed, statuses
+
+YES: Any = {"resume": "yes"}
+
+
+def asks(gate: Gate, questions: int = 3) -> StateGraph[State]:
+    """Asks several times in one node, and stops at the gate before the last question."""
+
+    async def hear(state: State) -> dict[str, Any]:
+        heard = [interrupt(number) for number in range(questions - 1)]
+        await gate.pass_through()
+        return {"heard": [*heard, interrupt(questions - 1)]}
+
+    return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+def steps(count: int = 4) -> StateGraph[State]:
+    """Runs some fast nodes, one after the other."""
+    builder: Any = StateGraph(State)
+    before = START
+    for number in range(count):
+        builder.add_node(f"n{number}", lambda _, number=number: {"heard": [str(number)]})
+        builder.add_edge(before, f"n{number}")
+        before = f"n{number}"
+    return builder  # type: ignore[no-any-return]
+
+
+@contextmanager
+def served(settings: Settings, gate: Gate, *names: str) -> Iterator[SyncLangGraphClient]:
+    graphs: dict[str, Any] = {"talk": talk(gate), "asks": asks(gate), "steps": steps()}
+    chosen = {name: graphs[name] for name in names or graphs}
+    app = create_app(settings, graphs=Graphs(chosen))
+    with running(app) as url, get_sync_client(url=url) as client:
+        yield client
+
+
+def is_without_runs(client: SyncLangGraphClient, thread: str) -> bool:
+    return client.runs.list(thread) == []
+
+
+@pytest.mark.parametrize("how", ["under way", "waiting"])
+def test_an_equal_answer_is_not_lost_with_its_server(
+    settings: Settings, gate: Gate, how: str
+) -> None:
+    """All three questions are answered with the same word, and the server stops in between."""
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "asks", input={"heard": []})
+        client.runs.wait("t", "asks", command=YES)
+        runs = [client.runs.create("t", "asks", command=YES)["run_id"]]
+        assert gate.reached.wait(60)
+        if how == "waiting":
+            runs += [client.runs.create("t", "asks", command=YES)["run_id"]]
+    gate.open.set()
+    with served(settings, gate) as client:
+        values: Any = client.runs.join("t", runs[-1])
+        if how == "under way":
+            assert [each["value"] for each in values["__interrupt__"]] == [2]
+            values = client.runs.wait("t", "asks", command=YES)
+
+    assert values["heard"] == ["yes", "yes", "yes"]
+
+
+@pytest.mark.parametrize("what", ["update", "turn"])
+def test_an_input_is_not_applied_twice_if_others_wrote(
+    settings: Settings, gate: Gate, what: str
+) -> None:
+    """A program changes the thread between two servers; the run ends, and says why."""
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(settings.db) as saver:
+        graph = talk(gate).compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "t"}}
+        if what == "update":
+            graph.update_state(config, {"heard": ["told"]})
+        else:
+            other: Any = says("other")
+            asyncio.run(graph.ainvoke(other, config))
+    with served(settings, gate) as client:
+        values: Any = client.runs.join("t", run)
+        said, stands = texts(client), client.runs.get("t", run)["status"]
+
+    assert said.count("one") == 1
+    assert stands == "interrupted"
+    assert values["__error__"]["error"] == "RunOvertaken"
+
+
+def test_an_input_that_was_not_stored_is_applied_after_a_change(
+    settings: Settings, gate: Gate
+) -> None:
+    """A run that waited for its turn has not begun, so it begins with what others have written."""
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        runs = [client.runs.create("t", "talk", input=says(text)) for text in ("one", "two")]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(settings.db) as saver:
+        graph = talk(gate).compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "t"}}
+        graph.update_state(config, {"messages": [HumanMessage("told")]})
+    with served(settings, gate) as client:
+        client.runs.join("t", runs[1]["run_id"])
+        said = texts(client)
+
+    assert [said.count(text) for text in ("one", "told", "two")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/threads/t/state", {"values": {"heard": ["told"]}}),
+        ("POST", "/threads/prune", {"thread_ids": ["t"], "strategy": "keep_latest"}),
+    ],
+)
+def test_a_thread_whose_run_lost_its_server_is_not_changed(
+    settings: Settings, gate: Gate, method: str, path: str, body: Any
+) -> None:
+    """Its lock is free, but the run is accepted and will go on."""
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.create("t", "talk", input=says("one"))
+        assert gate.reached.wait(60)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
+        before = saver.checkpoints("t")
+    app = create_app(settings, graphs=Graphs({"asks": asks(gate)}))
+    with running(app) as url, httpx.Client(base_url=url) as client:
+        reply = client.request(method, path, json=body)
+    with SQLiteCheckpointer.open(settings.db) as saver:
+        after = saver.checkpoints("t")
+
+    assert reply.status_code == 409
+    assert after == before
+
+
+def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
+    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the cancellation is accepted, the run and its checkpoints go."""
+    gate.open.set()
+    tidy, asked = DatabaseRuns._tidy, list[str]()
+
+    async def cancel_first(self: DatabaseRuns, run: Any) -> None:
+        if not asked and run.request.input == says("two"):
+            asked.append(run.run_id)
+            await tidy(self, run)
+            await self.table.cancel("t", run.run_id, "rollback")
+        else:
+            await tidy(self, run)
+
+    monkeypatch.setattr(DatabaseRuns, "_tidy", cancel_first)
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "talk", input=says("one"))
+        before, checkpoints = texts(client), len(client.threads.get_history("t", limit=100))
+        run = client.runs.create("t", "talk", input=says("two"))["run_id"]
+        until(lambda: [each["run_id"] for each in client.runs.list("t")] != [run] and asked)
+        until(lambda: statuses(client) == ["success"])
+
+        assert texts(client) == before
+        assert len(client.threads.get_history("t", limit=100)) == checkpoints
+
+
+def test_a_rollback_leaves_copies_of_the_thread(settings: Settings, gate: Gate) -> None:
+    with served(settings, gate) as client:
+        client.threads.create(thread_id="t")
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+        client.threads.copy("t")
+        with open_checkpointer(settings.db) as saver:
+            [other] = [each.thread_id for each in saver.threads() if each.thread_id != "t"]
+            before = saver.checkpoints(other)
+        client.runs.cancel("t", run, action="rollback", wait=True)
+        until(lambda: statuses(client) == [])
+        with open_checkpointer(settings.db) as saver:
+            after, gone = saver.checkpoints(other), saver.checkpoints("t")
+
+    assert before == after != []
+    assert gone == []
+
+
+@pytest.mark.repeats
+@pytest.mark.parametrize("how", ["rollback", "delete"])
+def test_puts_of_a_cancelled_run_do_not_come_back(
+    settings: Settings, gate: Gate, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph stops waiting for its puts when a run is cancelled; here each put is slow."""
+    awrite, cancelled = SQLiteDatabase.awrite, list[str]()
+
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
+        async def write() -> Any:
+            await asyncio.sleep(0.03)
+            return await awrite(self, *args, **options)
+
+        return write()
+
+    monkeypatch.setattr(SQLiteDatabase, "awrite", slow)
+    with served(settings, gate, "steps") as client:
+        for number in range(12):
+            thread = f"t{number}"
+            cancelled.append(thread)
+            client.threads.create(thread_id=thread)
+            run = client.runs.create(thread, "steps", input={"heard": []})["run_id"]
+            time.sleep(0.03 * number)
+            if how == "delete":
+                client.threads.delete(thread)
+                continue
+            try:
+                client.runs.cancel(thread, run, action="rollback", wait=True)
+            except httpx.HTTPStatusError as exc:  # the run had ended before
+                assert exc.response.status_code == 404
+                cancelled.remove(thread)
+            else:
+                until(partial(is_without_runs, client, thread))
+        time.sleep(0.3)  # puts that nobody waits for would be stored by now
+        with open_checkpointer(settings.db) as saver:
+            left = {each.thread_id: each.checkpoints for each in saver.threads()}
+
+    assert len(cancelled) > 5
+    assert [thread for thread in cancelled if left.get(thread)] == []
