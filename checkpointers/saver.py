@@ -56,6 +56,7 @@ from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.run_writes import RUN_WRITES
+from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
 from perdure.checkpointers.writer import CheckpointWriter
@@ -63,6 +64,7 @@ from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Watch, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, agree_on_key, seal_for
 from perdure.storage.flow import Flow, NamedSQL
+from perdure.storage.switching import short_switch_interval
 
 T = TypeVar("T")
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
@@ -365,7 +367,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 job = self._writer.job(put)
             else:
                 job = await self.database.in_thread(lambda: self._writer.job(put))
-            await self.database.awrite(*job)
+            if isinstance(put, TaskWrites) and put.task == NULL_TASK:
+                with short_switch_interval():
+                    await self.database.awrite(*job)
+            else:
+                await self.database.awrite(*job)
 
 
 def serde_and_seal(

@@ -240,7 +240,8 @@ def test_puts_of_a_cancelled_run_do_not_come_back(
             try:
                 client.runs.cancel(thread, run, action="rollback", wait=True)
             except httpx.HTTPStatusError as exc:  # the run had ended before
-                assert exc.response.status_code == 404
+                if exc.response.status_code != 404:
+                    raise
                 cancelled.remove(thread)
             else:
                 until(partial(is_without_runs, client, thread))
