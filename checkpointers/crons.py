@@ -50,6 +50,10 @@ class CronTable(ServerTable):
         """Have a cron be due at another time, unless another process has begun its run."""
         await self._changed(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
+    async def reset(self, cron: CronRow, next_at: float) -> None:
+        """Set the time at which a cron is due, unless another process has changed that time."""
+        await self._changed(cron, "reset_cron", next_at, cron.cron_id, cron.next_at)
+
     async def delete(self, cron: CronRow) -> None:
         """Delete a cron."""
         await self._changed(cron, "drop_cron", cron.cron_id)

@@ -630,6 +630,10 @@ UPDATE crons SET content = ?1, updated_at = ?2, next_at = CASE WHEN ?3 = 1 THEN 
 -- advance_cron: it is due at another time, unless another process has begun its run
 UPDATE crons SET next_at = ? WHERE cron_id = ? AND next_at = ? RETURNING 0;
 
+-- reset_cron: set the time at which a cron is due, unless another process has changed it
+UPDATE crons SET next_at = CAST(?1 AS double precision) WHERE cron_id = ?2
+AND (next_at = ?3 OR (next_at IS NULL AND CAST(?3 AS double precision) IS NULL)) RETURNING 0;
+
 -- one_cron: by its id
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE cron_id = ?;
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
@@ -502,3 +503,37 @@ def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round
 
             assert sorted(said) == ["cron", "later"]
             assert client.threads.get(thread)["status"] == "idle"
+
+
+@pytest.mark.parametrize("ahead", ["years", "past its end"])
+def test_a_cron_runs_after_a_clock_was_ahead(
+    sdk: SyncLangGraphClient, settings: Settings, ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its due time was computed by a clock that was wrong, and is computed again."""
+    monkeypatch.setattr("perdure.server.schedule.CHECK_S", 0)
+    end = datetime.now(UTC) + timedelta(days=30)
+    asked: Any = {"schedule": "* * * * *", "input": says("wake"), "end_time": end}
+    cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
+    if ahead == "years":
+        make_due(settings, cron["cron_id"], time.time() + 10 * 365 * 86400)
+    else:
+        with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
+            conn.execute("UPDATE crons SET next_at = NULL")
+
+    def next_at() -> Any:
+        found: Any = sdk.crons.search()
+        return found[0]["next_run_date"]
+
+    soon = (datetime.now(UTC) + timedelta(minutes=2)).isoformat()
+    until(lambda: next_at() is not None and next_at() < soon)
+
+
+def test_due_times_that_are_right_stay(sdk: SyncLangGraphClient, settings: Settings) -> None:
+    """Those of crons that are disabled or over, too."""
+    sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
+    sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, enabled=False)
+    before: Any = sdk.crons.search()
+    time.sleep(1.2)  # two sweeps, the first of which checks all crons
+    after: Any = sdk.crons.search()
+
+    assert [each["next_run_date"] for each in after] == [each["next_run_date"] for each in before]

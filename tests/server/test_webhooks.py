@@ -14,6 +14,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import httpx
 import pytest
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
@@ -257,3 +258,38 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
 def test_webhooks_without_a_secret_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="PERDURE_WEBHOOK_SECRET"):
         create_app(Settings(db=":memory:"), webhook_hosts=["hooks.example.com"])
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("faß.example", "xn--fa-hia.example"),
+        ("βόλος.example", "xn--nxasmm1c.example"),
+        ("نامه‌ای.example", "xn--mgba3gch31f060k.example"),
+        ("ශ්‍රී.example", "xn--10cl1a0b660p.example"),
+        ("BÜCHER.example", "xn--bcher-kva.example"),
+    ],
+)
+def test_a_name_is_that_of_idna_2008(monkeypatch: pytest.MonkeyPatch, name: str, host: str) -> None:
+    """In the list of hosts, for DNS, for TLS and in the request; Python's codec is of 2003."""
+    asked, sent = list[Any](), list[httpx.Request]()
+
+    def resolved(*of: Any, **_: Any) -> list[Any]:
+        asked.append(of[0])
+        return [(0, 0, 0, "", ("93.184.216.34", 0))]
+
+    async def send(self: Any, request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send)
+    webhooks = Webhooks([name], SECRET)
+    for url in (f"https://{name}/", f"https://{host}/"):
+        asyncio.run(webhooks.call(url, {}))
+
+    assert asked == [host, host]
+    assert [each.headers["host"] for each in sent] == [host, host]
+    assert [each.extensions["sni_hostname"] for each in sent] == [host, host]
+    with pytest.raises(ConfigurationError, match="this server calls"):
+        webhooks.check("https://fass.example/")

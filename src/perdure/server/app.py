@@ -46,6 +46,7 @@ from perdure.server.guard import (
     add_error_replies,
     checked_origins,
 )
+from perdure.server.hosts import ascii_host
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS, page
@@ -184,7 +185,7 @@ def create_app(
         Clients(limits),
         limits,
     )
-    app.state.hosts = None if hosts is None else {each.lower() for each in hosts}
+    app.state.hosts = None if hosts is None else {ascii_host(each) for each in hosts}
     app.state.origins = checked_origins(origins)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)

@@ -11,6 +11,7 @@ import logging
 import time
 from datetime import UTC, datetime
 from typing import Final, Literal
+from weakref import WeakKeyDictionary
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import croniter  # type: ignore[import-untyped]
@@ -30,6 +31,8 @@ from perdure.server.runs import Runs
 
 PATIENCE_S: Final = 10
 """How long the handlers of an Auth file may take for a cron."""
+CHECK_S: Final = 10
+"""How often the due times of all crons are checked."""
 _NAMES: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 _LONGEST: Final = 200  # characters of a schedule, which is read each time that it is due
 _LATER: Final = (429, 503)  # it is to be asked again
@@ -100,10 +103,14 @@ class Schedule:
 
     def __init__(self, access: Access, databases: Databases, runs: Runs) -> None:
         self._access, self._databases, self._runs = access, databases, runs
+        self._checked_at: WeakKeyDictionary[DatabaseRuns, float] = WeakKeyDictionary()
 
     async def begin_due(self, runs: DatabaseRuns) -> None:
         """Begin those of a tenant that are due."""
         table = CronTable(runs.saver)
+        if time.monotonic() - self._checked_at.get(runs, -CHECK_S) >= CHECK_S:
+            await self._reset_late(table)
+            self._checked_at[runs] = time.monotonic()
         for cron_id in await table.due():
             try:
                 async with runs.saver.lock(f"perdure.cron/{cron_id}", timeout_s=0):
@@ -115,6 +122,21 @@ class Schedule:
                     continue  # another server holds the lock, and begins it
                 kind = type(exc).__name__  # its text may be content
                 _LOGGER.info("cron %s is due, and has not begun yet (%s)", cron_id, kind)
+
+    async def _reset_late(self, table: CronTable) -> None:
+        """Set the due times anew that were computed while the clock of a server was ahead.
+
+        Such a time is later than the next time from now on, or missing because the clock was past
+        the end of the cron.
+        """
+        for cron in await table.all():
+            options = CronRequest.model_validate({**cron.content["payload"], "metadata": {}})
+            next_at = await asyncio.to_thread(options.next_time, time.time())
+            if next_at is not None and (cron.next_at is None or cron.next_at > next_at):
+                _LOGGER.warning(
+                    "the due time of cron %s was too late, and is set anew", cron.cron_id
+                )
+                await table.reset(cron, next_at)
 
     async def _begin(self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float) -> None:
         content = cron.content

@@ -134,7 +134,7 @@ class Webhooks:
                 target.copy_with(host=address),
                 content=body,
                 headers=headers,
-                extensions={"sni_hostname": target.host},
+                extensions={"sni_hostname": _host(target)},
             ) as reply,
         ):
             if not reply.is_success:  # nobody is led elsewhere
@@ -152,7 +152,15 @@ def _place(url: str) -> tuple[str, str]:
         ) from exc
     if not parsed.host or parsed.userinfo:
         raise ConfigurationError(f"{url!r:.200} has no host, or a user; expected https://HOST/…")
-    return parsed.scheme, f"{parsed.host}:{port}"
+    return parsed.scheme, f"{_host(parsed)}:{port}"
+
+
+def _host(url: httpx.URL) -> str:
+    """Return the host of an address as DNS and TLS have it, encoded by IDNA 2008.
+
+    `socket.getaddrinfo` and `ssl` encode other text by IDNA 2003, which may be another domain.
+    """
+    return url.raw_host.decode("ascii")
 
 
 async def _address(url: httpx.URL) -> str:
@@ -162,9 +170,9 @@ async def _address(url: httpx.URL) -> str:
         ConfigurationError: It is not.
     """
     try:
-        return str(ip_address(url.host))  # it was named itself
+        return str(ip_address(_host(url)))  # it was named itself
     except ValueError:
-        asked = partial(socket.getaddrinfo, url.host, None, type=socket.SOCK_STREAM)
+        asked = partial(socket.getaddrinfo, _host(url), None, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, asked)
     addresses = [str(each[4][0]) for each in found]
     for each in addresses:
