@@ -90,10 +90,19 @@ class Maintenance:
                 if thread_id in (None, owner):
                     doomed[owner].add(key)
         for owner, keys in doomed.items():
+            self.write(owner, partial(self._record_rollback, owner, keys))
             self._prune(owner, partial(_all_but, keys))
             self.write(owner, partial(self.untitled, owner, of_metadata=True))
         if doomed:
             self.database.shrink()
+
+    def _record_rollback(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
+        """Record the ids of checkpoints that are removed with their run."""
+        ids = []
+        for key in keys:
+            rows = yield self.sql("checkpoint_at", key)
+            ids += [unpack_id(row[1]) or "" for row in rows]
+        yield from self.reader.removals.add_rollback(thread_id, ids)
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         """See `Checkpointer.prune`."""

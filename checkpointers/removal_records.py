@@ -58,6 +58,9 @@ class RemovalRecord(NamedTuple):
     texts: Mapping[str, list[bytes]]
 
 
+_ROLLED_BACK: Final = "rolled back"  # the kind of the hashes of checkpoint ids of such a run
+
+
 class RemovalRecords:
     """The removal records of a database, with the functions that hash texts for a comparison.
 
@@ -165,6 +168,20 @@ class RemovalRecords:
             self.sql("add_removal", thread, number, now, body),
         ]
         return number
+
+    def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
+        """Record that checkpoints of a run were removed, so that no import brings them back.
+
+        The number of the record is not stored in the row of the thread, because other runs of the
+        thread may store what they have loaded.
+        """
+        yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
+
+    def find_rolled_back(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[list[str]]:
+        """Return the ids of those checkpoints that were removed here as part of a run."""
+        records = yield from self.read_since(thread_id, 0)
+        hashes = {each for record in records for each in record.texts.get(_ROLLED_BACK, ())}
+        return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
 
     def extend_record(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:
         """Add texts to the newest record of a thread id, if it lacks some of them."""

@@ -207,6 +207,9 @@ UPDATE threads SET client = ?, client_found = ? WHERE thread = ?;
 -- set_status: how the last run of the server ended
 UPDATE threads SET status = ? WHERE thread = ?;
 
+-- ttl_of: the time to live of a thread that has one, as `set_ttl` stores it
+SELECT ttl, ttl_since, ttl_keeps FROM threads WHERE thread_id = ? AND ttl IS NOT NULL;
+
 -- set_ttl: how many minutes without activity, from a moment on, end a thread; 1 and 2: its newest state stays, and has stayed
 UPDATE threads SET ttl = ?, ttl_since = ?, ttl_keeps = ? WHERE thread_id = ?;
 

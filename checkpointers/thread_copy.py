@@ -92,6 +92,7 @@ class ThreadRecords:
     may_wait: bool  # for an answer, as far as its row tells
     logs: list[Row]
     namespaces: list[NamespaceRecords]
+    ttl: Row | None = None  # minutes, since when, and what is kept; see `set_ttl` in sqlite.sql
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
     times: dict[int, dict[int, float]] = field(
         default_factory=dict
@@ -152,8 +153,11 @@ def thread_records(
         read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
         if read.checkpoints or (read.writes and last == _LOW):
             namespaces.append(read)
+    ttl = yield reader.sql("ttl_of", thread_id)
     about = title, told, status, client, checkpoint_id is not None or bool(waiting)
-    return ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
+    records = ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
+    records.ttl = ttl[0] if ttl else None
+    return records
 
 
 def _namespace(
@@ -260,6 +264,8 @@ def write_thread(
         yield reader.sql("set_status", records.status, new)
     if records.may_wait:
         yield reader.sql("waits", new)
+    if records.ttl is not None:
+        yield reader.sql("set_ttl", *records.ttl, target)
     writer = _ThreadWriter(reader, records, target, new, keys)
     yield from writer.write_logs()
     for namespace in records.namespaces:
@@ -358,6 +364,9 @@ def copy_thread(
     def flow() -> Flow[list[int]]:
         records = yield from thread_records(reader, source, checkpoint_id)
         records.client, records.status = client, status
+        if records.ttl is not None:
+            minutes, _, keeps = records.ttl
+            records.ttl = minutes, time.time(), min(keeps, 1)  # the time starts with the copy
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
         keys = yield from reader.new_keys(records.keys)
@@ -431,6 +440,11 @@ def contents(records: ThreadRecords) -> ThreadContents:
     return ThreadContents(in_order, heads, writes, items)
 
 
+def _name_some(thread_ids: list[str]) -> str:
+    more = f" and {len(thread_ids) - _NAMED} more" if len(thread_ids) > _NAMED else ""
+    return f"{', '.join(map(repr, thread_ids[:_NAMED]))}{more}"
+
+
 class Merge:
     """Takes over the threads of another database; `names` are new ids of some of them.
 
@@ -441,6 +455,7 @@ class Merge:
         self.source, self.target, self.names = source, target, names
         self.stopped = threading.Event()
         self._is_new = False  # whether the last written thread is new in the target
+        self._rolled_back: list[str] = []  # refused threads with a run that was rolled back here
 
     def run(self) -> ImportReport:
         """Take over all threads but those that went on in both, which are named in the end."""
@@ -464,12 +479,21 @@ class Merge:
             if done is None:
                 refused.append(thread_id)
         if refused:
-            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            others = [each for each in refused if each not in self._rolled_back]
+            why = []
+            if others:
+                why.append(
+                    f"these threads are others here than in {path!r}, and neither continues the "
+                    f"other: {_name_some(others)}"
+                )
+            if self._rolled_back:
+                why.append(
+                    f"these threads of {path!r} contain a run that was rolled back here: "
+                    f"{_name_some(self._rolled_back)}"
+                )
             raise ImportFailed(
-                f"these threads are others here than in {path!r}, and neither continues the other: "
-                f"{', '.join(map(repr, refused[:_NAMED]))}{more}. {report.threads} others are "
-                "imported. Give new ids to take both: names={'ID': 'NEW'}, or 'perdure import "
-                "--as ID=NEW'"
+                f"{'. '.join(why)}. {report.threads} others are imported. Give new ids to take "
+                "both: names={'ID': 'NEW'}, or 'perdure import --as ID=NEW'"
             )
         return report
 
@@ -504,27 +528,48 @@ class Merge:
         yield from read_items(self.source.reader, records)
         return records
 
+    def _compare(
+        self, records: ThreadRecords, target: str, there: ThreadContents
+    ) -> Flow[ThreadContents | ImportReport | None]:
+        """Compare a thread of the source with the thread of the target.
+
+        Returns:
+            The contents of the thread of the target, which the thread of the source continues; or a
+            report if nothing is to be written; or None if the thread is refused.
+        """
+        reader = self.target.reader
+        if not (yield reader.sql("one_thread", target)):
+            return ThreadContents([], {}, {}, {})
+        stored = yield from thread_records(reader, target)
+        yield from read_items(reader, stored)
+        here = contents(stored)
+        onward, back = there.continues(here), here.continues(there)
+        if (here == there and onward) or (back and not onward):
+            return ImportReport(1, 1, skipped=len(there.checkpoints))
+        if back or not onward:
+            return None
+        new_ids = {uid for _, uid, *_ in there.checkpoints[len(here.checkpoints) :]}
+        if (yield from reader.removals.find_rolled_back(target, new_ids)):
+            self._rolled_back.append(records.thread_id)
+            return None
+        return here
+
     def _write(self, records: ThreadRecords, target: str) -> ImportReport | None:
         """Write a thread as far as it is not here; None: it is refused."""
         reader, keys = self.target.reader, list[int]()
         there = contents(records)
 
         def flow() -> Flow[ImportReport | None]:
-            here = ThreadContents([], {}, {}, {})
-            if (yield reader.sql("one_thread", target)):
-                stored = yield from thread_records(reader, target)
-                yield from read_items(reader, stored)
-                here = contents(stored)
-                onward, back = there.continues(here), here.continues(there)
-                if (here == there and onward) or (back and not onward):
-                    return ImportReport(1, 1, skipped=len(there.checkpoints))
-                if back or not onward:
-                    return None
+            here = yield from self._compare(records, target, there)
+            if not isinstance(here, ThreadContents):
+                return here
             keys[:] = yield from reader.new_keys(records.keys)
             for _, status, _, kept in (yield reader.sql("hold_client", target)):
                 if kept is not None:
                     records.client = open_client(reader.seal, target, kept)
                     records.status = status
+            for ttl in (yield reader.sql("ttl_of", target)):
+                records.ttl = ttl
             before = yield reader.sql("find_thread", target)
             self._is_new = not before
             yield from self.target.delete_thread(target, runs=False, recorded=False)
