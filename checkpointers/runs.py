@@ -228,6 +228,12 @@ class RunTable(ServerTable):
             return thread  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
+    async def count_removals(self, thread: int) -> int | None:
+        """Return the number of erasures from a thread, or None if there is no such thread."""
+        for (number,) in await self._rows("removals_of", thread):
+            return int(number)
+        return None
+
     async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[EventBatch]:
         """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
         return [

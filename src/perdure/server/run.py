@@ -47,6 +47,7 @@ class Run:
         rolled_back: What it has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
+        removals: The number of erasures from the thread when the run began here; None: it did not.
         tidied: What it has to leave of its thread is as it has to be.
         cancelled: How, if it was.
         lost: It is not this process' any more.
@@ -80,6 +81,7 @@ class Run:
     unheard: bool = False
     rolled_back: bool = False
     former_status: RunStatus | None = None
+    removals: int | None = None
     tidied: bool = False
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)

@@ -109,14 +109,21 @@ class Log:
         last: The number of the newest event.
         dropped: That of the newest one that is not kept, or 0.
         lost: That of the newest one that was dropped, as there were too many, or 0.
+        removals: The number of erasures from the thread before the events; None: it is not known.
     """
 
     def __init__(self, thread: int = 0) -> None:
         self.thread = thread
+        self.removals: int | None = None
         self._entries: list[LoggedEvent] = []
         self.first = self.last = self.dropped = self.lost = self._size = 0
         self._closed = False
         self._read: dict[asyncio.Event, int] = {}  # how far each reader is, which waits for it
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it keeps no event."""
+        return not self._entries
 
     @property
     def is_read(self) -> bool:

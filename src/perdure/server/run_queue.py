@@ -482,6 +482,9 @@ class DatabaseRuns:
     async def _turn(self, run: Run) -> None:
         saver, threads = self.saver, self._threads
         before = await threads.listed(run.thread_id)  # it may be deleted by now
+        run.removals = await self.table.count_removals(run.thread)
+        if run.feed is None:
+            run.log.removals = run.removals
         progress = await find_progress(saver, run) if run.begun else None
         if progress == "overtaken":
             run.overtake()

@@ -33,6 +33,8 @@ from perdure.server.webhooks import Webhooks
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
+ERASED_S: Final = 0.5
+"""How often the reader of a stream looks whether messages were erased from the thread."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -167,10 +169,42 @@ class Runs:
         look: Callable[[], Awaitable[None]],
         seqs: tuple[int, int] = ALL_RUNS,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """See `StoredEvents.after`."""
-        stored = (await self.of(tenant)).events
-        async for events in stored.after(log, number, look, thread, seqs):
+        """See `StoredEvents.after`. It ends if messages are erased from the thread.
+
+        Raises:
+            LookupError: See `StoredEvents.after`; or messages were erased since the events.
+        """
+        runs = await self.of(tenant)
+        if not log.is_empty:
+            await self._check_erased(runs, log, thread)
+        checked_at = time.monotonic()
+        async for events in runs.events.after(log, number, look, thread, seqs):
+            if time.monotonic() - checked_at >= ERASED_S:
+                await self._check_erased(runs, log, thread)
+                checked_at = time.monotonic()
             yield events
+
+    async def _check_erased(self, runs: DatabaseRuns, log: Log, thread: int) -> None:
+        """Drop the events of a thread from which messages were erased meanwhile.
+
+        Raises:
+            LookupError: Messages were erased since the events, or a run that loaded the messages
+                before is still in progress.
+        """
+        number = await runs.table.count_removals(thread)
+        if number is None or log.removals is None:
+            log.removals = number
+        if number is None or number == log.removals:
+            return
+        log.leave(log.last)
+        stale = [
+            run
+            for run in self._under_way
+            if run.events is log and run.removals is not None and run.removals < number
+        ]
+        if log.thread and not stale:  # the next runs of the thread tell nothing that was erased
+            log.removals = number
+        raise LookupError("messages were erased from the thread")
 
     def busy(self, tenant: str | None, thread_id: str) -> bool:
         """Whether this process has a run of a thread, be it of one that was deleted."""
@@ -203,7 +237,11 @@ class Runs:
             runs.look()
 
     async def output(self, run: Run) -> Any:
-        """The values after the last step of a run that has ended."""
+        """The values after the last step of a run that has ended, without erased messages."""
+        if run.output is not None and not run.temporary:
+            table = (await self.of(run.tenant)).table
+            if await table.count_removals(run.thread) not in (None, run.removals):
+                run.output = None
         if run.output is None and not run.temporary:
             return await (await self.of(run.tenant)).values(run)
         return run.output

@@ -1,0 +1,145 @@
+"""What a server keeps of a run in its memory is not read any more once a message was erased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure.checkpointers import open_checkpointer
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running, until
+from tests.server.talking import Gate, says, talk
+
+SECRET = "the harbour safe opens at nine"
+BODY = {"assistant_id": "talk", "input": says(SECRET), "stream_mode": ["values", "messages"]}
+
+
+@pytest.fixture
+def servers(settings: Settings, gate: Gate) -> Iterator[list[httpx.Client]]:
+    """Clients of two servers on one database."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(2):
+            app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+            url = stack.enter_context(running(app))
+            clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=60)))
+        clients[0].post("/threads", json={"thread_id": "t"})
+        yield clients
+
+
+def erase(settings: Settings, text: str = SECRET) -> None:
+    with open_checkpointer(settings.db) as saver:
+        ids = [str(each.value.id) for each in saver.history("t") if text in each.value.text]
+        saver.erase("t", ids)
+
+
+def began(client: httpx.Client, how: str) -> str:
+    """Run a turn to its end in one of the ways in which clients do, and return its id."""
+    if how == "create":
+        run = client.post("/threads/t/runs", json=BODY).json()
+        client.get(f"/threads/t/runs/{run['run_id']}/join")
+    else:
+        resumable = {"stream_resumable": True} if how == "resumable" else {}
+        path = "wait" if how == "wait" else "stream"
+        assert SECRET in client.post(f"/threads/t/runs/{path}", json=BODY | resumable).text
+    [run] = client.get("/threads/t/runs").json()
+    return str(run["run_id"])
+
+
+@pytest.mark.parametrize("how", ["create", "wait", "stream", "resumable"])
+def test_erased_messages_of_an_ended_run_are_not_read(
+    servers: list[httpx.Client], settings: Settings, gate: Gate, how: str
+) -> None:
+    """By any server, whether it ran the run or not."""
+    gate.open.set()
+    run = began(servers[0], how)
+    before = [each.get(f"/threads/t/runs/{run}/join").text for each in servers]
+    erase(settings)
+    for client in servers:
+        for path in ("join", "stream", "stream?stream_mode=values"):
+            reply = client.get(f"/threads/t/runs/{run}/{path}")
+            assert reply.status_code in (200, 410)  # 410: its events are not kept there
+            assert SECRET not in reply.text
+        assert "heard 1" in client.get(f"/threads/t/runs/{run}/join").text
+
+    assert all(SECRET in text for text in before)
+
+
+def test_a_run_in_progress_ends_its_streams(
+    servers: list[httpx.Client], settings: Settings, gate: Gate
+) -> None:
+    """Its state in memory still has the message; at its end it returns the stored state."""
+    run = servers[0].post("/threads/t/runs", json=BODY).json()["run_id"]
+    assert gate.reached.wait(60)
+    erase(settings)
+    during = servers[0].get(f"/threads/t/runs/{run}/stream").text
+    gate.open.set()
+    joined = servers[0].get(f"/threads/t/runs/{run}/join").text
+    after = servers[0].get(f"/threads/t/runs/{run}/stream").text
+
+    assert "StreamLost" in during
+    assert SECRET not in during + joined + after
+
+
+def test_pruning_cuts_no_stream(
+    servers: list[httpx.Client], settings: Settings, gate: Gate
+) -> None:
+    gate.open.set()
+    run = began(servers[0], "stream")
+    with open_checkpointer(settings.db) as saver:
+        saver.prune(["t"], strategy="keep_latest")
+    assert SECRET in servers[0].get(f"/threads/t/runs/{run}/stream").text
+
+
+def test_a_later_run_of_the_thread_is_read(
+    servers: list[httpx.Client], settings: Settings, gate: Gate
+) -> None:
+    gate.open.set()
+    began(servers[0], "stream")
+    erase(settings)
+    body: Any = {**BODY, "input": says("a question about ships")}
+    streamed = servers[0].post("/threads/t/runs/stream", json=body)
+    run = servers[0].get("/threads/t/runs").json()[0]["run_id"]
+    again = servers[0].get(f"/threads/t/runs/{run}/stream").text
+
+    assert "ships" in streamed.text
+    assert "ships" in again
+    assert SECRET not in streamed.text + again
+
+
+@pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+def test_events_of_a_thread_are_dropped(
+    servers: list[httpx.Client], settings: Settings, gate: Gate
+) -> None:
+    """The feed of a thread, which its streams read, begins anew."""
+    gate.open.set()
+    order = {
+        "id": 1,
+        "method": "run.start",
+        "params": {"assistant_id": "talk", "input": says(SECRET)},
+    }
+    wanted = {"channels": ["values", "messages", "lifecycle"], "since": 0}
+    servers[0].post("/threads/t/commands", json=order)
+    until(lambda: [r["status"] for r in servers[0].get("/threads/t/runs").json()] == ["success"])
+
+    def feed() -> str:
+        with servers[0].stream("POST", "/threads/t/stream/events", json=wanted) as stream:
+            found = ""
+            for line in stream.iter_lines():
+                found += line
+                if '"completed"' in line or '"idle"' in line or line.startswith(":"):
+                    break
+        return found
+
+    before = feed()
+    erase(settings)
+    after = feed()
+
+    assert SECRET in before
+    assert SECRET not in after
