@@ -206,10 +206,10 @@ def test_a_patient_write_shares_the_next_commit(
 
 def test_an_urgent_write_is_committed_by_its_caller(database: SQLiteDatabase) -> None:
     """Unless the connection is in use: then it waits for its turn, behind what came before."""
-    threads = list[int]()
+    threads = dict[int, int]()
 
     def noted(n: int) -> Flow[int]:
-        threads.append(threading.get_ident())
+        threads[n] = threading.get_ident()
         return (yield from add(n))
 
     database.write(partial(noted, 0), urgent=True)
@@ -426,6 +426,11 @@ def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
     assert after == [1, 2]
 
 
+def own_threads() -> set[threading.Thread]:
+    """The threads of the process, without those of aiosqlite, which savers of other tests use."""
+    return {each for each in threading.enumerate() if "_connection_worker" not in each.name}
+
+
 def test_a_read_that_was_cancelled_outlives_its_event_loop(tmp_path: Path) -> None:
     """Cancelled again and again, as anyio does; closing waits for it, and leaves no thread."""
     begun, let_go = threading.Event(), threading.Event()
@@ -449,7 +454,7 @@ def test_a_read_that_was_cancelled_outlives_its_event_loop(tmp_path: Path) -> No
             await asyncio.sleep(0)
         return [task.cancelled() for task in reads]
 
-    before = {*threading.enumerate()}
+    before = own_threads()
     notes = opened(tmp_path / "x.db", factory=Holding)
     cancelled = asyncio.run(course())
     closing_it = threading.Thread(target=notes.close)
@@ -458,12 +463,12 @@ def test_a_read_that_was_cancelled_outlives_its_event_loop(tmp_path: Path) -> No
     closing_it.join()
 
     assert cancelled == [True] * 8
-    assert {*threading.enumerate()} <= before
+    assert own_threads() <= before
 
 
 def test_closed_while_coroutines_read(tmp_path: Path) -> None:
     """What was handed in is read or cancelled, what comes later is refused, and no thread stays."""
-    before = {*threading.enumerate()}
+    before = own_threads()
 
     async def read(database: SQLiteDatabase) -> int:
         for times in range(10_000):
@@ -494,7 +499,7 @@ def test_closed_while_coroutines_read(tmp_path: Path) -> None:
 
             assert all(isinstance(end, asyncio.CancelledError) for end in ends[::2])
             assert all(isinstance(end, int) and end >= 0 for end in ends[1::2])
-    assert {*threading.enumerate()} <= before
+    assert own_threads() <= before
 
 
 @pytest.mark.parametrize(
