@@ -109,8 +109,9 @@ class MergePlanner:
     def _plan_update(self, put: CheckpointPut, now: Snapshot, upon: Snapshot) -> Merge | None:
         """Plan an update upon a checkpoint from which a run has gone on meanwhile."""
         written = {c for c in put.new_versions if is_state(c) and has_value(put, c)}
-        if written & _written_since(now, upon):
-            return None
+        both = written & _written_since(now, upon)
+        if any(now.refs.get(channel) != upon.refs.get(channel) for channel in both):
+            return None  # for an equal value, a merge gave the channel another version
         codec, step = self._reader.codec, self._reader.step(now)
         fields = {**codec.decode(now.fields[0]), "ts": put.checkpoint["ts"]}
         put.fields[0] = codec.encode(fields, lambda: "checkpoint")

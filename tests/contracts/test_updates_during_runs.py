@@ -107,6 +107,27 @@ def update(values: Any, as_node: str | None) -> Callable[[Any], Any]:
     return lambda graph: graph.update_state(at(), values, as_node)
 
 
+def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
+    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the state after the first update, and the run puts a checkpoint before its put."""
+    puts: list[Any] = []
+    nodes = {name: says(name) for name in ("first", "second", "third")}
+
+    def two_updates(graph: Any) -> None:
+        graph.update_state(at(), {"tags": ["one"], "title": "T"}, "third")
+        with monkeypatch.context() as patched:
+            patched.setattr(saver, "put", lambda *args: (puts.append(args), args[0])[1])
+            graph.update_state(at(), {"tags": ["two"]}, "third")
+
+    run = Run(saver, nodes, {"first": two_updates, "second": lambda _: saver.put(*puts[0])})
+    run.invoke(ASK)
+
+    assert run.said() == ["q", "first", "second", "third"]
+    assert run.value("tags") == ["one", "two"]
+    assert run.value("title") == "T"
+
+
 @pytest.mark.parametrize("how", ["sync", "async"])
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("as_node", ["a", "b"])
