@@ -114,10 +114,14 @@ def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
     puts: list[Any] = []
     nodes = {name: says(name) for name in ("first", "second", "third")}
 
+    def put_later(*args: Any) -> Any:
+        puts.append(args)
+        return args[0]
+
     def two_updates(graph: Any) -> None:
         graph.update_state(at(), {"tags": ["one"], "title": "T"}, "third")
         with monkeypatch.context() as patched:
-            patched.setattr(saver, "put", lambda *args: (puts.append(args), args[0])[1])
+            patched.setattr(saver, "put", put_later)
             graph.update_state(at(), {"tags": ["two"]}, "third")
 
     run = Run(saver, nodes, {"first": two_updates, "second": lambda _: saver.put(*puts[0])})
