@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.server_faults import database
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
+from tests import postgres_server
 from tests.server.browser import browser, tab  # noqa: F401 - fixtures
 from tests.server.running import running
 from tests.server.talking import Gate
@@ -22,6 +25,16 @@ from tests.server.talking import Gate
 def settings(tmp_path: Path) -> Settings:
     """Settings of a new file, without a model."""
     return Settings(db=str(tmp_path / "memory.db"), user="ann")
+
+
+@pytest.fixture(params=["file", "postgres"])
+def db(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Settings]:
+    """The settings of a server, on a file or on Postgres."""
+    if request.param == "file":
+        yield settings
+        return
+    with database(postgres_server.dsn()) as dsn:
+        yield replace(settings, db=dsn)
 
 
 @pytest.fixture

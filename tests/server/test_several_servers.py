@@ -18,6 +18,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import ConflictError
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.server import create_app
@@ -58,7 +59,7 @@ def both(settings: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
         yield clients
 
 
-def changed(saver: SQLiteCheckpointer, statement: Statement) -> None:
+def changed(saver: Checkpointer, statement: Statement) -> None:
     saver.database.write(lambda: rows_of(statement.sql, *statement.params))
 
 

@@ -7,11 +7,9 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from benchmarks.server_faults import database
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_sync_client
@@ -23,7 +21,6 @@ from perdure.server import create_app, run_log, run_queue
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
-from tests import postgres_server
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, ask, fail, says, talk
 
@@ -43,16 +40,6 @@ def counts(gate: Gate) -> StateGraph[State]:
         return {"heard": ["counted"]}
 
     return StateGraph(State).add_node(tell).add_edge(START, "tell")
-
-
-@pytest.fixture(params=["file", "postgres"])
-def db(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Settings]:
-    """The settings of a server, on a file or on Postgres."""
-    if request.param == "file":
-        yield settings
-        return
-    with database(postgres_server.dsn()) as dsn:
-        yield replace(settings, db=dsn)
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from langgraph.types import interrupt
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 
-from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
+from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.server.run_queue import DatabaseRuns
 from perdure.settings import Settings
 from perdure.storage.flow import Statement
+from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, says, talk
@@ -68,11 +69,9 @@ def is_without_runs(client: SyncLangGraphClient, thread: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ["under way", "waiting"])
-def test_an_equal_answer_is_not_lost_with_its_server(
-    settings: Settings, gate: Gate, how: str
-) -> None:
+def test_an_equal_answer_is_not_lost_with_its_server(db: Settings, gate: Gate, how: str) -> None:
     """All three questions are answered with the same word, and the server stops in between."""
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "asks", input={"heard": []})
         client.runs.wait("t", "asks", command=YES)
@@ -81,7 +80,7 @@ def test_an_equal_answer_is_not_lost_with_its_server(
         if how == "waiting":
             runs += [client.runs.create("t", "asks", command=YES)["run_id"]]
     gate.open.set()
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         values: Any = client.runs.join("t", runs[-1])
         if how == "under way":
             assert [each["value"] for each in values["__interrupt__"]] == [2]
@@ -91,16 +90,14 @@ def test_an_equal_answer_is_not_lost_with_its_server(
 
 
 @pytest.mark.parametrize("what", ["update", "turn"])
-def test_an_input_is_not_applied_twice_if_others_wrote(
-    settings: Settings, gate: Gate, what: str
-) -> None:
+def test_an_input_is_not_applied_twice_if_others_wrote(db: Settings, gate: Gate, what: str) -> None:
     """A program changes the thread between two servers; the run ends, and says why."""
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=says("one"))["run_id"]
         assert gate.reached.wait(60)
     gate.open.set()
-    with open_checkpointer(settings.db) as saver:
+    with open_checkpointer(db.db) as saver:
         graph = talk(gate).compile(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "t"}}
         if what == "update":
@@ -108,7 +105,7 @@ def test_an_input_is_not_applied_twice_if_others_wrote(
         else:
             other: Any = says("other")
             asyncio.run(graph.ainvoke(other, config))
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         values: Any = client.runs.join("t", run)
         said, stands = texts(client), client.runs.get("t", run)["status"]
 
@@ -117,20 +114,18 @@ def test_an_input_is_not_applied_twice_if_others_wrote(
     assert values["__error__"]["error"] == "RunOvertaken"
 
 
-def test_an_input_that_was_not_stored_is_applied_after_a_change(
-    settings: Settings, gate: Gate
-) -> None:
+def test_an_input_that_was_not_stored_is_applied_after_a_change(db: Settings, gate: Gate) -> None:
     """A run that waited for its turn has not begun, so it begins with what others have written."""
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         runs = [client.runs.create("t", "talk", input=says(text)) for text in ("one", "two")]
         assert gate.reached.wait(60)
     gate.open.set()
-    with open_checkpointer(settings.db) as saver:
+    with open_checkpointer(db.db) as saver:
         graph = talk(gate).compile(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "t"}}
         graph.update_state(config, {"messages": [HumanMessage("told")]})
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.runs.join("t", runs[1]["run_id"])
         said = texts(client)
 
@@ -145,20 +140,20 @@ def test_an_input_that_was_not_stored_is_applied_after_a_change(
     ],
 )
 def test_a_thread_whose_run_lost_its_server_is_not_changed(
-    settings: Settings, gate: Gate, method: str, path: str, body: Any
+    db: Settings, gate: Gate, method: str, path: str, body: Any
 ) -> None:
     """Its lock is free, but the run is accepted and will go on."""
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.create("t", "talk", input=says("one"))
         assert gate.reached.wait(60)
-    with SQLiteCheckpointer.open(settings.db) as saver:
+    with open_checkpointer(db.db) as saver:
         changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
         before = saver.checkpoints("t")
-    app = create_app(settings, graphs=Graphs({"asks": asks(gate)}))
+    app = create_app(db, graphs=Graphs({"asks": asks(gate)}))
     with running(app) as url, httpx.Client(base_url=url) as client:
         reply = client.request(method, path, json=body)
-    with SQLiteCheckpointer.open(settings.db) as saver:
+    with open_checkpointer(db.db) as saver:
         after = saver.checkpoints("t")
 
     assert reply.status_code == 409
@@ -166,7 +161,7 @@ def test_a_thread_whose_run_lost_its_server_is_not_changed(
 
 
 def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
-    settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the cancellation is accepted, the run and its checkpoints go."""
     gate.open.set()
@@ -181,7 +176,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
             await tidy(self, run)
 
     monkeypatch.setattr(DatabaseRuns, "_tidy", cancel_first)
-    with served(settings, gate) as client:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "talk", input=says("one"))
         before, checkpoints = texts(client), len(client.threads.get_history("t", limit=100))
@@ -193,31 +188,26 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
         assert len(client.threads.get_history("t", limit=100)) == checkpoints
 
 
-def test_a_rollback_leaves_copies_of_the_thread(settings: Settings, gate: Gate) -> None:
-    with served(settings, gate) as client:
+def test_a_rollback_leaves_copies_of_the_thread(db: Settings, gate: Gate) -> None:
+    with served(db, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=says("one"))["run_id"]
         assert gate.reached.wait(60)
         client.threads.copy("t")
-        with open_checkpointer(settings.db) as saver:
+        with open_checkpointer(db.db) as saver:
             [other] = [each.thread_id for each in saver.threads() if each.thread_id != "t"]
             before = saver.checkpoints(other)
         client.runs.cancel("t", run, action="rollback", wait=True)
         until(lambda: statuses(client) == [])
-        with open_checkpointer(settings.db) as saver:
+        with open_checkpointer(db.db) as saver:
             after, gone = saver.checkpoints(other), saver.checkpoints("t")
 
     assert before == after != []
     assert gone == []
 
 
-@pytest.mark.repeats
-@pytest.mark.parametrize("how", ["rollback", "delete"])
-def test_puts_of_a_cancelled_run_do_not_come_back(
-    settings: Settings, gate: Gate, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LangGraph stops waiting for its puts when a run is cancelled; here each put is slow."""
-    awrite, cancelled = SQLiteDatabase.awrite, list[str]()
+def slowly(awrite: Any) -> Any:
+    """The method of a database that writes, which takes its time."""
 
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         async def write() -> Any:
@@ -226,8 +216,19 @@ def test_puts_of_a_cancelled_run_do_not_come_back(
 
         return write()
 
-    monkeypatch.setattr(SQLiteDatabase, "awrite", slow)
-    with served(settings, gate, "steps") as client:
+    return slow
+
+
+@pytest.mark.repeats
+@pytest.mark.parametrize("how", ["rollback", "delete"])
+def test_puts_of_a_cancelled_run_do_not_come_back(
+    db: Settings, gate: Gate, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph stops waiting for its puts when a run is cancelled; here each put is slow."""
+    cancelled = list[str]()
+    for database in (SQLiteDatabase, PostgresDatabase):
+        monkeypatch.setattr(database, "awrite", slowly(database.awrite))
+    with served(db, gate, "steps") as client:
         for number in range(12):
             thread = f"t{number}"
             cancelled.append(thread)
@@ -246,7 +247,7 @@ def test_puts_of_a_cancelled_run_do_not_come_back(
             else:
                 until(partial(is_without_runs, client, thread))
         time.sleep(0.3)  # puts that nobody waits for would be stored by now
-        with open_checkpointer(settings.db) as saver:
+        with open_checkpointer(db.db) as saver:
             left = {each.thread_id: each.checkpoints for each in saver.threads()}
 
     assert len(cancelled) > 5
