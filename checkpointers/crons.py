@@ -6,10 +6,12 @@ What clients gave a cron, its schedule and whose it is are sealed.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from perdure.checkpointers.records import CronRow, open_cron, seal_cron
 from perdure.checkpointers.server_table import ServerTable
+from perdure.errors import CorruptRecord
 from perdure.storage.flow import Row
 
 
@@ -50,9 +52,22 @@ class CronTable(ServerTable):
         """Have a cron be due at another time, unless another process has begun its run."""
         await self._changed(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
-    async def reset(self, cron: CronRow, next_at: float) -> None:
-        """Set the time at which a cron is due, unless another process has changed that time."""
-        await self._changed(cron, "reset_cron", next_at, cron.cron_id, cron.next_at)
+    async def find_not_due_before(self, at: float) -> list[CronRow]:
+        """Return the crons that are due after a time or never. Damaged rows are left out."""
+        crons = list[CronRow]()
+        for row in await self._rows("crons_not_due_before", at):
+            with suppress(CorruptRecord):
+                crons.append(open_cron(self._seal, row))
+        return crons
+
+    async def reset(self, cron: CronRow, next_at: float) -> bool:
+        """Set the time at which a cron is due, unless the cron has changed since it was read.
+
+        Returns:
+            Whether the time was set.
+        """
+        of = cron.cron_id, cron.updated_at, cron.next_at
+        return bool(await self._changed(cron, "reset_cron", next_at, *of))
 
     async def delete(self, cron: CronRow) -> None:
         """Delete a cron."""

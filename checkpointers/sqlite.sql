@@ -636,9 +636,12 @@ UPDATE crons SET content = ?1, updated_at = ?2, next_at = CASE WHEN ?3 = 1 THEN 
 -- advance_cron: it is due at another time, unless another process has begun its run
 UPDATE crons SET next_at = ? WHERE cron_id = ? AND next_at = ? RETURNING 0;
 
--- reset_cron: set the time at which a cron is due, unless another process has changed it
-UPDATE crons SET next_at = CAST(?1 AS double precision) WHERE cron_id = ?2
-AND (next_at = ?3 OR (next_at IS NULL AND CAST(?3 AS double precision) IS NULL)) RETURNING 0;
+-- reset_cron: set the time at which a cron is due, unless the cron was changed or begun since it was read
+UPDATE crons SET next_at = CAST(?1 AS double precision) WHERE cron_id = ?2 AND updated_at = ?3
+AND (next_at = ?4 OR (next_at IS NULL AND CAST(?4 AS double precision) IS NULL)) RETURNING 0;
+
+-- crons_not_due_before: crons that are due after a time, or never
+SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE next_at > ? OR next_at IS NULL;
 
 -- one_cron: by its id
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE cron_id = ?;

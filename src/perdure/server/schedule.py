@@ -33,6 +33,8 @@ PATIENCE_S: Final = 10
 """How long the handlers of an Auth file may take for a cron."""
 CHECK_S: Final = 10
 """How often the due times of all crons are checked."""
+CLOCK_SKEW_S: Final = 300
+"""Seconds by which the clocks of servers may differ without a cron running twice."""
 _NAMES: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 _LONGEST: Final = 200  # characters of a schedule, which is read each time that it is due
 _LATER: Final = (429, 503)  # it is to be asked again
@@ -127,16 +129,24 @@ class Schedule:
         """Set the due times anew that were computed while the clock of a server was ahead.
 
         Such a time is later than the next time from now on, or missing because the clock was past
-        the end of the cron.
+        the end of the cron. A difference of up to `CLOCK_SKEW_S` counts as none. Otherwise a cron
+        that a server with a fast clock has just begun would be due again at its proper time.
         """
-        for cron in await table.all():
-            options = CronRequest.model_validate({**cron.content["payload"], "metadata": {}})
-            next_at = await asyncio.to_thread(options.next_time, time.time())
-            if next_at is not None and (cron.next_at is None or cron.next_at > next_at):
-                _LOGGER.warning(
-                    "the due time of cron %s was too late, and is set anew", cron.cron_id
-                )
-                await table.reset(cron, next_at)
+        for cron in await table.find_not_due_before(time.time() + CLOCK_SKEW_S):
+            try:
+                now, payload = time.time(), {**cron.content["payload"], "metadata": {}}
+                options = CronRequest.model_validate(payload)
+                latest = await asyncio.to_thread(options.next_time, now + CLOCK_SKEW_S)
+                if latest is None or (cron.next_at is not None and cron.next_at <= latest):
+                    continue
+                next_at = await asyncio.to_thread(options.next_time, now)
+                if next_at is not None and await table.reset(cron, next_at):
+                    _LOGGER.warning(
+                        "the due time of cron %s was too late, and is set anew", cron.cron_id
+                    )
+            except Exception as exc:  # the other crons are checked all the same
+                kind = type(exc).__name__  # its text may be content
+                _LOGGER.info("the due time of cron %s cannot be checked (%s)", cron.cron_id, kind)
 
     async def _begin(self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float) -> None:
         content = cron.content
