@@ -17,7 +17,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import APIStatusError
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server import create_app, run_log, run_queue
+from perdure.server import create_app, run_events, run_log, run_queue
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
@@ -233,6 +233,7 @@ def test_a_run_that_goes_on_elsewhere_tells_more(db: Settings, gate: Gate) -> No
 def test_events_are_removed_some_time_after_the_end(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_events, "BATCH_S", 30)  # the run stores one batch, at its end
     gate.open.set()
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
