@@ -24,6 +24,7 @@ import typer
 from perdure.cli.app import DB, User, app, opened
 from perdure.cli.output import note, say
 from perdure.errors import ConfigurationError, MissingDependency
+from perdure.storage.host_names import ascii_host
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -121,6 +122,7 @@ def serve(
     access = _access(keys, auth, graphs)
     if isinstance(access, Keys) and access.exposed:
         note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
+    host = ascii_host(host)
     local = _is_loopback(host)
     if access is None and not local:
         raise ConfigurationError(

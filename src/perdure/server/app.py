@@ -46,7 +46,6 @@ from perdure.server.guard import (
     add_error_replies,
     checked_origins,
 )
-from perdure.server.hosts import ascii_host
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS, page
@@ -57,6 +56,7 @@ from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
+from perdure.storage.host_names import ascii_host
 
 routes, metrics_routes = APIRouter(), APIRouter()
 

@@ -9,6 +9,7 @@ because its text may contain a password.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -21,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.storage.host_names import ascii_host
 from perdure.storage.threads import ThreadPool
 
 Dsn = str | Callable[[], str] | ConnectionPool[Any]
@@ -68,11 +70,25 @@ def normalize_dsn(dsn: object) -> str:
         parts = conninfo_to_dict(dsn)
         is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
         if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
-            return make_conninfo(dsn, **{**_DEFAULTS, **parts, "client_encoding": "UTF8"})
+            own = {"client_encoding": "UTF8", **_encode_hosts(parts.get("host"))}
+            return make_conninfo(dsn, **{**_DEFAULTS, **parts, **own})
     raise ConfigurationError(  # the message leaves out the DSN, which may contain a password
         "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
         "password write %40 for @, %2F for / and %25 for %"
     )
+
+
+def _encode_hosts(hosts: Any) -> dict[str, str]:
+    """Return the parameter `host` in ASCII, or nothing if the hosts of the DSN are in ASCII.
+
+    psycopg encodes other names by IDNA 2003, which may be another domain. Without a parameter
+    `host`, psycopg takes the environment variable `PGHOST`. The names are separated by commas.
+    """
+    hosts = str(hosts or os.environ.get("PGHOST", ""))
+    if hosts.isascii():
+        return {}
+    names = (name if name.startswith("/") else ascii_host(name) for name in hosts.split(","))
+    return {"host": ",".join(names)}
 
 
 def redact_dsn(dsn: str) -> str:
