@@ -21,6 +21,7 @@ from perdure.checkpointers.delta import (
     find_restored_messages,
     plan_channel_update,
 )
+from perdure.checkpointers.heads import START_SOURCES
 from perdure.checkpointers.manifest import (
     DICT_HERE,
     LIST,
@@ -44,7 +45,7 @@ def delta_writes_from_cache(
     rows = head.writes.copy() if head.writes is not None else None
     if rows is None and put.deltas:
         return None
-    flow = read_delta_writes(reader, put, thread, parent, [*(rows or {}).values()])
+    flow = read_deltas(reader, put, thread, head, parent, [*(rows or {}).values()])
     try:
         flow.send(None)
     except StopIteration as done:
@@ -53,26 +54,36 @@ def delta_writes_from_cache(
     return None
 
 
-def read_delta_writes(
+def read_deltas(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
+    head: Head,
     parent: Snapshot,
     rows: Sequence[Row],
 ) -> Flow[DeltaWrites]:
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
-    Only items that are not cached are read from the database.
+    Only items that are not cached are read from the database. The writes at the parent of a fork
+    are left out, because they belong to the child from which the thread is forked.
 
     Args:
         reader: The reader of items.
         put: The checkpoint. Its title is set if the writes contain the message of the title.
         thread: The thread, to whose logs the writes may refer.
+        head: The head before the put.
         parent: The parent of the checkpoint.
         rows: The rows `(uid, task, path, body)` of all writes at the parent.
     """
     out = DeltaWrites()
-    changed = [c for c in put.deltas if parent.versions.get(c) != put.version(c)]
+    is_head = head.snapshot is not None and head.snapshot.key == parent.key
+    is_fork = put.metadata.get("source") in START_SOURCES and not is_head
+    changed = [
+        channel
+        for channel in put.deltas
+        if parent.versions.get(channel) != put.version(channel)
+        and not (is_fork and channel in put.checkpoint["channel_values"])
+    ]
     values = yield from _load_written_values(reader, put, thread, rows, changed, out)
     for channel in changed:
         update = yield from _build_channel_update(

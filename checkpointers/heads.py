@@ -11,7 +11,8 @@ from perdure.checkpointers.cache import Head, Snapshot
 from perdure.checkpointers.put import CheckpointPut
 
 _LOW: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
-_STARTS: Final = {"input", "update", "fork"}  # sources in the metadata of a put that starts a run
+START_SOURCES: Final = {"input", "update", "fork"}
+"""The sources in the metadata of a put that starts a run."""
 
 
 def run_start(
@@ -30,7 +31,7 @@ def run_start(
         steps: The step of the parent and the step of the put; None for metadata without a step.
         seq: The sequence number of the put.
     """
-    if parent is None or put.metadata.get("source") in _STARTS:
+    if parent is None or put.metadata.get("source") in START_SOURCES:
         return seq
     if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
         return seq

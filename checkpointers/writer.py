@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
-from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_delta_writes
+from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_deltas
 from perdure.checkpointers.heads import head_after, run_start
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
 from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_writes_apart
@@ -422,7 +422,7 @@ class CheckpointWriter:
         if parent is not None and (put.deltas or put.snapshots):
             stored = StoredCheckpoint(thread, head.namespace, parent)
             rows = (yield from self.reader.read_write_rows(stored)) if put.deltas else []
-            put.replayed = yield from read_delta_writes(self.reader, put, thread, parent, rows)
+            put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
         if existing is not None:
             rows = yield self.sql("checkpoint_at", existing)
             before = yield from self._opened(put.at, thread, rows)

@@ -399,6 +399,42 @@ def test_values_without_parts(
         assert not any(item.seen for item in items)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize("how", ["input", "replay", "update"])
+@pytest.mark.parametrize(
+    ("kind", "reduce", "write"),
+    [(set, united, lambda n: {n}), (list, added_up, lambda n: [n, 1]), (str, appended, str)],
+)
+def test_a_fork_has_no_writes_of_the_child_that_it_leaves(
+    saver: SQLiteCheckpointer, every: int, how: str, kind: Any, reduce: Any, write: Any
+) -> None:
+    """The writes of the other child stand in the history as a branch."""
+    numbers = iter(range(100, 110))
+    builder = builder_of("total", reduce=reduce, kind=kind, every=every)
+    builder.add_node("node", lambda state: {"total": write(next(numbers))})
+    builder.add_edge(START, "node")
+    graph = builder.compile(checkpointer=saver)
+    for number in (1, 2):
+        graph.invoke({"total": write(number)}, at())
+    before = next(each for each in graph.get_state_history(at()) if each.next)
+    if how == "update":
+        graph.update_state(before.config, {"total": write(50)}, as_node="node")
+        added = [50]
+    elif how == "replay":
+        graph.invoke(None, before.config)
+        added = [102]
+    else:
+        graph.invoke({"total": write(60)}, before.config)
+        added = [60, 102]
+    items = saver.history("t", channel="total")
+    state = reduce(None, [write(number) for number in (1, 100, 2, *added)])
+
+    assert state == graph.get_state(at()).values["total"]
+    assert [write(101)] == [item.value for item in items if item.branch]
+    known = added if how != "update" else []  # langgraph stores the value, not the update
+    assert [write(n) for n in (1, 100, 2, *known)] == [i.value for i in items if not i.branch]
+
+
 def test_files_of_a_dict(saver: SQLiteCheckpointer) -> None:
     """The history of a dict has each pair that was written; the file has its content once."""
 
