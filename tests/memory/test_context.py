@@ -24,6 +24,11 @@ def count(messages: list[BaseMessage]) -> int:
     return total(messages, lambda message: 3 + len(str(message.content)) // 2)
 
 
+def is_shown(question: BaseMessage, messages: list[BaseMessage]) -> bool:
+    """Return whether a question is shown, perhaps with a line about steps that were left out."""
+    return any(m.id == question.id and m.text.startswith(question.text) for m in messages)
+
+
 texts = st.text(max_size=60)
 
 
@@ -67,7 +72,7 @@ def test_the_context_is_valid_and_within_its_budget(
     assert count(found) <= budget
     assert found == packed()
     question = newest_human(talk)
-    assert question is None or question in found
+    assert question is None or is_shown(question, found)
 
 
 def test_what_is_less_important_is_left_out_first() -> None:
