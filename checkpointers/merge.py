@@ -9,6 +9,8 @@ from typing import Any, Final
 from perdure.checkpointers.cache import Snapshot
 
 _EPOCH_BITS: Final = 32  # low bits of a version, which count writes; the others count merges
+_ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
+"""The beginnings of the names of channels that route a run."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
 
 def is_state(channel: str) -> bool:
     """Return whether a channel is part of the state, and does not route a run."""
-    return not channel.startswith("__") and ":" not in channel
+    return not channel.startswith(_ROUTING_PREFIXES)
 
 
 # -- versions

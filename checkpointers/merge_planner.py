@@ -22,6 +22,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread
 from perdure.checkpointers.labels import MERGED
+from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, last_epoch
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -37,6 +38,9 @@ from perdure.checkpointers.status import ASIDE, is_by_update
 from perdure.storage.flow import Flow, Row
 
 _MOST_STEPS: Final = 64  # checkpoints from the head back to the parent of a put that are read
+_ANCHOR_STEP: Final = -2
+"""The step of the empty checkpoint at which the first run of a thread stores its writes to
+`DeltaChannel`s if the durability is `exit`."""
 _LOW: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
 _NOTHING: Final = Snapshot("", 0, None, 0, [], {}, {})
 """What a put without a parent is put upon."""
@@ -80,7 +84,11 @@ class MergePlanner:
         if source == "update":
             is_one = yield from self._leads_to_head(upon, {"loop", "input", "update"})
             return self._plan_update(put, now, upon) if is_one else None
-        if source in ("loop", "input") and (yield from self._leads_to_head(upon, {"update"})):
+        is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
+        if is_anchor and any(_is_delta(ref) for ref in now.refs.values()):
+            return None  # the run may have written the channel, too
+        is_run = is_anchor or source in ("loop", "input")
+        if is_run and (yield from self._leads_to_head(upon, {"update"})):
             return self._plan_run(put, now, upon)
         return None
 
@@ -90,6 +98,8 @@ class MergePlanner:
         """Plan a put upon a head that has taken over channels."""
         unread = {channel for channel in merged if not _has_read(put, channel, now)}
         if any(channel in put.new_versions for channel in unread):
+            if self._reader.step(now) == _ANCHOR_STEP:
+                return None  # the run takes the head, as it does without an anchor
             return Merge(now, {}, keeps_head=(yield from self._last_update(now, unread)))
         return self._take_over(put, now, unread) if unread else None
 
@@ -110,8 +120,10 @@ class MergePlanner:
         """Plan an update upon a checkpoint from which a run has gone on meanwhile."""
         written = {c for c in put.new_versions if is_state(c) and has_value(put, c)}
         both = written & _written_since(now, upon)
-        if any(now.refs.get(channel) != upon.refs.get(channel) for channel in both):
-            return None  # for an equal value, a merge gave the channel another version
+        if not all(_has_only_new_epoch(channel, now, upon) for channel in both):
+            return None
+        if written.intersection(put.deltas, now.stored_channels()):
+            return None  # langgraph would not find the writes of the update behind that value
         codec, step = self._reader.codec, self._reader.step(now)
         fields = {**codec.decode(now.fields[0]), "ts": put.checkpoint["ts"]}
         put.fields[0] = codec.encode(fields, lambda: "checkpoint")
@@ -273,6 +285,22 @@ def _written_since(now: Snapshot, upon: Snapshot) -> set[str]:
     """Return the channels of the state that have another version than in an earlier checkpoint."""
     versions = now.versions.items()
     return {c for c, version in versions if is_state(c) and version != upon.versions.get(c)}
+
+
+def _is_delta(ref: Any) -> bool:
+    """Return whether a reference is that of a `DeltaChannel`, with or without a snapshot."""
+    return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
+
+
+def _has_only_new_epoch(channel: str, now: Snapshot, upon: Snapshot) -> bool:
+    """Return whether the version of a channel differs because of a merge, and not of a write.
+
+    The run may also have written an equal value. The version that it gave to the channel can be
+    the same as the version of a concurrent update.
+    """
+    before, after = epoch_of(upon.versions.get(channel)), epoch_of(now.versions[channel])
+    is_same = now.refs.get(channel) == upon.refs.get(channel)
+    return is_same and (after or 0) > (before or 0)
 
 
 # -- pending writes

@@ -7,6 +7,7 @@ import logging
 import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
@@ -130,6 +131,126 @@ def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
     assert run.said() == ["q", "first", "second", "third"]
     assert run.value("tags") == ["one", "two"]
     assert run.value("title") == "T"
+
+
+def put_later(saver: SQLiteCheckpointer, update: Callable[[], Any]) -> Callable[[], Any]:
+    """Make an update, except for its put, and return a function that makes the put."""
+    puts: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saver, "put", lambda *args: (puts.append(args), at(uid=args[1]["id"]))[1])
+        update()
+    return lambda: saver.put(*puts[0])
+
+
+def test_an_update_during_a_run_that_writes_the_value_which_was_there(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """The update and the run may give the channel the same version; the update is kept."""
+    put: list[Any] = []
+
+    def update_later(graph: Any) -> None:
+        put.append(put_later(saver, lambda: graph.update_state(at(), TITLE, "c")))
+
+    def writes_equal(state: Any) -> Any:
+        return {"messages": [AIMessage("A")], "title": "Before"}
+
+    nodes = {"a": writes_equal, "b": says("B"), "c": says("C")}
+    run = Run(saver, nodes, {"a": update_later, "b": lambda _: put[0]()})
+    run.graph.update_state(at(), {"title": "Before"}, "c")
+    run.invoke(ASK)
+
+    assert run.value("title") == "A question"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_channel_of_the_state_may_have_a_colon_in_its_name(
+    saver: SQLiteCheckpointer, late: bool
+) -> None:
+    """Channels that route a run are recognised by the beginnings of their names."""
+    Colon = TypedDict(
+        "Colon", {"messages": Annotated[list[AnyMessage], add_messages], "a:b": str}, total=False
+    )
+    put: list[Any] = []
+
+    def first(state: Any) -> Any:
+        update = partial(graph.update_state, at(), {"a:b": "kept"}, "second")
+        put.append(elsewhere(put_later, saver, update) if late else elsewhere(update))
+        return {"messages": [AIMessage("first")]}
+
+    def second(state: Any) -> Any:
+        if late:
+            elsewhere(put[0])
+        return {"messages": [AIMessage("second")]}
+
+    nodes: list[Any] = [("first", first), ("second", second)]
+    builder = StateGraph(Colon).add_sequence(nodes)
+    graph: Any = builder.add_edge(START, "first").compile(checkpointer=saver)
+    graph.invoke(ASK, at(), durability="sync")
+    values = graph.get_state(at()).values
+
+    assert values["a:b"] == "kept"
+    assert [m.text for m in values["messages"]] == ["q", "first", "second"]
+
+
+def add_names(names: set[str] | None, writes: Sequence[set[str]]) -> set[str]:
+    return set().union(names or (), *writes)
+
+
+class Named(TypedDict, total=False):
+    messages: Annotated[list[AnyMessage], add_messages]
+    names: Annotated[set[str], DeltaChannel(add_names, snapshot_frequency=50)]
+    title: str
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_an_update_of_a_delta_channel_is_not_lost(
+    saver: SQLiteCheckpointer, late: bool, has_snapshot: bool
+) -> None:
+    """Its value is in the writes at the checkpoint that the update has read."""
+    put: list[Any] = []
+
+    def first(state: Any) -> Any:
+        update = partial(graph.update_state, at(), {"names": {"Ann"}}, "second")
+        put.append(elsewhere(put_later, saver, update) if late else elsewhere(update))
+        return {"messages": [AIMessage("first")]}
+
+    def second(state: Any) -> Any:
+        if late:
+            elsewhere(put[0])
+        return {"title": "T"}
+
+    nodes: list[Any] = [("first", first), ("second", second)]
+    builder = StateGraph(Named).add_sequence(nodes)
+    graph: Any = builder.add_edge(START, "first").compile(checkpointer=saver)
+    if has_snapshot:
+        graph.update_state(at(), {"names": {"Bob"}}, "second")
+    graph.invoke(ASK, at(), durability="sync")
+    expected = {"Ann", "Bob"} if has_snapshot else {"Ann"}
+
+    assert graph.get_state(at()).values["names"] == expected
+    saver._cache.forget("t")
+    assert graph.get_state(at()).values["names"] == expected
+
+
+def test_a_first_run_with_durability_exit_and_a_delta_channel(saver: SQLiteCheckpointer) -> None:
+    """langgraph stores the writes of that run at an empty checkpoint before the run's own."""
+
+    class Deep(TypedDict, total=False):
+        messages: Annotated[list[AnyMessage], DeltaChannel(add_all, snapshot_frequency=50)]
+        title: str
+
+    def answer(state: Any) -> Any:
+        elsewhere(graph.update_state, at(), TITLE, "answer")
+        return {"messages": [AIMessage("the answer", id="answer")]}
+
+    builder = StateGraph(Deep).add_sequence([("answer", answer)])
+    graph: Any = builder.add_edge(START, "answer").compile(checkpointer=saver)
+    graph.invoke({"messages": [("human", "q")]}, at(), durability="exit")
+    values = graph.get_state(at()).values
+
+    assert [m.text for m in values["messages"]] == ["q", "the answer"]
+    assert values["title"] == "A question"
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
