@@ -157,6 +157,7 @@ class Snapshot:
         said: The same, for what was said on the way here.
         step, labels: The step and the labels in the metadata, once they are read; see
             `labels.labels_in`.
+        has_stopped: Whether a task of it is known to wait for an answer, or to have failed.
     """
 
     uid: str
@@ -171,6 +172,7 @@ class Snapshot:
     said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     step: int | None = UNREAD_STEP
     labels: dict[str, Any] | None = None
+    has_stopped: bool = False
 
     def holds(self, channel: str, version: Any) -> bool:
         """Whether it has a value of a channel, in this version."""

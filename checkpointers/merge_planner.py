@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread
 from perdure.checkpointers.labels import MERGED
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
@@ -34,10 +33,11 @@ from perdure.checkpointers.records import (
     seal_writes,
     written_said,
 )
-from perdure.checkpointers.status import ASIDE, is_by_update
+from perdure.checkpointers.status import ASIDE, NULL_TASK, is_by_update
 from perdure.storage.flow import Flow, Row
 
 _MOST_STEPS: Final = 64  # checkpoints from the head back to the parent of a put that are read
+_STOPS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
 `DeltaChannel`s if the durability is `exit`."""
@@ -171,14 +171,9 @@ class MergePlanner:
             yield from reader.retell(self._thread_id, row)
         if merge.written is None:
             return False
-        stored = StoredCheckpoint(self._thread, head.namespace, merge.head)
-        for row in (yield from reader.read_write_rows(stored)):
-            writes = open_writes(reader.seal, self._thread_id, self._ns, row)
-            if any(channel in (ERROR, INTERRUPT) for _, channel, _ in writes):
-                return (yield from self.fold(merge.head.uid))
-        return False
+        return (yield from self.fold(merge.head.uid, needs_stop=True))
 
-    def fold(self, uid: str) -> Flow[bool]:
+    def fold(self, uid: str, *, needs_stop: bool) -> Flow[bool]:
         """Make the checkpoint of a run the head, with what the update has written that is it now.
 
         A task of the run has stopped there, with a question or an error. The run puts no further
@@ -186,6 +181,7 @@ class MergePlanner:
 
         Args:
             uid: The id of the run's checkpoint.
+            needs_stop: Whether to check that a task has stopped at that checkpoint.
 
         Returns:
             Whether it is done. It is not if the run's checkpoint is the head, or if something else
@@ -196,6 +192,8 @@ class MergePlanner:
             return False
         run = yield from self._read(uid)
         if run is None or not (yield from self._leads_to_head(run, {"update"})):
+            return False
+        if needs_stop and not (yield from self._has_stopped_task(run)):
             return False
         last = last_epoch([*run.versions.values(), *now.versions.values()])
         if last is None:
@@ -208,6 +206,16 @@ class MergePlanner:
         run.fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
         yield from self._rewrite(run)
         return True
+
+    def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
+        """Return whether a task of a checkpoint waits for an answer, or has failed."""
+        stored = StoredCheckpoint(self._thread, self._head.namespace, run)
+        for row in (yield from self._reader.read_write_rows(stored)):
+            writes = open_writes(self._reader.seal, self._thread_id, self._ns, row)
+            has_finished = any(index >= 0 for index, _, _ in writes)  # perhaps after an answer
+            if not has_finished and any(channel in _STOPS for _, channel, _ in writes):
+                return True
+        return False
 
     def _rewrite(self, run: Snapshot) -> Flow[None]:
         """Store a checkpoint anew, and make it the head."""
@@ -307,18 +315,21 @@ def _has_only_new_epoch(channel: str, now: Snapshot, upon: Snapshot) -> bool:
 
 
 def fold_update(
-    reader: CheckpointReader, at: Address, thread: Thread, namespace: int, head: tuple[int, int]
+    reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
-    """Make the checkpoint of a task that stops the head, if an update is; see `MergePlanner.fold`.
+    """Make the checkpoint of a stopped task the head if an update is; see `MergePlanner.fold`.
+
+    A write of another task after that shows that the run was still under way during the update.
 
     Args:
         reader: Reads checkpoints.
-        at: The address of the checkpoint.
+        request: The writes of a task at the checkpoint, which are stored.
         thread: The thread as the transaction has read it.
-        namespace: The key of the namespace.
-        head: Of the head, what `Head.pinned` says, and the key.
+        row: The key of the namespace, the number `Head.pinned`, and the key of the head.
     """
-    pinned, key = head
+    at, (namespace, pinned, key) = request.at, row
+    if request.deliberate or request.task == NULL_TASK or is_by_update(request.path):
+        return False  # a person writes, and no run that goes on
     rows = yield reader.sql("checkpoint_at", key)
     snapshot = reader.open_row(*at[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.uid == at.checkpoint_id:
@@ -326,7 +337,7 @@ def fold_update(
     yield from reader.resolve(at.thread_id, thread, snapshot)
     now = Head(namespace, pinned, snapshot)
     planner = MergePlanner(reader, at.thread_id, at.checkpoint_ns, thread, now)
-    return (yield from planner.fold(at.checkpoint_id or ""))
+    return (yield from planner.fold(at.checkpoint_id or "", needs_stop=not request.stops))
 
 
 def set_writes_apart(

@@ -316,7 +316,8 @@ class TaskWrites:
         kept: What is kept of the thread, to whose items they may refer.
         asks: Whether the task waits for an answer.
         stops: Whether the task waits for an answer, or has failed.
-        config, removals: See `CheckpointPut`.
+        may_fold: Whether an update may be the head; see `MergePlanner.fold`.
+        deliberate, config, removals: See `CheckpointPut`.
     """
 
     at: Address
@@ -327,6 +328,8 @@ class TaskWrites:
     kept: Thread | None = None
     asks: bool = False
     stops: bool = False
+    may_fold: bool = True
+    deliberate: bool = False
     config: RunnableConfig | None = None
     removals: int = 0
 

@@ -328,7 +328,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
-        self._write(_task_writes(config, writes, task_id, task_path))
+        self._write(self._task_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self,
@@ -338,8 +338,22 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        written = _task_writes(config, writes, task_id, task_path)
+        written = self._task_writes(config, writes, task_id, task_path)
         await self._awrite(written, _items_in(map(itemgetter(1), writes)))
+
+    def _task_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+    ) -> TaskWrites:
+        at = address(config)
+        check_text("task_id", task_id)
+        check_text("task_path", path)
+        if at.checkpoint_id is None:
+            raise InvalidConfig(
+                f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
+                "put() returned"
+            )
+        deliberate = at in self._read_by_id
+        return TaskWrites(at, task_id, path, writes, deliberate=deliberate, config=config)
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The next version of a channel: a whole number, or in another saver's form."""
@@ -417,17 +431,3 @@ def _items_in(values: Iterable[Any]) -> int:
         if type(value) is list or type(value) is dict:
             items += len(value)
     return items
-
-
-def _task_writes(
-    config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-) -> TaskWrites:
-    at = address(config)
-    check_text("task_id", task_id)
-    check_text("task_path", task_path)
-    if at.checkpoint_id is None:
-        raise InvalidConfig(
-            f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
-            "put() returned"
-        )
-    return TaskWrites(at, task_id, task_path, writes, config=config)

@@ -233,17 +233,8 @@ class CheckpointWriter:
 
         thread.stamp, moved.flying = stamp, True
         keep(thread.heads, ns, moved)
-        return Commit(
-            self.cache,
-            self.watch,
-            thread_id,
-            thread,
-            statements,
-            additions,
-            snapshot,
-            moved,
-            overlaps,
-        )
+        parts = self.cache, self.watch, thread_id, thread, statements
+        return Commit(*parts, additions, snapshot, moved, overlaps)
 
     def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
         """What a put makes, and items that the database may have, of logs that are not at hand."""
@@ -529,18 +520,24 @@ class CheckpointWriter:
         key, newest = thread.newest or (0, "")
         state = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", namespace, *row, body, *state)
-        if request.stops:  # an update may have the head; see `MergePlanner.fold`
-            if head is None or head.snapshot is None or head.snapshot.uid != uid:
+        snapshot = None if head is None else head.snapshot
+        if snapshot is None or snapshot.uid != uid:
+            request.may_fold = request.stops or (snapshot is not None and self._is_update(snapshot))
+            if request.may_fold:
                 return None
-            added = self.sql("new_writes_at_head", *added.params, head.snapshot.key)
+        elif (request.stops or snapshot.has_stopped) and request.task != NULL_TASK:
+            snapshot.has_stopped = True
+            added = self.sql("new_writes_at_head", *added.params, snapshot.key)
         statements = [added]
         if request.task != NULL_TASK:  # an answer is stored by one statement, which is fastest
             statements += self._touched(thread)
-        if request.asks:
-            statements.append(self.sql("waits", thread.key))
+        statements += [self.sql("waits", thread.key)] if request.asks else []
         cache_pending_writes(thread, request, request.encoded, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
+
+    def _is_update(self, snapshot: Snapshot) -> bool:
+        return bool(self.reader.metadata(snapshot).get("source") == "update")
 
     def _touched(self, thread: Thread) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
@@ -594,7 +591,6 @@ class CheckpointWriter:
         cache_pending_writes(thread, request, writes, body)
         written = ns, uid or "", task, (*at, body)
         made = Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
-        if request.stops and rows and rows[0][7] is not None:
-            head = rows[0][6], rows[0][7]
-            made.replaced = yield from fold_update(self.reader, request.at, thread, namespace, head)
+        if request.may_fold and rows and rows[0][7] is not None:
+            made.replaced = yield from fold_update(self.reader, request, thread, rows[0][5:8])
         return made

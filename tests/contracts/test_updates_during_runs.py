@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import operator
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
@@ -136,8 +138,13 @@ def test_an_update_that_read_the_one_before_and_is_put_after_the_run(
 def put_later(saver: SQLiteCheckpointer, update: Callable[[], Any]) -> Callable[[], Any]:
     """Make an update, except for its put, and return a function that makes the put."""
     puts: list[Any] = []
+
+    def keep(*args: Any) -> Any:
+        puts.append(args)
+        return at(uid=args[1]["id"])
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saver, "put", lambda *args: (puts.append(args), at(uid=args[1]["id"]))[1])
+        patch.setattr(saver, "put", keep)
         update()
     return lambda: saver.put(*puts[0])
 
@@ -343,6 +350,79 @@ def test_a_question_before_the_update(saver: SQLiteCheckpointer) -> None:
     assert run.graph.get_state(stored).values["title"] == "A question"
     run.invoke(Command(resume="Yes."))
     assert (run.said(), run.value("title")) == (["q", "A", "Yes."], "A question")
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_an_update_between_a_question_and_the_end_of_another_task(
+    saver: SQLiteCheckpointer, durability: Any, forgets: bool
+) -> None:
+    """The other task shows that the run is still under way; the question stays."""
+    asked, updated = Event(), list[bool]()
+
+    def ask(state: Any) -> Any:
+        try:
+            return asks(state)
+        finally:
+            asked.set()
+
+    def work(state: Any) -> Any:
+        if not updated:
+            updated.append(asked.wait(10))
+            while not elsewhere(graph.get_state, at()).interrupts:
+                time.sleep(0.01)
+            elsewhere(graph.update_state, at(), TITLE, "ask")
+            if forgets:
+                saver._cache.forget("t")
+        return {"count": 1}
+
+    builder = StateGraph(State).add_node("ask", ask).add_node("work", work)
+    graph: Any = builder.add_edge(START, "ask").add_edge(START, "work").compile(checkpointer=saver)
+    graph.invoke(ASK, at(), durability=durability)
+    waiting = graph.get_state(at())
+    graph.invoke(Command(resume="Yes."), at(), durability=durability)
+    values = graph.get_state(at()).values
+
+    assert [each.value for each in waiting.interrupts] == ["Really?"]
+    assert waiting.values["title"] == "A question"
+    assert [m.text for m in values["messages"]] == ["q", "Yes."]
+    assert (values["title"], values["count"]) == ("A question", 1)
+
+
+def test_an_update_while_a_task_goes_on_after_its_answer(saver: SQLiteCheckpointer) -> None:
+    """The question was answered, so the update and the answer are in one line of checkpoints."""
+    updates = [update(TITLE, "a")]
+
+    def asks_and_updates(state: Any) -> Any:
+        answer = asks(state)
+        elsewhere(updates.pop(), run.graph)
+        return answer
+
+    run = Run(saver, {"a": asks_and_updates, "b": says("B")}, {})
+    run.invoke(ASK)
+    run.invoke(Command(resume="Yes."))
+
+    assert (run.said(), run.value("title")) == (["q", "Yes.", "B"], "A question")
+    assert not [each for each in saver.checkpoints("t") if each.is_branch]
+
+
+def test_a_question_of_a_run_from_an_old_checkpoint_does_not_take_an_update(
+    saver: SQLiteCheckpointer,
+) -> None:
+    """Who resumes a checkpoint by its id goes on from its state, without later updates."""
+
+    def asks_twice(state: Any) -> Any:
+        return {"messages": [AIMessage(interrupt("First?") + interrupt("Second?"))]}
+
+    run = Run(saver, {"a": asks_twice}, {})
+    run.invoke(ASK)
+    old = run.graph.get_state(at()).config
+    run.graph.update_state(at(), TITLE, "a")
+    run.graph.invoke(Command(resume="Yes."), old)
+
+    assert [each.value for each in run.graph.get_state(old).interrupts] == ["Second?"]
+    assert "title" not in run.graph.get_state(old).values
+    assert run.value("title") == "A question"
 
 
 def test_a_run_that_fails_is_continued_where_it_failed(saver: SQLiteCheckpointer) -> None:
