@@ -148,16 +148,25 @@ def answer_beside_a_busy_thread(path: str) -> None:
 
 @needs_fork
 def test_an_answer_is_stored_while_another_thread_is_busy(tmp_path: Path) -> None:
-    """SQLite commits the answer in one call, which needs no interpreter lock."""
-    path = str(tmp_path / "memory.db")
-    process = warm().Process(target=answer_beside_a_busy_thread, args=(path,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    with SQLiteCheckpointer.open(path) as saver:
-        head = saver.get_tuple(at())
-    assert head is not None
-    assert head.pending_writes == [(NULL_TASK, "__resume__", "yes")]
+    """SQLite commits the answer in one call, which needs no interpreter lock.
+
+    On a busy machine, the main thread may take the lock before the answer is handed to SQLite. So
+    one of several processes is enough. With two calls, the answer would be stored in none.
+    """
+    stored = []
+    for number in range(5):
+        path = str(tmp_path / f"{number}.db")
+        process = warm().Process(target=answer_beside_a_busy_thread, args=(path,))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        with SQLiteCheckpointer.open(path) as saver:
+            head = saver.get_tuple(at())
+        assert head is not None
+        stored = head.pending_writes or []
+        if stored:
+            break
+    assert stored == [(NULL_TASK, "__resume__", "yes")]
 
 
 def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
