@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -119,54 +118,21 @@ def test_an_approved_tool_that_is_killed_is_not_approved_again(how: str, place: 
         assert not is_asked_again(place, agent, how, APPROVED, 0.0, 0.002)
 
 
-def answer_beside_a_busy_thread(path: str) -> None:
-    """Answer in one thread while another keeps the interpreter lock, and then be killed."""
-    vars(sqlite_writer)["FILE_SEEN_S"] = NEVER_S  # the path of the file is not checked again
-    with SQLiteCheckpointer.open(path) as saver:
-        first = put(saver, {"n": 1})
-        saver.put_writes(first, [("__resume__", "warm")], NULL_TASK)  # prepares the statement
-        second = put(saver, {"n": 2}, first)
-        start, started = threading.Lock(), threading.Lock()
-        start.acquire()
-        started.acquire()
+def test_an_answer_is_committed_by_one_statement(tmp_path: Path) -> None:
+    """Between two statements another thread may run, and act on an answer that is not stored."""
+    statements: list[str] = []
+    with SQLiteCheckpointer.open(tmp_path / "memory.db") as saver:
+        parent = put(saver, {"n": 1})
+        database: Any = saver.database
+        with database._connected().writer.between_commits() as connection:  # the put is finished
+            connection.set_trace_callback(statements.append)
+        saver.put_writes(parent, [("__resume__", "yes")], NULL_TASK)
+        during = [*statements]
+        found = saver.get_tuple(at())
 
-        def answer() -> None:
-            start.acquire()
-            started.release()  # the main thread is woken, and waits for the interpreter lock
-            saver.put_writes(second, [("__resume__", "yes")], NULL_TASK)
-
-        threading.Thread(target=answer).start()
-        time.sleep(0.2)  # both other threads wait: the one above, and the writing thread
-        sys.setswitchinterval(60.0)
-        start.release()
-        started.acquire()
-        until = time.perf_counter() + ANSWERED_S
-        while time.perf_counter() < until:
-            pass
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@needs_fork
-def test_an_answer_is_stored_while_another_thread_is_busy(tmp_path: Path) -> None:
-    """SQLite commits the answer in one call, which needs no interpreter lock.
-
-    On a busy machine, the main thread may take the lock before the answer is handed to SQLite. So
-    one of several processes is enough. With two calls, the answer would be stored in none.
-    """
-    stored = []
-    for number in range(5):
-        path = str(tmp_path / f"{number}.db")
-        process = warm().Process(target=answer_beside_a_busy_thread, args=(path,))
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        with SQLiteCheckpointer.open(path) as saver:
-            head = saver.get_tuple(at())
-        assert head is not None
-        stored = head.pending_writes or []
-        if stored:
-            break
-    assert stored == [(NULL_TASK, "__resume__", "yes")]
+    assert [statement.split()[0] for statement in during] == ["INSERT"]
+    assert found is not None
+    assert found.pending_writes == [(NULL_TASK, "__resume__", "yes")]
 
 
 def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
