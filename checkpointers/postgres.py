@@ -74,7 +74,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         database = PostgresDatabase(
             dsn,
             Schema("checkpointers", sql["schema"]),
-            begin=lambda: self._load_keys(seal, database.path, read_only),
+            begin=self._load_keys,
             schema=schema,
             tenant=tenant,
             pooled=pooled,

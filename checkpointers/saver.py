@@ -112,9 +112,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._writer = CheckpointWriter(self._reader, self._watch)
         self._listing = Listing(self._reader, self.database)
 
-    def _load_keys(self, seal: Seal, path: str, read_only: bool) -> Flow[None]:
-        """Check the encryption key of a database, and read the key of its removal records."""
-        yield from agree_on_key(seal, path, read_only=read_only)
+    def _load_keys(self) -> Flow[None]:
+        """Check the encryption key of the database, and read the key of its removal records."""
+        database, read_only = self.database, self.database.read_only
+        yield from agree_on_key(self._seal, database.path, database.tenant, read_only=read_only)
         yield from self._removals.load_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:

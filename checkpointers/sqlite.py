@@ -73,11 +73,10 @@ class SQLiteCheckpointer(Checkpointer):
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
         serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
-        text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else path
         database = SQLiteDatabase(
             path,
             _SCHEMA,
-            begin=lambda: self._load_keys(seal, text, read_only),
+            begin=self._load_keys,
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,

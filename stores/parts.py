@@ -231,7 +231,7 @@ class Parts:
 
         def begin() -> Flow[None]:
             read_only = options.read_only
-            yield from agree_on_key(seal, database.path, read_only=read_only)
+            yield from agree_on_key(seal, database.path, database.tenant, read_only=read_only)
             preparer.fields[:] = yield from agreed_fields(sql, chosen, kept, read_only=read_only)
             rows = yield sql("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so

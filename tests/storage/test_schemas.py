@@ -77,8 +77,8 @@ def test_they_are_made_once(place: Place) -> None:
 
     assert made[0] == made[1]
     assert place.run("SELECT component, version FROM schemas ORDER BY component") == [
-        ("checkpointers", 1),
-        ("stores", 1),
+        ("checkpointers", 2),
+        ("stores", 2),
     ]
 
 
@@ -89,22 +89,30 @@ def test_those_of_a_newer_perdure_are_refused(
 ) -> None:
     """They are not touched; upgrading is the advice."""
     place.open(component)
-    place.run("UPDATE schemas SET version = 2")
+    place.run("UPDATE schemas SET version = 3")
     before = place.contents()
-    with pytest.raises(SchemaMismatch, match=rf"version 2 of the {component} .*upgrade perdure"):
+    with pytest.raises(SchemaMismatch, match=rf"version 3 of the {component} .*upgrade perdure"):
         place.open(component, read_only=read_only)
 
     assert before == place.contents()
 
 
 @both_ways
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE schemas RENAME TO migrations",  # where the first builds kept versions
+        "UPDATE schemas SET version = 1",  # rows were not yet bound to their database
+    ],
+)
 @pytest.mark.parametrize("component", ["checkpointers", "stores"])
 def test_those_of_a_build_before_the_first_release_are_refused(
-    place: Place, component: str, read_only: bool
+    place: Place, component: str, change: str, read_only: bool
 ) -> None:
     """They are not touched, whatever is in them; the error says how to take the threads along."""
     name = place.open("checkpointers")
-    place.run("ALTER TABLE schemas RENAME TO migrations")  # where those builds kept versions
+    place.open("stores")
+    place.run(change)
     before = place.contents()
     advice = (
         f"{re.escape(repr(name))} was written by a build of perdure from before the first release"

@@ -23,30 +23,39 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-VERSION: Final = 1  # of every schema
+VERSION: Final = 2  # the schema version of every component; 1 is a build before the first release
 PATIENCE_S: Final = 0.002  # how long a patient write waits for another
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """The tables of one component, in the only version there is."""
+    """The tables of one component, in the only version that this code reads and writes."""
 
     component: str
     script: str
 
     def is_there(self, versions: Sequence[Row], path: str) -> bool:
-        """Whether a database has it, told by the rows `(version,)` of its table `schemas`.
+        """Return whether a database has the tables of the component.
+
+        Args:
+            versions: The rows `(version,)` of the component in the table `schemas`.
+            path: The name of the database, for error messages.
 
         Raises:
-            SchemaMismatch: It is newer than this code.
+            SchemaMismatch: The tables have another version.
         """
-        if versions and versions[0] != (VERSION,):
+        if not versions:
+            return False
+        version = versions[0][0]
+        if version < VERSION:
+            raise of_earlier_build(path)
+        if version > VERSION:
             raise SchemaMismatch(
-                f"{path!r} has version {versions[0][0]} of the {self.component} schema, this "
+                f"{path!r} has version {version} of the {self.component} schema, this "
                 f"perdure knows {VERSION}: upgrade perdure"
             )
-        return bool(versions)
+        return True
 
 
 def of_earlier_build(path: str) -> SchemaMismatch:
@@ -150,6 +159,10 @@ class Database(Protocol):
     @property
     def path(self) -> str:
         """The file, or `":memory:"`."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose rows the database contains; None if it has no tenants."""
 
     @property
     def read_only(self) -> bool:

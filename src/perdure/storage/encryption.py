@@ -1,6 +1,8 @@
-"""Encryption of stored bytes: AES-GCM bound to the place of each row, or a checksum of it.
+"""Encrypt the bytes of rows with AES-GCM, or protect them with a checksum.
 
-All components that keep something in a file are opened with the same key.
+The associated data of each encrypted row names its database, its tenant and its place. A row does
+not decrypt in another database, for another tenant, or at another place. All components of a
+database are opened with the same key.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
 Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
-_CHECK: Final = "key check"
-_PROOF: Final = b"perdure"
-_NO_KEY: Final = b""  # stands where the proof would, in a file made without a key
+_CHECK: Final = "key check"  # the name of the row in the table `settings`
+_PROOF: Final = b"perdure"  # the decrypted key check is this text, then the id of the database
+_ID_BYTES: Final = 16  # of the random id of a database
+_NO_KEY: Final = b""  # the key check of a database that was created without a key
 
 
 class Seal(Protocol):
@@ -85,6 +88,8 @@ def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
 class AESGCM(Seal):
     """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
 
+    `bind` must be called before rows are encrypted or decrypted; `agree_on_key` calls it.
+
     Args:
         key: 16, 24 or 32 bytes.
 
@@ -106,22 +111,52 @@ class AESGCM(Seal):
             raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
         self._aead = aead.AESGCM(key)
         self._invalid = InvalidTag
+        self._binding = b""
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
+    def create_key_check(self, tenant: str | None) -> bytes:
+        """Return an encrypted row that proves the key and contains a new random database id."""
+        return self._encrypt(_PROOF + os.urandom(_ID_BYTES), _describe_key_check(tenant))
+
+    def bind(self, key_check: bytes, tenant: str | None) -> None:
+        """Bind all rows to the database and the tenant of a key check.
+
+        Args:
+            key_check: A row that `create_key_check` returned.
+            tenant: The tenant of the rows, or None if the database has no tenants.
+
+        Raises:
+            CorruptRecord: The row was created with another key or for another tenant, or it was
+                changed.
+        """
+        proof = self._decrypt(key_check, _describe_key_check(tenant), (_CHECK,))
+        database_id = proof[len(_PROOF) :]
+        self._binding = repr((database_id, tenant)).encode()
+
     def seal(self, data: bytes, place: Place) -> bytes:
-        """A random nonce, then the ciphertext with its tag."""
-        nonce = os.urandom(_NONCE)
-        return nonce + self._aead.encrypt(nonce, data, repr(place).encode())
+        """Return a random nonce, followed by the ciphertext and its tag."""
+        return self._encrypt(data, self._binding + repr(place).encode())
 
     def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
+        return self._decrypt(data, self._binding + repr(place).encode(), place)
+
+    def _encrypt(self, data: bytes, associated_data: bytes) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, associated_data)
+
+    def _decrypt(self, data: bytes, associated_data: bytes, place: Place) -> bytes:
         try:
-            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], repr(place).encode())
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], associated_data)
         except (self._invalid, ValueError, TypeError) as exc:
             raise CorruptRecord(
-                f"the row {place!r} does not decrypt: it was damaged, "
-                "changed or moved; restore it from a backup"
+                f"the row {place!r} does not decrypt: it was damaged, changed, or moved from "
+                "another row, database or tenant; restore it from a backup"
             ) from exc
+
+
+def _describe_key_check(tenant: str | None) -> bytes:
+    return repr((_CHECK, tenant)).encode()
 
 
 class LangGraphCipher(Seal):
@@ -172,31 +207,40 @@ def seal_for(key: bytes | str | None) -> Seal:
     return Clear() if secret is None else AESGCM(secret)
 
 
-def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
-    """Check the key against the file at `path`. Encryption is fixed when the file is created.
+def agree_on_key(
+    seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
+) -> Flow[None]:
+    """Check the key of a database, and bind the seal to the database and its tenant.
 
-    A seal that is not perdure's own counts as no key. With `read_only` nothing is recorded.
+    Encryption is fixed when the database is created. A seal that is not perdure's own counts as no
+    key, and is not bound.
+
+    Args:
+        seal: The seal of one component. It must not be used for another database.
+        path: The name of the database, for error messages.
+        tenant: The tenant whose rows are read and written, or None.
+        read_only: Whether it is forbidden to record anything.
 
     Raises:
-        WrongKey: The file was made with another key, or without one, or with one.
+        WrongKey: The database was created with another key, or only one of the two has a key.
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
-    sealed = isinstance(seal, AESGCM)
-    if not rows and not read_only:
-        proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
-        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
-    if not rows:
+    key_check = rows[0][0] if rows else None
+    if key_check is None and not read_only:
+        key_check = seal.create_key_check(tenant) if isinstance(seal, AESGCM) else _NO_KEY
+        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, key_check))
+    if key_check is None:
         return
-    proof = rows[0][0]
-    if sealed and proof == _NO_KEY:
+    if not isinstance(seal, AESGCM):
+        if key_check != _NO_KEY:
+            raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
+        return
+    if key_check == _NO_KEY:
         raise WrongKey(
             f"{path!r} was made without a key: unset PERDURE_KEY and pass none, or make a new file "
             "with the key"
         )
-    if not sealed and proof != _NO_KEY:
-        raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
     try:
-        if sealed:
-            seal.open(proof, (_CHECK,))
+        seal.bind(key_check, tenant)
     except CorruptRecord:
         raise WrongKey(f"the key does not open {path!r}") from None

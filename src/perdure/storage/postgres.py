@@ -215,6 +215,11 @@ class PostgresDatabase(Opening[Server]):
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
     @property
+    def tenant(self) -> str | None:
+        """See `Database.tenant`."""
+        return self._tenant
+
+    @property
     def read_only(self) -> bool:
         """See `Database.read_only`."""
         return self._read_only

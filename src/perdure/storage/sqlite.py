@@ -241,6 +241,10 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         return self.path if self._connector.on_disk else None
 
     @property
+    def tenant(self) -> None:
+        """See `Database.tenant`. A file has no tenants."""
+
+    @property
     def read_only(self) -> bool:
         """Whether writes are refused."""
         return self._connector.read_only

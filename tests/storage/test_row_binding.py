@@ -1,0 +1,187 @@
+"""An encrypted row does not decrypt in another database or for another tenant."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from langchain_core.messages import HumanMessage
+from psycopg.sql import SQL, Identifier
+
+from perdure.errors import CorruptRecord, WrongKey
+from tests import backends, postgres_server
+from tests.backends import KEY
+from tests.checkpointers.test_bad_input import checkpoint, config, put
+
+NAMESPACE = ("people", "ann")
+VICTIM, ATTACKER = "the victim's harbour", "a text of the attacker"
+
+
+class Pair(NamedTuple):
+    """Two databases with the same key: two files, or two tenants of one Postgres schema.
+
+    Attributes:
+        victim: The options with which the victim's database is opened.
+        attacker: The options with which the attacker's database is opened.
+        move: Replaces the attacker's rows of all tables except `settings` by the victim's rows, and
+            returns their number.
+        move_key_check: Replaces the attacker's key check by that of the victim.
+    """
+
+    victim: Callable[[str], Any]
+    attacker: Callable[[str], Any]
+    move: Callable[[], int]
+    move_key_check: Callable[[], int]
+
+
+def build_files(folder: Path) -> Pair:
+    """Return two files, whose rows SQLite itself moves."""
+    paths = folder / "victim.db", folder / "attacker.db"
+
+    def opener(path: Path) -> Callable[[str], Any]:
+        place = backends.Place(path)
+        return lambda component: getattr(place, component)(key=KEY)
+
+    def run(tables: Callable[[list[str]], list[str]]) -> int:
+        with closing(sqlite3.connect(paths[1])) as db, db:
+            db.execute("ATTACH ? AS victim", (str(paths[0]),))
+            names = [
+                name
+                for (name,) in db.execute(
+                    "SELECT name FROM victim.sqlite_schema WHERE type='table'"
+                )
+            ]
+            moved = 0
+            for name in tables(names):
+                db.execute(f"DELETE FROM main.{name}")
+                moved += db.execute(f"INSERT INTO main.{name} SELECT * FROM victim.{name}").rowcount
+            return moved
+
+    return Pair(
+        opener(paths[0]),
+        opener(paths[1]),
+        lambda: run(lambda names: [name for name in names if name not in ("settings", "schemas")]),
+        lambda: run(lambda names: ["settings"]),
+    )
+
+
+def build_tenants(folder: Path) -> Pair:
+    """Return two tenants, whose rows the administrator moves."""
+    dsn = postgres_server.dsn_of("an_owner")
+    place = backends.Place(folder / "x.db", dsn)
+    schema = postgres_server.schema(place.path)
+
+    def opener(tenant: str) -> Callable[[str], Any]:
+        return lambda component: getattr(place, component)(key=KEY, tenant=tenant)
+
+    def run(condition: str) -> int:
+        moved = 0
+        with psycopg.connect(postgres_server.dsn()) as conn:
+            tables = conn.execute(
+                "SELECT table_name FROM information_schema.columns "
+                f"WHERE table_schema = %s AND column_name = 'tenant' AND {condition}",
+                (schema,),
+            ).fetchall()
+            for (name,) in tables:
+                table = Identifier(schema, name)
+                for statement in (
+                    "DELETE FROM {0} WHERE tenant = 'attacker'",
+                    "CREATE TEMP TABLE moved AS SELECT * FROM {0} WHERE tenant = 'victim'",
+                    "UPDATE moved SET tenant = 'attacker'",
+                    "INSERT INTO {0} OVERRIDING SYSTEM VALUE SELECT * FROM moved",
+                    "DROP TABLE moved",
+                ):
+                    cursor = conn.execute(SQL(statement).format(table))
+                    moved += cursor.rowcount if statement.startswith("INSERT") else 0
+        return moved
+
+    return Pair(
+        opener("victim"),
+        opener("attacker"),
+        lambda: run("table_name <> 'settings'"),
+        lambda: run("table_name = 'settings'"),
+    )
+
+
+@pytest.fixture(params=["files", "postgres-tenants"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
+    """Two databases with the same key, and the same keys of all rows."""
+    made = build_files(tmp_path) if request.param == "files" else build_tenants(tmp_path)
+    for text, open_component in ((VICTIM, made.victim), (ATTACKER, made.attacker)):
+        with open_component("saver") as saver:
+            at = put(saver, messages=[HumanMessage(text, id="1")], small=text, notes={"a": text})
+            new = checkpoint("2", messages=[HumanMessage(text, id="1")])
+            saver.put(at, new, {"source": "loop", "user": text}, {"messages": 2})
+            saver.put_writes(config(checkpoint_id="2"), [("messages", text), ("x", 5)], "task")
+        with open_component("store") as store:
+            store.put(NAMESPACE, "home", {"text": text})
+            store.search(NAMESPACE, query="harbour text")
+    return made
+
+
+def read_everything(open_component: Callable[[str], Any]) -> Iterator[str]:
+    """Yield the text of all that can be read from a database, or the name of the error."""
+    with open_component("saver") as saver, open_component("store") as store:
+        for read in (
+            lambda: saver.get_tuple(config()),
+            lambda: list(saver.list(config())),
+            lambda: saver.threads(),
+            lambda: saver.history(config()["configurable"]["thread_id"]),
+            lambda: store.get(NAMESPACE, "home"),
+            lambda: store.search(NAMESPACE),
+            lambda: store.search(NAMESPACE, query="harbour text"),
+            lambda: store.history(NAMESPACE, "home"),
+        ):
+            try:
+                yield repr(read())
+            except CorruptRecord as error:
+                yield type(error).__name__
+
+
+def test_rows_of_another_database_do_not_decrypt(pair: Pair) -> None:
+    """Rows that were moved to the same place of another database are damaged there."""
+    assert any(ATTACKER in text for text in read_everything(pair.attacker))
+    assert pair.move() > 8
+    texts = [*read_everything(pair.attacker)]
+
+    assert not any(VICTIM in text for text in texts)
+    assert texts[0] == texts[4] == CorruptRecord.__name__
+    assert sum(VICTIM in text for text in read_everything(pair.victim)) >= 6
+
+
+@pytest.mark.postgres
+def test_the_key_check_is_bound_to_the_tenant(tmp_path: Path) -> None:
+    """With the victim's key check, a tenant cannot be opened at all."""
+    tenants = build_tenants(tmp_path)
+    for open_component in (tenants.victim, tenants.attacker):
+        open_component("saver").close()
+    tenants.move_key_check()
+    for component in ("saver", "store"):
+        with pytest.raises(WrongKey, match="the key does not open"):
+            tenants.attacker(component)
+
+
+def test_a_file_with_the_key_check_of_another_file(pair: Pair) -> None:
+    """A file whose key check was replaced cannot read its own rows any more."""
+    pair.move_key_check()
+    try:
+        texts = [*read_everything(pair.attacker)]
+    except WrongKey:
+        return
+    assert not any(ATTACKER in text for text in texts)
+
+
+def test_a_copy_of_a_file_opens(tmp_path: Path) -> None:
+    """A database that was copied byte for byte has the same id."""
+    files = build_files(tmp_path)
+    with files.victim("saver") as saver:
+        put(saver, messages=[HumanMessage(VICTIM, id="1")])
+    shutil.copy(tmp_path / "victim.db", tmp_path / "attacker.db")
+    with files.attacker("saver") as saver:
+        assert VICTIM in repr(saver.get_tuple(config()))
