@@ -45,10 +45,10 @@ from perdure.memory.conversation import Messages, role, says_something, turns
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import Shown
 from perdure.memory.options import instance, number, whole
-from perdure.memory.quotation import quoted
 from perdure.memory.records import StoreAdapter
 from perdure.memory.run_config import Template
 from perdure.memory.tokens import Countable, count_tokens, token_counter
+from perdure.stores.values import quoted
 
 __all__ = [
     "ChatMemoryRepository",

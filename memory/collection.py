@@ -46,10 +46,10 @@ from perdure.memory.records import (
     succeeding,
 )
 from perdure.memory.run_config import Template, Versioned
-from perdure.memory.sameness import digest
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 from perdure.stores.namespaces import check_key
+from perdure.stores.normal_form import digest
 
 Memories = list[Memory]
 _USERS: Final = ("memories", "{user_id}")

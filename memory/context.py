@@ -20,7 +20,7 @@ from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest
 from perdure.memory.nodes import MessagesNode, Shown, channel, extended
 from perdure.memory.options import choice, instance, whole
-from perdure.memory.quotation import fitting, quoted, section
+from perdure.memory.quotation import fitting, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
 from perdure.memory.run_config import Clock, clock_of, source
@@ -31,6 +31,7 @@ from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.trim import choose, system_costs, too_long
 from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, query_tokens
+from perdure.stores.values import quoted
 
 SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,

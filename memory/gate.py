@@ -30,8 +30,10 @@ from perdure.memory.records import (
     notes_of,
     put_of,
 )
-from perdure.memory.sameness import digest, equivalent
+from perdure.memory.sameness import equivalent
 from perdure.stores.base import Namespace, Provenance, PutItem
+from perdure.stores.normal_form import digest
+from perdure.stores.tombstones import hash_message
 
 How = Literal["deleted", "forgotten"]
 """`"deleted"` if the memory's past is kept, else `"forgotten"`."""
@@ -54,9 +56,7 @@ def sources(provenance: Provenance | None) -> list[str]:
     """The keys of the tombstones of the messages that something comes from."""
     if provenance is None:
         return []
-    names = [f"{provenance.thread_id or ''}\0{id}" for id in provenance.message_ids]
-    marks = [blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in names]
-    return [f"source:{mark.hexdigest()}" for mark in marks]
+    return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
 
 
 async def entombed(

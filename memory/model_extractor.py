@@ -36,10 +36,11 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Document, Profile, ProfileState
-from perdure.memory.quotation import fenced, middle_out, newest, quoted, rendered
+from perdure.memory.quotation import fenced, middle_out, newest, rendered
 from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome, Planned
-from perdure.memory.sameness import normal
 from perdure.memory.thread_messages import ThreadMessage, storable
+from perdure.stores.normal_form import normal
+from perdure.stores.values import quoted
 
 CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
 _MOST: Final = 200  # entries of a list: more is a model that repeats itself

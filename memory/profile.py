@@ -22,7 +22,6 @@ from perdure.memory.changes import written
 from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
-from perdure.memory.quotation import quoted
 from perdure.memory.records import (
     Candidate,
     ItemPlace,
@@ -36,7 +35,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.run_config import Template, source
 from perdure.stores.base import Provenance, PutItem, Receipt
-from perdure.stores.values import decode, encode
+from perdure.stores.values import decode, encode, quoted
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]

@@ -28,14 +28,6 @@ _HEADS: Final = {
 _HEAD: Final = 0.7  # of what stays of a text; questions come first, what they are about after it
 
 
-def quoted(value: Any) -> str:
-    """A value as a JSON literal without tags and line breaks."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    for char in "<>\u2028\u2029\x85":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
 def undelimited(text: str) -> str:
     """Text that cannot close the delimiters of the transcript around it."""
     return _DELIMITER.sub(_ANGLE, text)

@@ -20,10 +20,11 @@ from perdure.effects import calling
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.options import instance, text, whole
-from perdure.memory.quotation import quoted, said
+from perdure.memory.quotation import said
 from perdure.memory.run_config import Versioned
 from perdure.memory.tool_outputs import ToolOutputReader
 from perdure.memory.tools import Attribution, build_tool
+from perdure.stores.values import quoted
 
 READ: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \

@@ -27,10 +27,11 @@ from perdure.memory.records import (
     past_since,
 )
 from perdure.memory.run_config import Template
-from perdure.memory.sameness import equivalent, normal
+from perdure.memory.sameness import equivalent
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
+from perdure.stores.normal_form import normal
 from perdure.stores.text import asks, query_tokens
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given

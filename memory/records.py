@@ -18,14 +18,15 @@ from pydantic import TypeAdapter
 from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import instance
-from perdure.memory.quotation import quoted
 from perdure.memory.run_config import Template, Versioned, store_of_graph
-from perdure.memory.sameness import digest
 from perdure.settings import MIN_SCORE
+from perdure.stores import tombstones
 from perdure.stores.base import Namespace, Provenance, PutItem
+from perdure.stores.normal_form import digest
+from perdure.stores.values import quoted
 
 FACT: Final = "fact"
-TURN: Final = "turn"
+TURN: Final = tombstones.TURN
 EPISODE: Final = "episode"
 _BESIDE: Final = ("text", "kind", "formerly", "until")  # fields of a value that are shown elsewhere
 EVENTS: Final = (TURN, EPISODE)
@@ -33,19 +34,17 @@ EVENTS: Final = (TURN, EPISODE)
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
-RESERVED: Final = "perdure"
+RESERVED: Final = tombstones.ROOT
 """The first label of perdure's own notes, which are kept beside the memories."""
-QUARANTINE: Final = "quarantine"
-TOMBSTONES: Final = "buried"
-CHANGED: Final = "changed"
-WATERMARKS: Final = "formed"
-NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
+QUARANTINE: Final = tombstones.QUARANTINE
+TOMBSTONES: Final = tombstones.TOMBSTONES
+CHANGED: Final = tombstones.CHANGED
+WATERMARKS: Final = tombstones.WATERMARKS
+NOTES: Final = tombstones.KINDS
 """The second labels: quarantine, tombstones, the counter of changes, watermarks."""
-INSTRUCTIONS: Final = "instructions"
-"""The field of a value with the text of instructions, as in LangGraph's own examples."""
-PREVIOUS: Final = "formerly"  # the field of a value with the memory's earlier texts
-SOURCE: Final = "provenance"
-"""The field of a value with the provenance, in a store that is not perdure's."""
+INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
+PREVIOUS: Final = tombstones.PREVIOUS
+SOURCE: Final = tombstones.SOURCE
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps
 _PAGE: Final = 1_000  # memories read at once
 _KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search
@@ -374,14 +373,14 @@ def memory_of(item: Item) -> Memory:
     provenance: Provenance | None = getattr(item, "provenance", None)
     if provenance is None and (stored := value.pop(SOURCE, None)):
         provenance = _SOURCE.validate_python(stored)
-    text, kind = value.get("text"), value.get("kind", "")
-    if not isinstance(text, str) and isinstance(value.get(INSTRUCTIONS), str):
-        text, kind = value[INSTRUCTIONS], "instructions"
+    kind = value.get("kind", "")
+    if not isinstance(value.get("text"), str) and isinstance(value.get(INSTRUCTIONS), str):
+        kind = "instructions"
     names = ("version", "valid_to", "score", "parts")
     return Memory(
         tuple(item.namespace),
         item.key,
-        text if isinstance(text, str) else quoted(value),
+        tombstones.read_text(value),
         str(kind),
         value,
         provenance,

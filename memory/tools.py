@@ -30,13 +30,14 @@ from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import lowest_score, text, whole
-from perdure.memory.quotation import quoted, section
+from perdure.memory.quotation import section
 from perdure.memory.records import FACT, Memory, Outcome, Role, adapter_of, memory_line
 from perdure.memory.run_config import source
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 from perdure.stores.text import STOP_WORDS, tokens
+from perdure.stores.values import quoted
 
 Act = Literal["create", "update", "supersede", "delete"]
 MANAGE: Final = """\

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -230,12 +229,24 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The counts of an import."""
+    """The counts of an import, and the names of the items that it refused.
 
-    items: int = 0  # present items
-    versions: int = 0  # closed versions
-    skipped: int = 0  # versions that exist already, or are older than the existing one
-    unsuitable: int = 0  # items passed over for `on_unsuitable="skip"`
+    Attributes:
+        items: Present items.
+        versions: Closed versions.
+        skipped: Versions that exist already, or are older than the existing one.
+        unsuitable: Items passed over for `on_unsuitable="skip"`.
+        refused: Namespace and key of each item that did not come, because a tombstone here says
+            that one of its texts was deleted or forgotten.
+    """
+
+    items: int = 0
+    versions: int = 0
+    skipped: int = 0
+    unsuitable: int = 0
+    refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        return TransferReport(*map(operator.add, astuple(self), astuple(other)))
+        """Return the sums of the counts, and the names of both."""
+        names = (each.name for each in fields(self))
+        return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

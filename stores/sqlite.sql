@@ -172,6 +172,9 @@ FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;
 -- every_path: namespaces under a prefix, also those of which only closed versions are left
 SELECT path FROM store_namespaces WHERE path >= ? AND path < ? ORDER BY path;
 
+-- filled_namespace: a namespace, if something is present in it
+SELECT path FROM store_namespaces WHERE path = ? AND items > 0;
+
 -- key_page: keys of a namespace, from one on
 SELECT i.key FROM store_namespaces n CROSS JOIN store_items i
 WHERE i.ns = n.ns AND n.path = ?1 AND i.key > ?2

@@ -1,47 +1,36 @@
-"""Export as JSON Lines, a version a line, oldest first; import of them, and of other stores."""
+"""Export as JSON Lines, a version a line, oldest first; import of them and of other stores."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, cast
-
-from langgraph.store.base import BaseStore, SearchItem, SearchOp
+from typing import Any, NamedTuple
 
 from perdure.effects import run
-from perdure.errors import (
-    ConfigurationError,
-    ImportFailed,
-    NotADatabase,
-    PerdureError,
-    StorageError,
-)
-from perdure.settings import is_dsn
-from perdure.storage.flow import Flow, Row, Statement, rows_of
-from perdure.storage.sqlite import SQLiteDatabase
-from perdure.stores.base import PROVENANCE, Namespace, Progress, TransferReport
+from perdure.errors import ImportFailed, PerdureError
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.base import Namespace, Progress, TransferReport
+from perdure.stores.import_sources import TIMES
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Changes, ItemWriter, New, Put, Times
 from perdure.stores.reading import ended, micros, moment, provenance_of
-from perdure.stores.values import check_size, decode, meant
+from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note
+from perdure.stores.values import check_size, decode
 from perdure.stores.vectors import Model
 
-PAGE = 500  # keys, lines, items or namespaces read, or lines written, at a time
+PAGE = 500  # keys read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
-_TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
-_FIELDS: Final = ("namespace", "key", "value", "version", *_TIMES, "ttl", "index", "provenance")
+_Place = tuple[bytes, str]  # the path of a namespace, and a key
 
 
 class ItemVersion(NamedTuple):
@@ -54,10 +43,36 @@ class ItemVersion(NamedTuple):
     until: int | None = None  # None: it is the present one
     expires: int | None = None
 
+    @property
+    def place(self) -> _Place:
+        """The path of its namespace, and its key."""
+        return self.put.path, self.put.key
 
-Line = tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed]
-"""What an item is called in messages, and the item; or why it cannot be read."""
-Lines = Generator[Line, None, None]
+    @property
+    def content(self) -> ItemContent:
+        """What tombstones are compared with."""
+        return ItemContent(self.put.path, self.put.text or "", self.put.provenance)
+
+
+Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], None, None]
+"""Yields what an item is called in messages, and the item; or why it cannot be read."""
+
+
+@dataclass(slots=True)
+class _Passed:
+    """The keys of an import whose later versions are treated like the earlier ones."""
+
+    others: set[_Place] | None  # they hold something else here; None: that is an error
+    refused: set[_Place] = field(default_factory=set)  # they have a tombstone here
+    arrived: set[_Place] = field(default_factory=set)  # tombstones that the import has brought
+
+
+class _Restored(NamedTuple):
+    """The result of a batch."""
+
+    report: TransferReport
+    refused: set[_Place]
+    arrived: set[_Place]
 
 
 class Transfer:
@@ -70,12 +85,15 @@ class Transfer:
     # -- out
 
     def versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
-        """Every item under a prefix, also closed versions; each key is as it was at one moment.
+        """Yield every version of every item under a prefix; each key is as it was at one moment.
 
-        The path of a namespace is without what it is under in this store.
+        Notes come after all other items: an item whose tombstone is there too was put again, so an
+        import is to take it over before it takes over the tombstone. The path of a namespace is
+        without what it is under in this store.
         """
         database = self._parts.database
-        for path in database.read(lambda: self._every_path(self._parts.path(namespace_prefix))):
+        paths = database.read(lambda: self._every_path(self._parts.path(namespace_prefix)))
+        for path in sorted(paths, key=is_note):
             last: str | None = ""
             while last is not None:
                 rows, last = database.read(partial(self._key_page, path, last, closed))
@@ -116,7 +134,7 @@ class Transfer:
         for put, version, created, since, until, expires in self.versions(
             namespace_prefix, closed=versions
         ):
-            times = zip(_TIMES, (created, since, until, expires), strict=True)
+            times = zip(TIMES, (created, since, until, expires), strict=True)
             line: dict[str, Any] = {
                 "namespace": list(labels(put.path)),
                 "key": put.key,
@@ -135,19 +153,19 @@ class Transfer:
     # -- in
 
     def take(
-        self, lines: Lines, progress: Progress | None, noun: str, *, skips: bool = False
+        self, lines: Source, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
         """Take in what a source gives, in batches."""
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
-        others = set[tuple[bytes, str]]() if skips else None
+        passed = _Passed(set() if skips else None)
         with closing(lines):
             while failed is None:
                 batch, unsuitable, failed = self._batch_of(lines, skips)
                 if not batch and not unsuitable and failed is None:
                     return report
                 try:
-                    report += run(self._restore(batch, others))
+                    report += run(self._restore(batch, passed))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
@@ -161,7 +179,7 @@ class Transfer:
         raise ImportFailed(f"{failed}. {done} {are} kept") from failed
 
     def _batch_of(
-        self, lines: Lines, skips: bool
+        self, lines: Source, skips: bool
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """The next items, the number of skipped ones, and the error of a wrong one."""
         batch: list[ItemVersion] = []
@@ -179,14 +197,15 @@ class Transfer:
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    async def _restore(
-        self, versions: list[ItemVersion], others: set[tuple[bytes, str]] | None
-    ) -> TransferReport:
+    async def _restore(self, versions: list[ItemVersion], passed: _Passed) -> TransferReport:
         if not versions:
             return TransferReport()
         model = await self._missing.make([version.put for version in versions])
-        make = partial(_restore, self._parts.writer, versions, self._parts.now(), model, others)
-        return await self._parts.runner.write(make)
+        make = partial(_restore, self._parts.writer, versions, self._parts.now(), model, passed)
+        restored = await self._parts.runner.write(make)
+        passed.refused |= restored.refused
+        passed.arrived |= restored.arrived
+        return restored.report
 
     def _restored(
         self, where: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
@@ -210,7 +229,7 @@ class Transfer:
                 line.get("ttl"),
                 provenance=provenance_of(provenance) if provenance else None,
             )
-            return ItemVersion(put, _version(line), *(_time(line, name) for name in _TIMES))
+            return ItemVersion(put, _version(line), *(_time(line, name) for name in TIMES))
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
@@ -236,18 +255,19 @@ def _restore(
     items: Sequence[ItemVersion],
     now: int,
     model: Model | None,
-    others: set[tuple[bytes, str]] | None,
-) -> Flow[TransferReport]:
+    passed: _Passed,
+) -> Flow[_Restored]:
     """Put versions back, all or none.
 
-    Those of keys that hold something else here are passed over and added to `others`; None: an
-    error.
+    Items that have a tombstone here are passed over. So are those of keys that hold something else
+    here, which are added to `passed.others`; if that is None, they are an error.
     """
-    report = TransferReport()
+    report, arrived = TransferReport(), set[_Place]()
     changes = Changes(None if model is None else (yield from writer.enrol(model)))
+    refused = yield from _find_refused(writer, items, now, passed)
     for item in items:
-        at = item.put.path, item.put.key
-        if others is not None and at in others:
+        at = item.place
+        if passed.others is not None and at in passed.others:
             report += TransferReport(unsuitable=1)
             continue
         rows = yield writer.sql("history", *at)
@@ -256,14 +276,17 @@ def _restore(
         if item.version is None and newest is not None and newest[6] is None:
             same = newest
         is_same = same is not None and _same(writer, same, item.put)
-        if item.version is not None and same is not None and not is_same:
+        is_tombstone = is_note(at[0], (TOMBSTONES,))
+        if not is_same and at in refused:
+            continue
+        if item.version is not None and same is not None and not is_same and not is_tombstone:
             refusal = ImportFailed(
                 f"version {item.version} of {item.put.key!r} in {labels(item.put.path)!r} is here "
                 "already and holds something else: import into a new file, or forget it here first"
             )
-            if others is None:
+            if passed.others is None:
                 raise refusal
-            others.add(at)
+            passed.others.add(at)
             _LOG.warning("passed over, with what follows: %s", refusal)
             report += TransferReport(unsuitable=1)
         elif is_same or (newest is not None and (item.version or _MOST) <= newest[3]):
@@ -276,8 +299,40 @@ def _restore(
             yield from _add(writer, item, now, changes)
             closed = item.until is not None
             report += TransferReport(items=int(not closed), versions=int(closed))
+            if is_tombstone:
+                arrived.add(at)
     yield from writer.finish([item.put for item in items], changes, now)
-    return report
+    names = ((labels(path), key) for path, key in sorted(refused - passed.refused))
+    return _Restored(report + TransferReport(refused=tuple(names)), refused, arrived)
+
+
+def _find_refused(
+    writer: ItemWriter, items: Sequence[ItemVersion], now: int, passed: _Passed
+) -> Flow[set[_Place]]:
+    """Return the keys of a batch of which a version has a tombstone here.
+
+    A tombstone does not count if the present version here has the same text: that was put again.
+    """
+    reader = TombstoneReader(writer.sql, now, passed.arrived)
+    found = yield from reader.find([item.content for item in items])
+    refused = passed.refused.intersection(item.place for item in items)
+    for item, keys in zip(items, found, strict=True):
+        if not keys or item.place in refused:
+            continue
+        rows = yield writer.sql("history", *item.place)
+        newest = ended(rows[-1], now) if rows else None
+        if newest is not None and newest[6] is None:
+            keys = keys - _content_of(writer, newest).keys()
+        if keys and not any(
+            row[3] == item.version and _same(writer, row, item.put) for row in rows
+        ):
+            refused.add(item.place)
+    return refused
+
+
+def _content_of(writer: ItemWriter, row: Row) -> ItemContent:
+    provenance = writer.records.provenance(row[9], *row[1:4])
+    return ItemContent(row[1], writer.records.text_of(row), provenance)
 
 
 def _add(writer: ItemWriter, item: ItemVersion, now: int, changes: Changes) -> Flow[None]:
@@ -310,172 +365,3 @@ def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list
 def _same(writer: ItemWriter, here: Row, put: Put) -> bool:
     fields = writer.records.provenance(here[9], *here[1:4])
     return writer.records.text_of(here) == put.text and fields == (put.provenance or {})
-
-
-# -- sources of imports
-
-
-def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Each line that is not empty, as what it is called in messages and what it says."""
-    for number, text in enumerate(lines, 1):
-        where = f"line {number}"
-        if not isinstance(text, str):
-            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
-        if not text.strip():
-            continue
-        try:
-            line = decode(text)
-        except (ValueError, RecursionError) as exc:
-            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
-        if not isinstance(line, dict):
-            raise ImportFailed(
-                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
-            )
-        yield where, _addressed(where, line, namespace)
-
-
-def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
-    """The same with a namespace and a key."""
-    if "value" not in line and "namespace" not in line:
-        line = {"value": line, "key": line.get("key")}
-    _check_fields(where, line)
-    if "namespace" not in line:
-        if namespace is None:
-            raise ImportFailed(f"{where}: it names no namespace, and none was given")
-        line["namespace"] = namespace
-    if line.get("key") is None:
-        text = json.dumps(line["value"], sort_keys=True)
-        line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    return line
-
-
-def _check_fields(where: str, line: dict[str, Any]) -> None:
-    """Refuse what would be lost: a field that nothing reads, a key that becomes another."""
-    provenance = line.get("provenance")
-    within = provenance if isinstance(provenance, dict) else {}
-    for holder, names, fields in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
-        for name in names:
-            if name not in fields:
-                raise ImportFailed(
-                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, fields)}"
-                )
-    if "value" not in line:
-        raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
-    if not isinstance(line.get("key"), str | None):
-        raise ImportFailed(f"{where}: its key is {line['key']!r}; expected text, in quotes")
-
-
-def of_store(store: BaseStore) -> Lines:
-    """The present items of a store, namespace by namespace; its pages may be shorter than asked."""
-    offset = 0
-    while page := store.list_namespaces(limit=PAGE, offset=offset):
-        for namespace in page:
-            yield from _of_namespace(store, tuple(namespace))
-        offset += len(page)
-
-
-def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
-    # as an operation, for the method refuses labels that the store may well hold
-    op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
-    while page := cast(list[SearchItem], store.batch([op])[0]):
-        for item in page:
-            if tuple(item.namespace) == namespace:  # the others come with their own
-                times = item.created_at, item.updated_at
-                yield (
-                    f"{item.key!r} in {namespace!r}",
-                    _line(namespace, item.key, item.value, *times),
-                )
-        op = op._replace(offset=op.offset + len(page))
-
-
-def of_langgraph(path: str | os.PathLike[str]) -> Lines:
-    """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
-    if isinstance(path, str) and is_dsn(path):
-        from perdure.storage.foreign_postgres import ForeignPostgres
-
-        with closing(ForeignPostgres(path)) as tables:
-            if tables.lacks("store"):
-                raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-            sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
-            yield from _of_pages(tables.path, partial(tables.rows, sql))
-        return
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
-    if not os.path.isfile(path):
-        raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
-    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
-        if not {"prefix", "key", "value"} <= columns:
-            ours = "SELECT 1 FROM sqlite_master WHERE name = 'store_items'"
-            if file.read(lambda: rows_of(ours)):
-                raise NotADatabase(
-                    f"{file.path!r} is a file of perdure's own: export its items to "
-                    "JSON Lines and import those, or open it and give the open store"
-                )
-            raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
-        sql = _THEIRS.format(_lives(columns))
-        try:
-            yield from _of_pages(file.path, lambda *last: file.read(partial(rows_of, sql, *last)))
-        except StorageError as exc:
-            raise ImportFailed(f"an item cannot be read: {exc}") from exc
-
-
-def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
-    last: Row = ("", "")
-    while rows := page(*last, PAGE):
-        last = rows[-1][:2]
-        yield from (_of_row(path, row) for row in rows)
-
-
-def _lives(columns: set[str]) -> str:
-    """What to read of an item's life: tables of older versions have no such columns."""
-    timed = {"expires_at", "ttl_minutes"} <= columns
-    return "expires_at, ttl_minutes" if timed else "NULL, NULL"
-
-
-_COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
-_THEIRS: Final = """
-SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
-WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
-"""
-_THEIRS_IN_POSTGRES: Final = """
-SELECT prefix, key, value::text, created_at, updated_at, {} FROM store
-WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
-"""
-
-
-def _of_row(path: str, row: tuple[Any, ...]) -> Line:
-    prefix, key, value, created, updated, expires, ttl = row
-    where = f"{path!r}, {key!r} in {prefix!r}"
-    try:
-        namespace = tuple(prefix.split("."))
-        line = _line(namespace, key, json.loads(value), _moment(created), _moment(updated))
-        if expires is not None:
-            line["expires_at"] = _moment(expires).isoformat()
-        if ttl is not None:
-            line["ttl"] = ttl
-    except (ValueError, TypeError) as exc:
-        return where, ImportFailed(f"{where}: {exc}")
-    return where, line
-
-
-def _moment(stored: str | datetime) -> datetime:
-    """SQLite's own timestamps are UTC and do not say so."""
-    stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
-    return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
-
-
-def _line(
-    namespace: tuple[str, ...],
-    key: str,
-    value: Mapping[str, Any],
-    created: datetime,
-    updated: datetime,
-) -> dict[str, Any]:
-    return {
-        "namespace": list(namespace),
-        "key": key,
-        "value": value,
-        "created_at": created.astimezone(UTC).isoformat(),
-        "valid_from": updated.astimezone(UTC).isoformat(),
-    }

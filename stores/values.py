@@ -225,3 +225,11 @@ def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool])
             "the file is damaged; restore it from a backup"
         )
     return setting
+
+
+def quoted(value: Any) -> str:
+    """Return a value as a JSON literal without tags and line breaks, for prompts."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    for char in "<>\u2028\u2029\x85":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text

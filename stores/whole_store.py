@@ -31,19 +31,13 @@ from perdure.stores.base import (
     VersionRetention,
 )
 from perdure.stores.filter_sql import JSONPlace, index_expression, index_path
+from perdure.stores.import_sources import of_langgraph, of_store, of_text
 from perdure.stores.namespaces import labels, span
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.parts import Parts, options_of
 from perdure.stores.reading import index_name
 from perdure.stores.store import Store
-from perdure.stores.transfer import (
-    PAGE,
-    Lines,
-    Transfer,
-    of_langgraph,
-    of_store,
-    of_text,
-)
+from perdure.stores.transfer import PAGE, Source, Transfer
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Model
 
@@ -277,7 +271,8 @@ class WholeStore(DatabaseOwner, Store):
     ) -> Iterator[dict[str, Any]]:
         """Every item under a prefix, a JSON object each, in order of namespace, key and version.
 
-        Others may write meanwhile: each key is as it was at one moment.
+        Others may write meanwhile: each key is as it was at one moment. Notes on memories, such as
+        tombstones, come after all other items.
 
         Args:
             namespace_prefix: Where.
@@ -306,7 +301,8 @@ class WholeStore(DatabaseOwner, Store):
         An exported version that exists already, or that is older than the existing one, is skipped.
         A line without `namespace` and `value` is a value by itself: it goes into `namespace`, under
         its `key` field or else a key made of its content. Any other line has nothing but what
-        `export` writes.
+        `export` writes. A memory that was deleted or forgotten here is refused, and named in the
+        report, see `import_from`.
 
         Args:
             lines: JSON, an object a line; empty lines are passed over.
@@ -334,6 +330,11 @@ class WholeStore(DatabaseOwner, Store):
 
         The source is only read. The import may be cut off and repeated: an equal item is skipped.
 
+        A memory that was deleted or forgotten here (`perdure.memory.forget`) is refused with all
+        its versions, also if it was changed there since, and named in the report. The tombstone
+        here decides: it has the hash of a text that the item has or had, or of the message from
+        which a turn was made. To have the memory again, add it here.
+
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
             on_unsuitable: How to treat an item that cannot be read or stored, for example because
@@ -351,7 +352,7 @@ class WholeStore(DatabaseOwner, Store):
             raise ConfigurationError(
                 f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
             )
-        lines: Lines
+        lines: Source
         if isinstance(source, WholeStore):
             found = source._transfer.versions((), closed=True)
             lines = ((f"{v.put.key!r} in {list(labels(v.put.path))!r}", v) for v in found)

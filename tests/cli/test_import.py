@@ -32,8 +32,10 @@ from perdure.cli.import_thread import ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
+from tests.backends import KEY
 from tests.cli.commands import attempt, error, read, run
 from tests.cli.exports import START, Talk, claude, lines, tools, written, zipped
+from tests.cli.memory import keys
 
 CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.invalid/pond.png"}}
@@ -574,6 +576,31 @@ def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "files of perdure" in error(
         "import", str(langgraphs(tmp_path)), "--as", "a=b", into=capsys
     )
+
+
+@pytest.mark.parametrize("key", [None, KEY.hex()])
+def test_memories_that_were_forgotten_here_are_not_merged(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted, and named on stderr and in JSON; a copy keeps the tombstones."""
+    if key is not None:
+        monkeypatch.setenv("PERDURE_KEY", key)
+    talk = {"thread_id": "t", "messages": [{"role": "user", "content": "I live in Bergen"}]}
+    run("import", str(lines(Path("t.jsonl"), [talk])), "--db", "other.db")
+    run("copy", "--from", "other.db", "--to", "x.db")
+    (identity,) = keys().values()
+    run("memories", "forget", identity, "--yes")
+    first, again = read("import", "other.db"), read("import", "other.db")
+    run("copy", "--from", "x.db", "--to", "copy.db")
+    copied = read("import", "other.db", "--db", "copy.db")
+    shown = attempt("import", "other.db")
+
+    assert [report["refused"] for report in (first, again, copied)] == [
+        [{"namespace": ["memories", "me"], "key": identity}]
+    ] * 3
+    assert "1 item refused" in shown.stdout
+    assert f"refused: '{identity}' in memories/me" in shown.stderr
+    assert keys() == {}
 
 
 def langgraphs(folder: Path) -> Path:

@@ -52,6 +52,20 @@ def test_threads_and_memories() -> None:
     assert len(read("history", "copy")) == len(items)
 
 
+def test_a_forgotten_memory_is_not_merged() -> None:
+    """It comes neither as a merge of a file, nor after that merge a second time."""
+    run("memories", "add", "Ann lives in Bergen", "--db", "other.db")
+    run("memories", "add", "Ann likes figs", "--db", "other.db")
+    run("import", "other.db")
+    (found,) = read("memories", "search", "Bergen")
+    run("memories", "forget", "--yes", found["key"])
+    reports = [read("import", "other.db") for _ in range(2)]
+
+    named = [{"namespace": ["memories", "me"], "key": found["key"]}]
+    assert [report["refused"] for report in reports] == [named] * 2
+    assert [memory["text"] for memory in read("memories", "list")] == ["Ann likes figs"]
+
+
 def test_a_server_that_is_away_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As any error of a user is."""
     monkeypatch.setenv("PERDURE_DB", "postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")

@@ -22,9 +22,9 @@ from perdure.memory.extractors import (
     turn_key,
 )
 from perdure.memory.records import EPISODE, FACT, StoreAdapter
-from perdure.memory.sameness import digest
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores import SQLiteStore
+from perdure.stores.normal_form import digest
 from tests.memory.threads import ANN, kept
 
 DAYS = [datetime(2026, month, 1, tzinfo=UTC) for month in range(1, 6)]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.sameness import digest, equivalent, same
+from perdure.memory.sameness import equivalent, same
+from perdure.stores.normal_form import digest
 
 PAIRS = Path(__file__).parents[2] / "benchmarks" / "data" / "paraphrases.jsonl"
 WORDS = st.sampled_from(

@@ -95,7 +95,8 @@ def import_(
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
     skipped = [problem._asdict() for problem in report.skipped]
-    say_done({**vars(report), "skipped": skipped}, json, str(report))
+    refused = [{"namespace": namespace, "key": key} for namespace, key in report.refused]
+    say_done({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
     if not json:
         report.print_notes()
 

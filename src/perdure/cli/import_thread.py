@@ -42,10 +42,12 @@ from perdure.memory.extraction import labels_of
 from perdure.settings import is_dsn
 from perdure.storage.flow import rows_of
 from perdure.storage.sqlite import SQLiteDatabase
+from perdure.stores.base import Namespace, TransferReport
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 _USERS: Final = 5  # that a report names
+_NAMED: Final = 20  # refused items that a report names
 
 
 @dataclass
@@ -63,6 +65,7 @@ class ConversationsReport:
     user: str = ""  # of the settings, whose all is that names no user
     users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
     by_user: Counter[str] = field(default_factory=Counter)  # memories by user
+    refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     skipped: list[Problem] = field(default_factory=list)
 
@@ -71,6 +74,7 @@ class ConversationsReport:
             self.messages and counted(self.messages, "new message"),
             self.checkpoints and counted(self.checkpoints, "new checkpoint"),
             self.items and counted(self.items, "new item"),
+            self.refused and f"{counted(len(self.refused), 'item')} refused",
             self.unchanged and f"{self.unchanged:,} unchanged",
             self.empty and f"{self.empty:,} more without messages",
             self.memories is not None and self._memories(),
@@ -85,6 +89,11 @@ class ConversationsReport:
         self.conversations += threads.threads
         self.checkpoints += threads.checkpoints
         self.unchanged += threads.unchanged
+
+    def took_items(self, items: TransferReport) -> None:
+        """Count the items that were taken over from a store, and name those that were refused."""
+        self.items += items.items
+        self.refused += items.refused
 
     @property
     def _names_others(self) -> bool:
@@ -105,6 +114,12 @@ class ConversationsReport:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.refused:
+            from perdure.cli.store import shown
+
+            names = (f"{key!r} in {shown(namespace)}" for namespace, key in self.refused[:_NAMED])
+            more = ", …" if len(self.refused) > _NAMED else ""
+            note(f"deleted or forgotten here before, so refused: {', '.join(names)}{more}")
         if self.users[""]:
             note("'perdure worker' leaves those of nobody; without --later they are yours")
         if self.quarantined:
@@ -186,7 +201,7 @@ class Importing:
                     lacking = exc
                 if is_dsn(db):
                     with suppress(NotADatabase):
-                        self._report.items += self._file.store.import_from(db).items
+                        self._report.took_items(self._file.store.import_from(db))
                         lacking = None
                 if lacking is not None:
                     raise lacking
@@ -202,7 +217,7 @@ class Importing:
                 self._report.took(self._file.saver.import_from(source.saver, names=names))
             finally:  # also if a thread was refused
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
-                self._report.items += items.items
+                self._report.took_items(items)
 
     def _remember(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again.

@@ -1,0 +1,199 @@
+"""Sources of imports: JSON Lines, any langgraph store, and tables of langgraph's own stores.
+
+Each source yields lines: an item as a JSON object, with what it is called in messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, cast
+
+from langgraph.store.base import BaseStore, SearchItem, SearchOp
+
+from perdure.errors import ConfigurationError, ImportFailed, NotADatabase, StorageError
+from perdure.settings import is_dsn
+from perdure.storage.flow import Row, rows_of
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.stores.base import PROVENANCE, Namespace
+from perdure.stores.values import decode, meant
+
+PAGE = 500  # items or namespaces read at a time
+TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
+"""The fields of a line with times."""
+_FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index", "provenance")
+
+Line = tuple[str, Mapping[str, Any] | ImportFailed]
+"""What an item is called in messages, and the item; or why it cannot be read."""
+Lines = Generator[Line, None, None]
+
+
+def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
+    """Each line that is not empty, as what it is called in messages and what it says."""
+    for number, text in enumerate(lines, 1):
+        where = f"line {number}"
+        if not isinstance(text, str):
+            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
+        if not text.strip():
+            continue
+        try:
+            line = decode(text)
+        except (ValueError, RecursionError) as exc:
+            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
+        if not isinstance(line, dict):
+            raise ImportFailed(
+                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
+            )
+        yield where, _addressed(where, line, namespace)
+
+
+def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
+    """The same with a namespace and a key."""
+    if "value" not in line and "namespace" not in line:
+        line = {"value": line, "key": line.get("key")}
+    _check_fields(where, line)
+    if "namespace" not in line:
+        if namespace is None:
+            raise ImportFailed(f"{where}: it names no namespace, and none was given")
+        line["namespace"] = namespace
+    if line.get("key") is None:
+        text = json.dumps(line["value"], sort_keys=True)
+        line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return line
+
+
+def _check_fields(where: str, line: dict[str, Any]) -> None:
+    """Refuse what would be lost: a field that nothing reads, a key that becomes another."""
+    provenance = line.get("provenance")
+    within = provenance if isinstance(provenance, dict) else {}
+    for holder, names, fields in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
+        for name in names:
+            if name not in fields:
+                raise ImportFailed(
+                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, fields)}"
+                )
+    if "value" not in line:
+        raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
+    if not isinstance(line.get("key"), str | None):
+        raise ImportFailed(f"{where}: its key is {line['key']!r}; expected text, in quotes")
+
+
+def of_store(store: BaseStore) -> Lines:
+    """The present items of a store, namespace by namespace; its pages may be shorter than asked."""
+    offset = 0
+    while page := store.list_namespaces(limit=PAGE, offset=offset):
+        for namespace in page:
+            yield from _of_namespace(store, tuple(namespace))
+        offset += len(page)
+
+
+def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
+    # as an operation, for the method refuses labels that the store may well hold
+    op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
+    while page := cast(list[SearchItem], store.batch([op])[0]):
+        for item in page:
+            if tuple(item.namespace) == namespace:  # the others come with their own
+                times = item.created_at, item.updated_at
+                yield (
+                    f"{item.key!r} in {namespace!r}",
+                    _line(namespace, item.key, item.value, *times),
+                )
+        op = op._replace(offset=op.offset + len(page))
+
+
+def of_langgraph(path: str | os.PathLike[str]) -> Lines:
+    """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
+    if isinstance(path, str) and is_dsn(path):
+        from perdure.storage.foreign_postgres import ForeignPostgres
+
+        with closing(ForeignPostgres(path)) as tables:
+            if tables.lacks("store"):
+                raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
+            sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
+            yield from _of_pages(tables.path, partial(tables.rows, sql))
+        return
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
+    if not os.path.isfile(path):
+        raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
+    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
+        columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
+        if not {"prefix", "key", "value"} <= columns:
+            ours = "SELECT 1 FROM sqlite_master WHERE name = 'store_items'"
+            if file.read(lambda: rows_of(ours)):
+                raise NotADatabase(
+                    f"{file.path!r} is a file of perdure's own: export its items to "
+                    "JSON Lines and import those, or open it and give the open store"
+                )
+            raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
+        sql = _THEIRS.format(_lives(columns))
+        try:
+            yield from _of_pages(file.path, lambda *last: file.read(partial(rows_of, sql, *last)))
+        except StorageError as exc:
+            raise ImportFailed(f"an item cannot be read: {exc}") from exc
+
+
+def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
+    last: Row = ("", "")
+    while rows := page(*last, PAGE):
+        last = rows[-1][:2]
+        yield from (_of_row(path, row) for row in rows)
+
+
+def _lives(columns: set[str]) -> str:
+    """What to read of an item's life: tables of older versions have no such columns."""
+    timed = {"expires_at", "ttl_minutes"} <= columns
+    return "expires_at, ttl_minutes" if timed else "NULL, NULL"
+
+
+_COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
+_THEIRS: Final = """
+SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
+WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
+"""
+_THEIRS_IN_POSTGRES: Final = """
+SELECT prefix, key, value::text, created_at, updated_at, {} FROM store
+WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
+"""
+
+
+def _of_row(path: str, row: tuple[Any, ...]) -> Line:
+    prefix, key, value, created, updated, expires, ttl = row
+    where = f"{path!r}, {key!r} in {prefix!r}"
+    try:
+        namespace = tuple(prefix.split("."))
+        line = _line(namespace, key, json.loads(value), _moment(created), _moment(updated))
+        if expires is not None:
+            line["expires_at"] = _moment(expires).isoformat()
+        if ttl is not None:
+            line["ttl"] = ttl
+    except (ValueError, TypeError) as exc:
+        return where, ImportFailed(f"{where}: {exc}")
+    return where, line
+
+
+def _moment(stored: str | datetime) -> datetime:
+    """SQLite's own timestamps are UTC and do not say so."""
+    stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
+    return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
+
+
+def _line(
+    namespace: tuple[str, ...],
+    key: str,
+    value: Mapping[str, Any],
+    created: datetime,
+    updated: datetime,
+) -> dict[str, Any]:
+    return {
+        "namespace": list(namespace),
+        "key": key,
+        "value": value,
+        "created_at": created.astimezone(UTC).isoformat(),
+        "valid_from": updated.astimezone(UTC).isoformat(),
+    }

@@ -1,0 +1,159 @@
+"""Tombstones: items that an import does not bring back, because they were removed here.
+
+`perdure.memory` writes a tombstone when a memory is deleted or forgotten. It is an item under
+`("perdure", "buried", *namespace)` whose key is the hash of a text that the memory had, or of a
+message that it was made from. An import refuses each version of an item that has such a text or
+comes from such a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain, pairwise
+from typing import Any, Final
+
+from perdure.storage.flow import Flow, NamedSQL
+from perdure.stores.namespaces import joined, labels
+from perdure.stores.normal_form import digest
+from perdure.stores.values import decode, quoted
+
+ROOT: Final = "perdure"
+"""The first label of the namespaces in which `perdure.memory` keeps notes on memories."""
+QUARANTINE: Final = "quarantine"
+TOMBSTONES: Final = "buried"
+CHANGED: Final = "changed"
+WATERMARKS: Final = "formed"
+KINDS: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
+"""The second labels of these namespaces, one for each kind of note."""
+TURN: Final = "turn"
+"""The kind of a memory that is a message of a thread."""
+INSTRUCTIONS: Final = "instructions"
+"""The field of a value with the text of instructions, as in LangGraph's own examples."""
+PREVIOUS: Final = "formerly"
+"""The field of a value with the earlier texts of a memory."""
+SOURCE: Final = "provenance"
+"""The field of a value with the provenance, in a store that is not perdure's."""
+
+
+def read_text(value: Mapping[str, Any]) -> str:
+    """Return the text of a memory or of instructions; of any other item, its value as JSON."""
+    for name in ("text", INSTRUCTIONS):
+        if isinstance(text := value.get(name), str):
+            return text
+    return quoted(value)
+
+
+def hash_message(thread_id: str | None, message_id: str) -> str:
+    """Return the key of the tombstone of a message."""
+    name = f"{thread_id or ''}\0{message_id}".encode("utf-8", "surrogatepass")
+    return f"source:{blake2b(name, digest_size=16).hexdigest()}"
+
+
+def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | None) -> set[str]:
+    """Return the keys of the tombstones that would refuse an item with this value."""
+    value = {**value}
+    stored = value.pop(SOURCE, None)
+    source = provenance or (stored if isinstance(stored, Mapping) else {})
+    keys = {digest(read_text(value))}
+    previous = value.get(PREVIOUS)
+    for entry in previous if isinstance(previous, list) else ():
+        if isinstance(entry, Mapping) and isinstance(text := entry.get("text"), str):
+            keys.add(digest(text))
+    if value.get("kind") == TURN:
+        ids = source.get("message_ids")
+        for message_id in ids if isinstance(ids, list | tuple) else ():
+            keys.add(hash_message(source.get("thread_id"), str(message_id)))
+    return keys
+
+
+def is_note(path: bytes, kinds: Collection[str] = KINDS) -> bool:
+    """Return whether a namespace contains notes of one of these kinds."""
+    return _find_note(labels(path), kinds) is not None
+
+
+def _find_note(names: Sequence[str], kinds: Collection[str]) -> int | None:
+    """Return the index of the label `ROOT` in a namespace of notes; it is not 0 in a scope."""
+    pairs = enumerate(pairwise(names))
+    return next((at for at, (root, kind) in pairs if root == ROOT and kind in kinds), None)
+
+
+def tombstone_paths(path: bytes) -> list[bytes]:
+    """Return the namespaces in which the tombstones of a namespace may be.
+
+    A scope of the store keeps its notes under its own prefix, and no row says which prefixes are
+    scopes. Tombstones of entries in quarantine are those of the memories.
+    """
+    names = labels(path)
+    at = _find_note(names, KINDS)
+    if at is None:
+        places = [(names[:i], names[i:]) for i in range(len(names))]
+    elif names[at + 1] == QUARANTINE:
+        places = [(names[:at], names[at + 2 :])]
+    else:
+        places = []
+    return [joined((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in places]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemContent:
+    """What tombstones are compared with: the content of one version of an item."""
+
+    path: bytes
+    text: str  # the value as JSON
+    provenance: Mapping[str, Any] | None
+
+    def keys(self) -> set[str]:
+        """Return the keys of the tombstones that would refuse it."""
+        value = decode(self.text)
+        return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
+
+
+@dataclass(slots=True)
+class TombstoneReader:
+    """Finds tombstones within a transaction.
+
+    Args:
+        arrived: Namespace and key of tombstones that do not count, because the same import has
+            brought them: they were written there, where the items of the import are present.
+    """
+
+    sql: NamedSQL
+    now: int
+    arrived: Collection[tuple[bytes, str]] = ()
+    _paths: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+    def find(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
+        """Return for each content the keys of the tombstones that refuse it."""
+        yield from self._find_paths({content.path for content in contents})
+        asked: list[tuple[int, bytes, str]] = []
+        for number, content in enumerate(contents):
+            if places := self._paths[content.path]:
+                asked += [
+                    (number, place, key) for place in places for key in sorted(content.keys())
+                ]
+        refused: list[set[str]] = [set() for _ in contents]
+        unique = dict.fromkeys(ask[1:] for ask in asked)
+        wanted = [pair for pair in unique if pair not in self.arrived]
+        present = yield from self._present(wanted)
+        for number, place, key in asked:
+            if (place, key) in present:
+                refused[number].add(key)
+        return refused
+
+    def _find_paths(self, paths: Iterable[bytes]) -> Flow[None]:
+        """Note for each namespace where its tombstones are."""
+        new = {path: tombstone_paths(path) for path in paths if path not in self._paths}
+        places = [(place,) for place in dict.fromkeys(chain.from_iterable(new.values()))]
+        rows = (yield self.sql.each("filled_namespace", places)) if places else []
+        filled = {path for (path,) in chain.from_iterable(rows)}
+        for path, each in new.items():
+            self._paths[path] = [place for place in each if place in filled]
+
+    def _present(self, wanted: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
+        if not wanted:
+            return set()
+        asked = [(*pair, self.now) for pair in wanted]
+        rows = yield self.sql.each("get", asked)
+        return {(row[1], row[2]) for row in chain.from_iterable(rows)}
