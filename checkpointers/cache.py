@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges
+from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count
 from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
@@ -69,14 +69,16 @@ class ChannelLog:
         """A log with the items that are at hand of the same one, `kept`."""
         self.key = key
         self.name = name
+        self.planned = 0
+        self._index: dict[bytes, int] = {}
+        self._indexed = 0
+        if kept is not None and not kept.planned:  # before the items, which another thread may add
+            self._indexed, self._index = kept._indexed, kept._index.copy()
         self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
         self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
         self.ids: dict[int, str | None] = {} if kept is None else kept.ids.copy()
         self.times: dict[int, datetime] = {} if kept is None else kept.times.copy()
         self.next, self.next_alias = 0, ALIASES
-        self.planned = 0
-        self._index: dict[bytes, int] = {}
-        self._indexed = 0
 
     @property
     def whole(self) -> bool:
@@ -86,7 +88,8 @@ class ChannelLog:
     def has(self, start: int, stop: int) -> bool:
         """Whether every item of a range is here."""
         if start >= ALIASES:
-            return all(self.get(position) is not None for position in range(start, stop))
+            origins = [*map(self.origins.get, range(start, stop))]
+            return all(map(self.items.__contains__, origins))
         return all(map(self.items.__contains__, range(start, stop)))
 
     def holds(self, start: int, stop: int, items: list[bytes]) -> bool:
@@ -104,6 +107,14 @@ class ChannelLog:
         if any(start >= ALIASES for start, _ in ranges):
             places = map(self.origin, places)
         return list(map(self.items.__getitem__, places))
+
+    def repeats_none(self, ranges: Ranges) -> bool:
+        """Return whether no item occurs twice in ranges whose aliases are all here."""
+        first: set[int] = set()
+        for start, stop in ranges:
+            places = range(start, stop)
+            first.update(map(self.origins.__getitem__, places) if start >= ALIASES else places)
+        return len(first) == count(ranges)
 
     def find(self, item: bytes) -> int | None:
         """The position of an item, if it is here, or is planned."""

@@ -43,8 +43,8 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.merge import Merge
-from perdure.checkpointers.values import DeltaSnapshot, pack
-from perdure.errors import Unstorable
+from perdure.checkpointers.values import Continuation, DeltaSnapshot, pack
+from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
@@ -93,6 +93,7 @@ class Encoded(NamedTuple):
         values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
         stored: A value that is not split.
         is_snapshot: Whether the list or dict is the value of a snapshot of a `DeltaChannel`.
+        continues: Whether the elements follow those of the parent's value; see `Continuation`.
     """
 
     kind: int | None
@@ -100,6 +101,7 @@ class Encoded(NamedTuple):
     full: list[bytes]
     stored: bytes
     is_snapshot: bool = False
+    continues: bool = False
 
 
 @dataclass(slots=True)
@@ -247,6 +249,12 @@ class CheckpointPut:
                     out[channel] = value.stored
                     continue
                 log = logs.get(channel) or ChannelLog(0, channel)
+                if value.continues and (parent is None or channel not in parent.ranges):
+                    raise UnknownCheckpoint(
+                        f"checkpoint {self.at.checkpoint_id!r} of thread {self.at.thread_id!r} has "
+                        f"no list in channel {channel!r} that could be continued; it may have been "
+                        "deleted meanwhile: repeat what was done"
+                    )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 out[channel] = _split(codec, log, value, hint, f"channel_values[{channel!r}]")
         if self.replayed is not None:
@@ -272,7 +280,10 @@ class CheckpointPut:
                 out[channel] = node._replace(repeated=repeated)
 
     def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
-        """Decode the values, the other fields of the checkpoint, and its metadata."""
+        """Decode the values, the other fields of the checkpoint, and its metadata.
+
+        The value of a `Continuation` is the list of its items.
+        """
         self.encode_rest(codec)
         self.detach(0, -1)
         values = {channel: decode_inline(codec, ref) for channel, ref in self._here.items()}
@@ -290,7 +301,10 @@ class CheckpointPut:
     def with_values(
         self, codec: Codec, values: dict[str, Any], other: Any, metadata: Any
     ) -> CheckpointPut:
-        """Build an encoded copy of this put with other values and fields."""
+        """Build an encoded copy of this put with other values and fields; see `decode_values`."""
+        for channel, held in self._encoded.items():
+            if held.continues:
+                values[channel] = Continuation(values.get(channel, []))
         checkpoint: Any = {**other, "id": self.checkpoint["id"], "channel_values": values}
         checkpoint |= {"channel_versions": self._versions, "versions_seen": self._seen}
         parts = self.at, checkpoint, metadata, self.new_versions, self.deliberate
@@ -419,6 +433,8 @@ def encoded(codec: Codec, value: Any, path: str) -> Encoded:
     Raises:
         Unstorable: It cannot be stored.
     """
+    if type(value) is Continuation:
+        return Encoded(LIST, *_elements(codec, value.items, path), b"", continues=True)
     content = value.value if type(value) is DeltaSnapshot else value
     if _splittable(content):
         kind = DICT if type(content) is dict else LIST
@@ -437,7 +453,9 @@ def _split(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: st
         at = log.find(value.stored)
         parts: list[bytes | Range] = [value.stored if at is None else (at, at + 1)]
         return Split(ITEM, [], parts, whole, value.is_snapshot)
-    kept, parts = _match(codec, log, log.find, value.values, value.full, hint, path)
+    likely = [] if value.continues else hint
+    kept, parts = _match(codec, log, log.find, value.values, value.full, likely, path)
+    kept = hint if value.continues else kept
     return Split(value.kind or LIST, kept, parts, whole, value.is_snapshot)
 
 

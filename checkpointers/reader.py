@@ -381,7 +381,10 @@ class CheckpointReader:
             origin = None
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
-                origin = (yield from self.load(thread_id, thread, key, aliases)).origin
+                log = yield from self.load(thread_id, thread, key, aliases)
+                if log.repeats_none(ranges):  # as in nearly all values
+                    continue
+                origin = log.origin
             if channel not in written:
                 snapshot.said[channel] = (key, once(ranges, origin))
 

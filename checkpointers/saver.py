@@ -59,6 +59,7 @@ from perdure.checkpointers.run_writes import RUN_WRITES
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
 from perdure.checkpointers.values import Allowlist
+from perdure.checkpointers.values import Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Watch, awaited
@@ -293,6 +294,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             labels = context_labels(config, names)
             whole |= {**labels, LABELS: sorted(labels)} if labels else {}
         deliberate = self._read_by_id.pop(at, False)
+        values = checkpoint["channel_values"].values()
+        deliberate = deliberate or any(type(value) is Continuation for value in values)
         return CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
 
     def label(self, thread_id: str, names: Collection[str]) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final
 
@@ -75,6 +76,19 @@ DeltaSnapshot: Final[Any] = type(
     )
 )
 """langgraph's class for snapshots of a `DeltaChannel`, which langgraph does not export."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A list channel's value: all items of the parent checkpoint's value, followed by `items`.
+
+    A program that puts many checkpoints of one long list, such as an import, passes it in place of
+    the list. Only `items` are encoded and compared with the log, so the cost of the put does not
+    grow with the length of the list. The put continues its parent on purpose, also if the parent is
+    not the head.
+    """
+
+    items: list[Any]
 
 
 # -- plain data

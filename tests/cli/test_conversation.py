@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.values import Continuation
 from perdure.cli.import_chatgpt import read
 from perdure.cli.import_thread import ThreadImport
 from perdure.graphs import chat_graph
@@ -81,6 +82,37 @@ def test_checkpoints_grow_slower_than_messages(file_saver: SQLiteCheckpointer) -
     assert (said(file_saver), items(file_saver)) == ([f"m{n}" for n in range(4000)], 4000)
     assert told == sorted(set(told))
     assert len(told) > 100
+
+
+class Counts(SQLiteCheckpointer):
+    """A checkpointer that counts the messages that it is given to store."""
+
+    given = 0
+
+    def put(self, config: Any, checkpoint: Any, *rest: Any) -> Any:
+        value = checkpoint["channel_values"]["messages"]
+        self.given += len(value.items if isinstance(value, Continuation) else value)
+        return super().put(config, checkpoint, *rest)
+
+
+@pytest.mark.parametrize("turns", [50, 400])
+def test_regenerated_answers_cost_no_more_than_others(turns: int, tmp_path: Path) -> None:
+    """Each message is passed to the database about once, however many branches there are."""
+    parents: Parents = {}
+    last: str | None = None
+    for turn in range(turns):
+        parents |= {f"q{turn}": last, f"b{turn}": f"q{turn}", f"a{turn}": f"q{turn}"}
+        last = f"a{turn}"
+    with Counts.open(tmp_path / "x.db") as saver:
+        stored(saver, parents, str(last))
+        given = saver.given
+        grown = {**parents, "more": str(last)}
+        new = [stored(saver, shape, "more") for shape in (grown, grown)]
+
+        assert given < 1.2 * len(parents)
+        assert new == [1, 0]
+        assert items(saver) == len(parents) + 1
+        assert len([item for item in saver.history("c") if item.branch]) == turns
 
 
 @pytest.mark.parametrize("fork", [10, 11, 100, 101, 102, 250, 299])

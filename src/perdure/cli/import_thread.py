@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
@@ -23,9 +24,10 @@ from langgraph.checkpoint.base.id import uuid6
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import source_of
-from perdure.checkpointers.put import TIMES
+from perdure.checkpointers.put import TIMES, TITLE_AMONG
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
+from perdure.checkpointers.values import Continuation
 from perdure.cli.app import OpenedDatabase, opened
 from perdure.cli.conversation import Conversation, Problem, created
 from perdure.cli.output import at_work, counted, note, progress_bar
@@ -251,6 +253,20 @@ def _is_of_perdure(path: str) -> bool:
         return bool(file.read(lambda: rows_of(sql)))
 
 
+class _OwnCheckpoint(NamedTuple):
+    """A checkpoint that this import has put, so that it need not be read.
+
+    Attributes:
+        end: The message with which it ends.
+        length: The number of messages in it.
+        stored: The checkpoint without its messages.
+    """
+
+    end: str
+    length: int
+    stored: CheckpointTuple
+
+
 class ThreadImport:
     """One conversation on its way into one thread.
 
@@ -271,7 +287,8 @@ class ThreadImport:
             if NODE in info.metadata:
                 cut = info.checkpoint_id if info.parent_id in ids else None
                 self._hold(info.metadata[NODE], info.checkpoint_id, cut)
-        self._last: CheckpointTuple | None = None  # put just now, so that it need not be read
+        self._own: dict[str, _OwnCheckpoint] = {}
+        self._newest: str | None = None  # the id of the checkpoint that was put last
 
     def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
         """Store what is new, and tell how many messages are done; returns how many are new."""
@@ -306,21 +323,28 @@ class ThreadImport:
 
     def _put(self, parent: str | None, keys: list[str]) -> None:
         """Put a checkpoint that ends with messages, or without with one that is there already."""
-        base = None if parent is None else self._read(str(self._held[parent]))
         batch = [self._talk.nodes[key] for key in keys]
-        checkpoint = base.checkpoint if base else empty_checkpoint()
-        messages = checkpoint["channel_values"].get("messages", [])
-        last = None if parent is None else self._talk.nodes[parent].message.id
-        places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
-        kept = next(places, len(messages))
-        cut = kept < len(messages)  # what came together with later ones, which stay behind
+        base, messages, cut = None, list[BaseMessage](), False
+        own = None if parent is None else self._own.get(str(self._held[parent]))
+        continued = own if own and own.end == parent and own.length >= TITLE_AMONG else None
+        if continued is not None:
+            base, kept = continued.stored, continued.length
+        else:
+            base = None if parent is None else self._read(str(self._held[parent]))
+            messages = base.checkpoint["channel_values"].get("messages", []) if base else []
+            last = None if parent is None else self._talk.nodes[parent].message.id
+            places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
+            kept = next(places, len(messages))
+            cut = kept < len(messages)  # what came together with later ones, which stay behind
         if not batch and not cut:
             return
+        checkpoint = base.checkpoint if base else empty_checkpoint()
         above = None if base is None else base.parent_config if cut else base.config
         above = above or {"configurable": self._thread}
         step = base.metadata.get("step", 0) + (not cut) if base else 0
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
-        channel = messages[:kept] + [node.message for node in batch]
+        added = [node.message for node in batch]
+        channel = messages[:kept] + added if continued is None else Continuation(added)
         end = keys[-1] if keys else str(parent)
         at = self._talk.at(end)
         moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
@@ -336,12 +360,12 @@ class ThreadImport:
         times = [None if created(node.message) else node.at for node in batch]
         metadata |= {TIMES: times} if any(times) else {}
         config = self._saver.put(above, new, metadata, {"messages": version})
-        self._last = CheckpointTuple(config, new, metadata, above)
+        self._newest, new["channel_values"] = new["id"], {}
+        stored = CheckpointTuple(config, new, metadata, above)
+        self._own[new["id"]] = _OwnCheckpoint(end, kept + len(batch), stored)
         self._hold(end, new["id"], new["id"])
 
     def _read(self, checkpoint_id: str) -> CheckpointTuple:
-        if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
-            return self._last
         at = {**self._thread, "checkpoint_id": checkpoint_id}
         stored = self._saver.get_tuple({"configurable": at})
         assert stored is not None
@@ -363,7 +387,7 @@ class ThreadImport:
         if went_on is None and news and leaf is not None and self._held.get(leaf):
             self._put(leaf, [])
             at = self._held[leaf]
-        stands = self._last.checkpoint["id"] if self._last else head and head.checkpoint_id
+        stands = self._newest or (head and head.checkpoint_id)
         if at is not None and at != stands:
             self._saver.rewind(self._thread["thread_id"], at)
 
