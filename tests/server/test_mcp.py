@@ -34,7 +34,7 @@ from perdure.server.access import (
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.logs import Audit
-from perdure.server.mcp import TOOLS, read_thread, search_threads
+from perdure.server.mcp_tools import TOOLS, read_thread, search_threads
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.graphs import ask
@@ -157,7 +157,7 @@ async def everything(client: Client) -> None:
     assert "ann drinks" in told(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
-    assert "less than or equal to 100" in told(wrong)
+    assert "limit is 100000; expected a whole number from 1 to 100" in told(wrong)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -365,17 +366,24 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
     The program starts it and speaks with it on stdin and stdout. It sees the memories and
     conversations of one user.
     """
-    try:
-        import mcp as _  # noqa: F401 - the server imports it when it starts
+    if find_spec("mcp") is None or find_spec("fastapi") is None:  # importing them takes a second
+        raise MissingDependency('MCP needs: pip install ".[server]" in a checkout')
+    from perdure import __version__
+    from perdure.server.logs import Audit, log_to_stderr
+    from perdure.server.mcp_opening import Opening
 
-        from perdure.server.logs import Audit, log_to_stderr
-        from perdure.server.mcp import serve_stdio
-    except ImportError as exc:
-        raise MissingDependency('MCP needs: pip install ".[server]" in a checkout') from exc
     with opened(db, user, create=True) as file:
         log_to_stderr()
+        log = Audit(audit)
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin
         try:
-            asyncio.run(serve_stdio(file.settings, Audit(audit)))
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+            opening = Opening(__version__)
+            line = opening.serve(sys.stdin, sys.stdout)
+            if line is not None:
+                from perdure.server.mcp import serve_stdio
+
+                lines = [*opening.replayed, line]
+                asyncio.run(serve_stdio(file.settings, log, lines, sys.stdin))
         finally:
             signal.signal(signal.SIGINT, before)

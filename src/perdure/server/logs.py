@@ -17,12 +17,13 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from perdure.errors import ConfigurationError, StorageFull
-from perdure.server.access import Action
-from perdure.server.call import Call
-from perdure.server.reply import encoded, escaped
+
+if TYPE_CHECKING:
+    from perdure.server.access import Action
+    from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
 _ROOM: Final = 1_000_000  # bytes of a disk that are kept for records
@@ -111,6 +112,8 @@ class Audit:
 
 
 def _line(fields: dict[str, Any]) -> str:
+    from perdure.server.reply import encoded, escaped  # perdure mcp logs nothing as it starts
+
     return escaped(encoded(fields).decode())  # JSON may have U+2028, where some tools end a line
 
 
@@ -119,6 +122,8 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines."""
+        from perdure.server.reply import escaped
+
         return escaped(super().format(record)).replace("\n", "\n  ")
 
 

@@ -1,0 +1,157 @@
+"""The first messages of an MCP connection over stdio, answered before the SDK is loaded.
+
+Importing the SDK and what the tools need takes two seconds of CPU. Many programs start all their
+MCP servers, list the tools and call none of them. `Opening` answers these first requests with the
+same JSON as the SDK; tests/server/test_mcp_opening.py compares them. The first message that it
+does not know, such as a call of a tool, goes to the SDK, and so does everything after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TextIO
+
+from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, TOOLS
+
+HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Versions of the protocol that begin with `initialize`."""
+ENVELOPE_VERSION: Final = "2026-07-28"
+"""The version of the protocol in which each request carries its version, and none begins."""
+REPLAYED_ID: Final = "perdure:initialize"
+"""The id of the `initialize` request that the SDK reads again; its reply is not sent."""
+_META_PREFIX: Final = "io.modelcontextprotocol/"
+_UNSERVED: Final = ("prompts/list", "resources/list", "resources/templates/list")
+_METHOD_NOT_FOUND: Final = -32601  # of JSON-RPC
+
+
+class Opening:
+    """Answers the messages with which clients open a connection.
+
+    Args:
+        version: The version of perdure.
+
+    Attributes:
+        replayed: Lines that the SDK has to read before the first one that is not answered here.
+    """
+
+    def __init__(self, version: str) -> None:
+        self._server_info = {"name": SERVER_NAME, "version": version}
+        self.replayed = list[str]()
+
+    def serve(self, lines: Iterable[str], out: TextIO) -> str | None:
+        """Answer lines up to the first one for the SDK and return that; None: the input ended."""
+        for line in lines:
+            replies = self.answer(line)
+            if replies is None:
+                return line
+            for reply in replies:
+                out.write(json.dumps(reply, separators=(",", ":")) + "\n")
+                out.flush()
+        return None
+
+    def answer(self, line: str) -> list[dict[str, Any]] | None:
+        """Return the replies to a message: one, or none to a notification; None: ask the SDK."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return None
+        method, params = message.get("method"), message.get("params", {})
+        if not isinstance(method, str) or not isinstance(params, dict):
+            return None
+        if "id" not in message:
+            return self._note(line, method)
+        if not isinstance(message["id"], int | str) or isinstance(message["id"], bool):
+            return None
+        answered = self._result(method, params)
+        if answered is None:
+            return None
+        return [{"jsonrpc": "2.0", "id": message["id"], **answered}]
+
+    def _note(self, line: str, method: str) -> list[dict[str, Any]] | None:
+        """Take a notification: of those that can come here the SDK needs one only."""
+        if not method.startswith("notifications/"):
+            return None
+        if method == "notifications/initialized" and self.replayed:
+            self.replayed[1:] = [line]
+        return []
+
+    def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the result or the error of a request; None: the SDK has to answer it."""
+        if method == "initialize":
+            return self._initialize(params)
+        meta = params.get("_meta", {})
+        if set(params) - {"_meta"} or not isinstance(meta, dict):
+            return None
+        if _META_PREFIX + "protocolVersion" in meta:
+            return None if self.replayed else self._enveloped(method, meta)
+        if method == "ping":
+            return {"result": {}}
+        if not self.replayed:
+            return None
+        if method == "tools/list":
+            return {"result": {"tools": [tool.describe() for tool in TOOLS]}}
+        return _not_found(method) if method in _UNSERVED else None
+
+    def _initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        client: Any = params.get("clientInfo")
+        version = params.get("protocolVersion")
+        if self.replayed or version not in HANDSHAKE_VERSIONS or not _is_implementation(client):
+            return None
+        if not isinstance(params.get("capabilities"), dict):
+            return None
+        again = {
+            "jsonrpc": "2.0",
+            "id": REPLAYED_ID,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": version,
+                "capabilities": {},  # they allow requests of servers; no tool makes one
+                "clientInfo": {"name": client["name"], "version": client["version"]},
+            },
+        }
+        self.replayed.append(json.dumps(again) + "\n")
+        return {
+            "result": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {"listChanged": False}},
+                "serverInfo": self._server_info,
+                "instructions": INSTRUCTIONS,
+            }
+        }
+
+    def _enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answer a request of the version without a handshake."""
+        if (
+            meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
+            or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))
+            or not isinstance(meta.get(_META_PREFIX + "clientCapabilities"), dict)
+        ):
+            return None
+        if method == "server/discover":
+            result: dict[str, Any] = {
+                "supportedVersions": [ENVELOPE_VERSION],
+                "capabilities": {"tools": {"listChanged": False}},
+                "instructions": INSTRUCTIONS,
+            }
+        elif method == "tools/list":
+            result = {"tools": [tool.describe() for tool in TOOLS]}
+        else:
+            return _not_found(method) if method in (*_UNSERVED, "ping") else None
+        same = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        return {
+            "result": {**result, **same, "_meta": {f"{_META_PREFIX}serverInfo": self._server_info}}
+        }
+
+
+def _is_implementation(value: Any) -> bool:
+    """Return whether the value names a program and its version."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), str) for name in ("name", "version")
+    )
+
+
+def _not_found(method: str) -> dict[str, Any]:
+    return {"error": {"code": _METHOD_NOT_FOUND, "message": "Method not found", "data": method}}

@@ -1,0 +1,296 @@
+"""The first messages of MCP over stdio: answered as the SDK answers them, without loading it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from perdure import __version__
+from perdure.errors import InvalidValue
+from perdure.server.logs import is_change
+from perdure.server.mcp import build_server
+from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, Opening
+from perdure.server.mcp_schema import TOOLS as SCHEMAS
+from perdure.server.mcp_tools import TOOLS
+from perdure.settings import Settings
+from tests.server.test_mcp import everything, fill, run, stdio
+
+CLIENT = {"name": "test", "version": "1"}
+ENVELOPE = {
+    "io.modelcontextprotocol/protocolVersion": ENVELOPE_VERSION,
+    "io.modelcontextprotocol/clientInfo": CLIENT,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+HEAVY = ("mcp", "fastapi", "starlette", "langchain_core", "langgraph", "numpy")
+
+
+def message(method: str, id: Any = None, **params: Any) -> dict[str, Any]:
+    numbered = {} if id is None else {"id": id}
+    return {
+        "jsonrpc": "2.0",
+        "method": method,
+        **numbered,
+        **({"params": params} if params else {}),
+    }
+
+
+def initialize(version: str, **more: Any) -> dict[str, Any]:
+    given = {"protocolVersion": version, "capabilities": {}, "clientInfo": CLIENT, **more}
+    return message("initialize", 1, **given)
+
+
+def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replies of the SDK."""
+
+    async def course() -> list[dict[str, Any]]:
+        server: Any = build_server(lambda context: pytest.fail("no tool is called"))
+        to_server, read = anyio.create_memory_object_stream[Any](100)
+        write, from_server = anyio.create_memory_object_stream[Any](100)
+        async with anyio.create_task_group() as group:
+            options = server.create_initialization_options()
+            group.start_soon(server.run, read, write, options)
+            replies = list[dict[str, Any]]()
+            for each in messages:
+                parsed = jsonrpc_message_adapter.validate_python(each)
+                await to_server.send(SessionMessage(parsed))
+                if "id" in each:
+                    reply = (await from_server.receive()).message
+                    replies.append(reply.model_dump(by_alias=True, exclude_unset=True))
+            to_server.close()
+        from_server.close()
+        return replies
+
+    return asyncio.run(course())
+
+
+def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    opening, replies = Opening(__version__), list[dict[str, Any]]()
+    for each in messages:
+        answered = opening.answer(json.dumps(each))
+        assert answered is not None, each
+        replies += answered
+    return replies
+
+
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_a_handshake_is_answered_as_the_sdk_answers_it(version: str) -> None:
+    """The replies to initialize, ping and all lists are the SDK's, also with strange ids."""
+    messages = [
+        message("ping", 0),
+        initialize(version, capabilities={"roots": {"listChanged": True}, "sampling": {}}),
+        message("notifications/initialized"),
+        message("notifications/roots/list_changed"),
+        message("ping", "ping é"),
+        message("tools/list", 2),
+        message("tools/list", "x", _meta={"progressToken": 3}),
+        message("prompts/list", -4),
+        message("resources/list", 5),
+        message("resources/templates/list", 6),
+        message("notifications/cancelled", requestId=2),
+    ]
+
+    assert ask_opening(messages) == ask_sdk(messages)
+
+
+def test_the_version_without_a_handshake_is_answered_as_the_sdk_answers_it() -> None:
+    messages = [
+        message("server/discover", 1, _meta=ENVELOPE),
+        message("tools/list", 2, _meta=ENVELOPE),
+        message("ping", 3, _meta=ENVELOPE),
+        message("prompts/list", 4, _meta=ENVELOPE),
+        message("resources/list", 5, _meta=ENVELOPE),
+    ]
+
+    assert ask_opening(messages) == ask_sdk(messages)
+
+
+def test_versions_are_those_of_the_sdk() -> None:
+    assert HANDSHAKE_VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS
+    assert (ENVELOPE_VERSION,) == MODERN_PROTOCOL_VERSIONS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[]",
+        json.dumps([message("ping", 1)]),
+        json.dumps({"id": 1, "method": "ping"}),
+        json.dumps({"jsonrpc": "2.0", "id": None, "method": "ping"}),
+        json.dumps({"jsonrpc": "2.0", "id": True, "method": "ping"}),
+        json.dumps({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}),
+        json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": [1]}),
+        json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}),
+        json.dumps(message("tools/list", 1)),
+        json.dumps(message("server/discover", 1)),
+        json.dumps(message("tools/call", 1, name="recall", arguments={})),
+        json.dumps(
+            message("tools/list", 1, _meta={**ENVELOPE, next(iter(ENVELOPE)): "2199-01-01"})
+        ),
+        json.dumps(message("tools/list", 1, _meta={next(iter(ENVELOPE)): ENVELOPE_VERSION})),
+        json.dumps(initialize("2199-01-01")),
+        json.dumps(initialize("2025-06-18", clientInfo={"name": "test"})),
+        json.dumps(initialize("2025-06-18", capabilities=None)),
+        json.dumps(message("initialize", 1)),
+    ],
+)
+def test_what_is_not_known_is_left_to_the_sdk(line: str) -> None:
+    opening = Opening(__version__)
+
+    assert opening.answer(line) is None
+    assert opening.replayed == []
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        initialize("2025-06-18"),
+        message("tools/list", 2, cursor="1"),
+        message("tools/list", 2, _meta=ENVELOPE),
+        message("tools/call", 2, name="recall", arguments={"query": "tea"}),
+        message("logging/setLevel", 2, level="info"),
+    ],
+)
+def test_after_a_handshake_the_sdk_reads_it_again(later: dict[str, Any]) -> None:
+    """The SDK is given the version that was agreed upon, and what the client said after it."""
+    opening = Opening(__version__)
+    ready = json.dumps(message("notifications/initialized")) + "\n"
+    opening.answer(json.dumps(initialize("2025-03-26", capabilities={"sampling": 5})))
+    opening.answer(ready)
+
+    assert opening.answer(json.dumps(later)) is None
+    again, then = opening.replayed
+    assert json.loads(again)["params"]["protocolVersion"] == "2025-03-26"
+    assert then == ready
+
+
+def test_listing_tools_loads_neither_the_sdk_nor_the_libraries_of_tools(settings: Settings) -> None:
+    """CPU time of the start: modules that take tenths of a second are not imported."""
+    program = stdio(settings)
+    lines = [
+        initialize("2025-11-25"),
+        message("notifications/initialized"),
+        message("tools/list", 2),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *program.args],
+        input="".join(json.dumps(each) + "\n" for each in lines),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    listed = json.loads(done.stdout.splitlines()[1])["result"]["tools"]
+    assert [each["name"] for each in listed] == [each.name for each in SCHEMAS]
+    assert names.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_tools_are_called_after_the_opening(settings: Settings, mode: str) -> None:
+    fill(settings)
+    run(stdio(settings), everything, mode=mode)
+
+
+def test_messages_before_and_with_a_call_are_answered_once(settings: Settings) -> None:
+    """A client may send all at once; each id has one reply, in the agreed version."""
+    lines = [
+        initialize("2024-11-05"),
+        message("notifications/initialized"),
+        message("tools/list", 2),
+        message("tools/call", 3, name="recall", arguments={"query": "tea"}),
+        message("ping", 4),
+        message("tools/list", 5),
+    ]
+    program = stdio(settings)
+    with subprocess.Popen(
+        [program.command, *program.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(json.dumps(each) + "\n" for each in lines))
+        process.stdin.flush()
+        replies = [json.loads(process.stdout.readline()) for _ in range(5)]
+        process.stdin.close()
+        rest = process.stdout.read()
+
+    assert sorted(each["id"] for each in replies) == [1, 2, 3, 4, 5]
+    assert all("result" in each for each in replies)
+    assert rest == ""
+
+
+def test_schemas_have_the_arguments_of_the_functions() -> None:
+    """Names, defaults and hints of a tool are those of its function and action."""
+    for schema, tool in zip(SCHEMAS, TOOLS, strict=True):
+        _, *parameters = inspect.signature(tool).parameters.values()
+        defaults = {
+            name: each.get("default", inspect.Parameter.empty)
+            for name, each in schema.parameters.items()
+        }
+        assert schema.name == tool.__name__
+        assert {each.name: each.default for each in parameters} == defaults
+        assert schema.is_read_only is not is_change(tool.action)  # type: ignore[attr-defined]
+
+
+SCHEMA = {each.name: each for each in SCHEMAS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "query is missing; expected a text"),
+        ({"query": 5}, "query is 5; expected a text"),
+        ({"query": None}, "query is None; expected a text"),
+        ({"query": "x" * 5000}, "query has 5,000 characters; expected at most 4,000"),
+        ({"query": "x", "limit": 0}, "limit is 0; expected a whole number from 1 to 100"),
+        ({"query": "x", "limit": True}, "limit is True; expected a whole number from 1 to 100"),
+        ({"query": "x", "limit": 2.5}, "limit is 2.5; expected a whole number from 1 to 100"),
+        ({"query": "x", "limit": None}, "limit is None; expected a whole number from 1 to 100"),
+        ({"query": "x", "limit": "ten"}, "limit is 'ten'; expected a whole number from 1 to 100"),
+        ({"query": "x", "limit": [1]}, "limit is [1]; expected a whole number from 1 to 100"),
+        ({"query": "x", "min_score": 2}, "min_score is 2; expected a number from 0 to 1, or null"),
+        (
+            {"query": "x", "min_score": "nan"},
+            "min_score is 'nan'; expected a number from 0 to 1, or null",
+        ),
+        ({"limit": 500}, "query is missing; expected a text; limit is 500"),
+    ],
+)
+def test_a_wrong_argument_is_named_in_a_sentence(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        SCHEMA["recall"].check_arguments(arguments)
+
+    assert message in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"query": "x"}, {"query": "x", "limit": 10, "min_score": None}),
+        ({"query": "x", "limit": "5"}, {"query": "x", "limit": 5, "min_score": None}),
+        (
+            {"query": "x", "limit": 5.0, "min_score": "0.5"},
+            {"query": "x", "limit": 5, "min_score": 0.5},
+        ),
+        (
+            {"query": "x", "user": "bob", "min_score": 0},
+            {"query": "x", "limit": 10, "min_score": 0},
+        ),
+    ],
+)
+def test_arguments_are_completed_and_converted(
+    arguments: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert SCHEMA["recall"].check_arguments(arguments) == expected
