@@ -58,8 +58,7 @@ from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.run_writes import RUN_WRITES
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
-from perdure.checkpointers.values import Allowlist
-from perdure.checkpointers.values import Continuation
+from perdure.checkpointers.values import Allowlist, Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Watch, awaited

@@ -334,6 +334,44 @@ def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
     assert first["left_out"] == again["left_out"] != {}
 
 
+def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
+    """It says what it saw and exits with 1; a repeated import without news exits with 0."""
+    hidden = Talk("hidden")
+    hidden.add("system", "", metadata={"is_visually_hidden_from_conversation": True})
+    hidden.add("assistant", {"content_type": "thoughts", "thoughts": []})
+    empty = Talk("empty")
+    odd = {"thread_id": "odd", "messages": [{"role": "robot", "content": "x"}]}
+    files = [
+        str(written(tmp_path / "c.json", [hidden.json, empty.json])),
+        str(lines(tmp_path / "o.jsonl", [odd])),
+    ]
+    result = attempt("import", *files)
+    again = attempt("import", *files, "--json")
+    good = str(written(tmp_path / "good.json", [simple().json]))
+
+    assert result.exit_code == again.exit_code == 1
+    assert result.stdout == (
+        "0 conversations: 1 more without messages, 2 more of which no message could be read, "
+        "0 memories\n"
+    )
+    assert "left out: thoughts (1)" in result.stderr
+    assert "unknown role 'robot' (1)" in result.stderr
+    assert result.stderr.endswith("no message was read\n")
+    assert json.loads(again.stdout)["unread"] == 2
+    assert [attempt("import", good, *files).exit_code for _ in range(2)] == [0, 0]
+
+
+def test_a_database_without_threads_was_not_read(tmp_path: Path) -> None:
+    """One of langgraph's saver has none; one of perdure's has an item, which is known at last."""
+    empty = attempt("import", str(langgraphs(tmp_path)))
+    with SQLiteStore.open("other.db") as there:
+        there.put(("notes",), "tea", {"text": "green"})
+    told = [attempt("import", "other.db") for _ in range(2)]
+
+    assert (empty.exit_code, empty.stderr) == (1, "no message was read\n")
+    assert [each.exit_code for each in told] == [0, 0]
+
+
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every container within a JSON value, with each of its keys."""
     if not isinstance(value, dict | list):
@@ -366,7 +404,7 @@ def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export:
         file.write_text(json.dumps(changed))
         result = attempt("import", str(file), "--db", f"{folder}/x.db", "--no-memories")
 
-    assert result.exception is None or isinstance(result.exception, ImportFailed)
+    assert isinstance(result.exception, ImportFailed | SystemExit | None)
 
 
 # -- Claude

@@ -80,6 +80,7 @@ class Conversation:
     leaf: str | None = None  # the message where the main branch ends
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
+    seen: int = 0  # messages that its source has, also those that are left out
 
     def at(self, key: str | None) -> float:
         """The time of a message or of one before it, else of the conversation, else infinity."""
@@ -332,6 +333,7 @@ class Lines:
 
 def _add(talk: Conversation, path: _Path, line: Any, *, variant: bool = False) -> str | None:
     """Add a message, which follows those before it, or note why it is left out; where it is."""
+    talk.seen += 1
     above = next(reversed(path), None)
     last = talk.nodes[above].message if above else None
     try:

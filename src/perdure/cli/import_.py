@@ -64,7 +64,7 @@ def import_(
     Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), the JSON of a
     shared link, JSONL of messages, databases of langgraph's own savers, and files of perdure, which
     are merged with their items. Regenerated answers become forks. What was imported before stays
-    as it is, so an import can be repeated.
+    as it is, so an import can be repeated. Exit code 1 if no message was read.
     """
     from perdure.cli.import_thread import ConversationsReport, Importing
 
@@ -99,6 +99,8 @@ def import_(
     say_done({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
     if not json:
         report.print_notes()
+    if report.is_empty:
+        raise typer.Exit(1)
 
 
 @app.command()

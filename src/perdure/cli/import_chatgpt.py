@@ -53,6 +53,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     for key, (_, message) in tree.items():
         if message is None:  # the root
             continue
+        talk.seen += 1
         try:
             part = _part(message)
             if part.text.strip():

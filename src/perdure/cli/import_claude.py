@@ -42,6 +42,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     for number, message in enumerate(find(messages, list)):
         key = find(message, str, "uuid") or f"{talk.id}-{number}"
         above = find(message, dict).get("parent_message_uuid", last)
+        talk.seen += 1
         parents[key] = whole(above) if isinstance(above, str) and above != _ROOT else None
         try:
             by_key[key] = _messages(key, message, talk)

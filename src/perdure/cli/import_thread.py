@@ -59,9 +59,11 @@ class ConversationsReport:
     conversations: int = 0
     messages: int = 0
     unchanged: int = 0
-    empty: int = 0
+    empty: int = 0  # conversations without messages
+    unread: int = 0  # conversations with messages of which none could be read
     checkpoints: int = 0  # of databases
     items: int = 0  # likewise
+    known_items: int = 0  # items of databases that were there already, or were deleted here
     memories: int | None = None  # None: none are wanted, or a worker adds them
     quarantined: int = 0
     user: str = ""  # of the settings, whose all is that names no user
@@ -79,12 +81,18 @@ class ConversationsReport:
             self.refused and f"{counted(len(self.refused), 'item')} refused",
             self.unchanged and f"{self.unchanged:,} unchanged",
             self.empty and f"{self.empty:,} more without messages",
+            self.unread and f"{self.unread:,} more of which no message could be read",
             self.memories is not None and self._memories(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
         ]
         counts = ", ".join(str(part) for part in parts if part)
         whose = f" ({_of_each(self.users)})" if self._names_others else ""
         return f"{counted(self.conversations, 'conversation')}{whose}: {counts or 'no messages'}"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was read: neither a message nor a thread or an item of a database."""
+        return not (self.conversations or self.items or self.known_items)
 
     def took(self, threads: ImportReport) -> None:
         """Count what was taken over from a database."""
@@ -96,6 +104,7 @@ class ConversationsReport:
         """Count the items that were taken over from a store, and name those that were refused."""
         self.items += items.items
         self.refused += items.refused
+        self.known_items += items.skipped + len(items.refused)
 
     @property
     def _names_others(self) -> bool:
@@ -116,6 +125,8 @@ class ConversationsReport:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.is_empty:
+            note("no message was read")
         if self.refused:
             from perdure.cli.store import shown
 
@@ -166,7 +177,9 @@ class Importing:
                     done += len(talk.nodes)
                     advance(0, done)
                 else:
-                    self._report.empty += 1
+                    self._report.left_out += talk.left_out
+                    self._report.unread += talk.seen > 0
+                    self._report.empty += not talk.seen
 
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
         talk.about["user_id"] = talk.about.get("user_id", self._file.user) if self._wanted else ""
