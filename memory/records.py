@@ -6,6 +6,7 @@ writes without conditions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -137,8 +138,11 @@ class Outcome:
         return f"{self.change}{about}" + (f": {self.reason}" if self.reason else "")
 
 
-def memory_line(memory: Any) -> str:
-    """A memory, item, text or JSON object as one line, with speaker, date and thread."""
+def memory_line(memory: Any, *, date: str | None = None) -> str:
+    """Return a memory, item, text or JSON object as one line, with speaker, date and thread.
+
+    `date` is shown in place of the day of a memory.
+    """
     if isinstance(memory, Item):
         value = memory.value
         body = value["text"] if set(value) == {"text"} else value
@@ -154,7 +158,23 @@ def memory_line(memory: Any) -> str:
     fields = {key: part for key, part in memory.value.items() if key not in _BESIDE}
     shown = {key: part for key, part in fields.items() if part is not None}
     body = shown or memory.text if memory.kind == EPISODE else memory.text
-    return _line(body, source, memory.valid_from, until, before)
+    return _line(body, source, memory.valid_from, until, before, date)
+
+
+def format_dates(memories: Sequence[Memory]) -> list[str | None]:
+    """Return the date of each memory: its day, or a time (UTC) if others have the same day.
+
+    The time has minutes, and seconds or milliseconds if memories would have the same time.
+    """
+    moments = [(each.provenance and each.provenance.at) or each.valid_from for each in memories]
+    dates = [_day(moment) for moment in moments]
+    for timespec in ("minutes", "seconds", "milliseconds"):
+        counts = Counter(dates)
+        dates = [
+            _format_utc(moment, timespec) if moment and counts[date] > 1 else date
+            for moment, date in zip(moments, dates, strict=True)
+        ]
+    return dates
 
 
 def past_since(memory: Memory) -> datetime | None:
@@ -167,7 +187,12 @@ def past_since(memory: Memory) -> datetime | None:
 
 
 def _line(
-    body: Any, source: Any, when: Any, until: datetime | None = None, before: Sequence[Any] = ()
+    body: Any,
+    source: Any,
+    when: Any,
+    until: datetime | None = None,
+    before: Sequence[Any] = (),
+    date: str | None = None,
 ) -> str:
     actor = getattr(source, "actor", None)
     trust, at = getattr(source, "trust", None), getattr(source, "at", None) or when
@@ -175,12 +200,17 @@ def _line(
     about: Mapping[str, Any] = {
         "said_by": None if in_text else actor,
         "trust": None if trust == actor else trust,
-        "on": _day(at),
+        "on": date or _day(at),
         "until": _day(until),
         "thread": getattr(source, "thread_id", None),
         "before": before,
     }
     return quoted({"memory": body, **{name: part for name, part in about.items() if part}})
+
+
+def _format_utc(when: datetime, timespec: str) -> str:
+    """Return a moment in ISO 8601, for example `2026-01-31T09:30Z`."""
+    return when.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
 def _day(when: datetime | None) -> str | None:

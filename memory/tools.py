@@ -31,7 +31,15 @@ from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import lowest_score, text, whole
 from perdure.memory.quotation import section
-from perdure.memory.records import FACT, Memory, Outcome, Role, adapter_of, memory_line
+from perdure.memory.records import (
+    FACT,
+    Memory,
+    Outcome,
+    Role,
+    adapter_of,
+    format_dates,
+    memory_line,
+)
 from perdure.memory.run_config import source
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
@@ -147,8 +155,13 @@ def search_memory(
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
-    """Memories for a model that may change them: a section of quoted data, with their ids."""
-    return section("memories", [_line(memory) for memory in memories])
+    """Return memories for a model that may change them: quoted data, with their ids.
+
+    Each has its day, or its time (UTC) if another of the memories has the same day.
+    """
+    dates = format_dates(memories)
+    lines = [_line(memory, date) for memory, date in zip(memories, dates, strict=True)]
+    return section("memories", lines)
 
 
 class _MemoryTool(StructuredTool):
@@ -301,7 +314,7 @@ def _texts(value: Any) -> list[str]:
     return [part for part, _ in parts_of(value) if isinstance(part, str)]
 
 
-def _line(memory: Memory) -> str:
+def _line(memory: Memory, date: str | None) -> str:
     fields = own_fields(memory.value) if TEXT in memory.value else {}
     past = (previous for previous in memory.previous if previous.change == "superseded")
     about = {
@@ -309,7 +322,7 @@ def _line(memory: Memory) -> str:
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
         "before": [{"memory": p.text, "until": p.until.date().isoformat()} for p in past],
     }
-    line = {"id": memory.key, **json.loads(memory_line(memory))}
+    line = {"id": memory.key, **json.loads(memory_line(memory, date=date))}
     return quoted({**line, **{name: part for name, part in about.items() if part}})
 
 

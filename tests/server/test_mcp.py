@@ -20,8 +20,9 @@ from mcp.client.stdio import StdioServerParameters
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
+from perdure.errors import InvalidValue
 from perdure.graphs import chat_graph
-from perdure.memory import memories, remember
+from perdure.memory import Collection, memories, remember
 from perdure.server import create_app
 from perdure.server.access import (
     Action,
@@ -35,6 +36,7 @@ from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.logs import Audit
 from perdure.server.mcp_tools import TOOLS, read_thread, search_threads
+from perdure.server.mcp_tools import remember as remember_tool
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.graphs import ask
@@ -160,6 +162,38 @@ async def everything(client: Client) -> None:
     assert "limit is 100000; expected a whole number from 1 to 100" in told(wrong)
 
 
+async def corrections(client: Client) -> None:
+    """A memory is corrected by its id; what it said before stays as its past."""
+    kept = told(await client.call_tool("remember", {"text": "Ann keeps bees."}))
+    key = kept.split()[-1].rstrip(".")
+    corrected = {"text": "Ann no longer keeps bees.", "key": key}
+    done = told(await client.call_tool("remember", corrected))
+    assert done == f"Kept in place of what the memory said until now. Its id is still {key}."
+    assert key in told(await client.call_tool("remember", corrected))
+
+    [line] = lines_of(told(await client.call_tool("recall", {"query": "Does Ann keep bees?"})))
+    assert (line["id"], line["memory"]) == (key, "Ann no longer keeps bees.")
+    assert [each["memory"] for each in line["before"]] == ["Ann keeps bees."]
+
+    other = told(await client.call_tool("remember", {"text": "Ann plays chess.", "key": ""}))
+    assert other.startswith("Kept.")
+    other = other.split()[-1].rstrip(".")
+    same = await client.call_tool("remember", {"text": "Ann plays chess.", "key": key})
+    assert same.is_error
+    assert told(same).startswith(f"nothing was changed: the memory {other} says this already")
+    secret = {"text": "The password is hunter2-XyZ-99.", "key": other}
+    assert (await client.call_tool("remember", secret)).is_error
+    assert "chess" in told(await client.call_tool("recall", {"query": "chess"}))
+    for wrong in (5, ["x"]):
+        refused = await client.call_tool("remember", {"text": "It rains.", "key": wrong})
+        assert told(refused) == f"nothing was done: key is {wrong!r}; expected a text, or null"
+
+
+def lines_of(recalled: str) -> list[dict[str, Any]]:
+    """Return the memories in an answer of `recall`."""
+    return [json.loads(line) for line in recalled.splitlines() if line.startswith("{")]
+
+
 @pytest.fixture
 def filled(settings: Settings) -> Settings:
     """Settings of a file with two users."""
@@ -169,6 +203,78 @@ def filled(settings: Settings) -> Settings:
 
 def test_every_tool_over_stdio(filled: Settings) -> None:
     run(stdio(filled), everything)
+
+
+def test_a_memory_is_corrected_over_stdio(settings: Settings) -> None:
+    run(stdio(settings), corrections)
+
+
+def test_a_memory_is_corrected_over_http(settings: Settings) -> None:
+    with running(create_app(settings)) as url:
+        run(f"{url}/mcp", corrections)
+
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("a turn", {"kind": "turn", "text": "user: I keep bees"}),
+    ("an episode", {"kind": "episode", "text": "A hive was moved."}),
+    ("a profile", {"kind": "profile", "text": "name: Ann", "document": {"name": "Ann"}}),
+    ("instructions", {"instructions": "Be brief."}),
+    ("an id that no memory has", {"title": "no text"}),
+]
+
+
+@pytest.mark.parametrize(("named", "value"), KINDS, ids=[named for named, _ in KINDS])
+def test_only_facts_are_superseded(settings: Settings, named: str, value: dict[str, Any]) -> None:
+    """A turn, an episode, a profile, instructions and other items stay as they are."""
+    with open_store(settings.db) as store:
+        store.put(("memories", "ann"), "k", value)
+
+    with pytest.raises(InvalidValue, match=f"nothing was kept: 'k' is .*{named}"):
+        call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="k")
+
+    with open_store(settings.db) as store:
+        assert store.get(("memories", "ann"), "k").value == value  # type: ignore[union-attr]
+
+
+def test_an_unknown_id_adds_nothing(settings: Settings) -> None:
+    with pytest.raises(InvalidValue, match="'nope' is an id that no memory has"):
+        call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="nope")
+
+    with open_store(settings.db) as store:
+        assert memories(store=store, config={"configurable": {"user_id": "ann"}}) == []
+
+
+def test_versions_of_a_corrected_memory_stay(settings: Settings) -> None:
+    """The fields and the kind of the memory stay, and its first text is in its history."""
+    with open_store(settings.db) as store:
+        of_ann: Any = {"configurable": {"user_id": "ann"}}
+        made = remember(
+            {"text": "Ann keeps bees.", "hives": 3}, kind="hobby", store=store, config=of_ann
+        )
+
+    call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key=made.key)
+
+    with open_store(settings.db) as store:
+        history = Collection(store).history(str(made.key), config=of_ann)
+    assert [each.text for each in history] == ["Ann keeps bees.", "Ann keeps wasps."]
+    assert [(each.kind, each.value["hives"]) for each in history] == [("hobby", 3)] * 2
+    assert history[-1].provenance is not None
+    assert (history[-1].provenance.actor, history[-1].provenance.trust) == ("mcp", "assistant")
+
+
+def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -> str:
+    """Call a tool as ann."""
+
+    async def course() -> str:
+        databases = Databases(settings)
+        try:
+            return str(
+                await tool(Call(Identity("ann"), action, Local("ann"), databases), **arguments)
+            )
+        finally:
+            await databases.aclose()
+
+    return asyncio.run(course())
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])

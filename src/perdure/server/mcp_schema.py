@@ -120,11 +120,16 @@ TOOLS: Final = (
     ),
     ToolSchema(
         "remember",
-        "Keep something about the user for later conversations.",
+        "Keep something about the user for later conversations. If it corrects a memory, or says "
+        "what is true now in place of what was true, give the id of that memory as `key`.",
         {
             "text": _text(
                 "One fact in a sentence that can be understood without this conversation: names "
                 "instead of pronouns, dates instead of 'tomorrow'."
+            ),
+            "key": _optional(
+                "string",
+                "The id of the memory that this one replaces, as recall gave it; null: none.",
             ),
         },
     ),

@@ -7,7 +7,7 @@ tool returns of memories and threads is quoted data. `mcp_schema.py` has what cl
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,15 +17,25 @@ from langchain_core.messages import BaseMessage
 from perdure import memory
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import InvalidValue, UnknownThread
+from perdure.memory.changes import TEXT
+from perdure.memory.records import EPISODE, TURN, Outcome
 from perdure.server.access import action
 from perdure.server.call import Call
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
 from perdure.server.reply import as_text, cut
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
+from perdure.stores.whole_store import WholeStore
 
 _MOST_CHARS: Final = 40_000  # of messages in an answer
 _WAIT_S: Final = 10.0  # for threads to be read that have changed
+_UNCHANGEABLE: Final = {
+    TURN: "the id of a turn, which records what was said",
+    EPISODE: "the id of an episode, which records what was done",
+    "profile": "the id of a profile, which has a schema of its own",
+    "instructions": "the id of instructions of the agent",
+}
+"""Kinds of memories that `remember` does not supersede, as errors name them."""
 
 
 @action("store:search")
@@ -44,17 +54,53 @@ async def recall(
 
 
 @action("store:put")
-async def remember(call: Call, text: str) -> str:
-    """Keep something about the user for later conversations."""
-    place = await call.permit_memories({"value": {"text": text, "kind": "fact"}})
+async def remember(call: Call, text: str, key: str | None = None) -> str:
+    """Keep something about the user; the memory with the key is superseded."""
+    about = {"key": key} if key else {}
+    place = await call.permit_memories({**about, "value": {"text": text, "kind": "fact"}})
     source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC))
-    done = await memory.aremember(text, provenance=source, store=call.store, **place)
+    if key:
+        done = await _supersede(call.store, key, text, source, place)
+    else:
+        done = await memory.aremember(text, provenance=source, store=call.store, **place)
     call.record(key=done.key)
     if done.change in ("quarantined", "refused"):
         reviewed = "somebody has to review it first: " if done.change == "quarantined" else ""
         raise InvalidValue(f"not kept, do not say that it is remembered: {reviewed}{done.reason}")
-    known = "Kept" if done.change == "added" else f"Nothing had to be changed: {done.reason}"
-    return f"{known}. Its id is {done.key}."
+    if done.change == "unchanged" and key and done.key != key:
+        raise InvalidValue(
+            f"nothing was changed: the memory {done.key} says this already, and {key} still says "
+            f"what it said; forget {key} if that does not hold any more"
+        )
+    if done.change == "unchanged":
+        return f"Nothing had to be changed: {done.reason}. Its id is {done.key}."
+    if done.change == "superseded":
+        return f"Kept in place of what the memory said until now. Its id is still {done.key}."
+    return f"Kept. Its id is {done.key}."
+
+
+async def _supersede(
+    store: WholeStore, key: str, text: str, source: Provenance, place: Mapping[str, Any]
+) -> Outcome:
+    """Supersede a memory. Its earlier versions stay.
+
+    Raises:
+        InvalidValue: No memory that can be corrected has the key.
+    """
+    memories = memory.Collection(store, place["namespace"])
+    there = await memories.aget(key, config=place["config"])
+    if there is None or (TEXT not in there.value and there.kind not in _UNCHANGEABLE):
+        kind: str | None = "an id that no memory has"
+    else:
+        kind = _UNCHANGEABLE.get(there.kind)
+    if there is None or kind:
+        raise InvalidValue(
+            f"nothing was kept: {key!r:.80} is {kind}; give the id of a fact, as recall shows it, "
+            "or no key to keep a new memory"
+        )
+    return await memories.asupersede(
+        key, text, if_version=there.version, provenance=source, config=place["config"]
+    )
 
 
 @action("store:delete")
