@@ -563,6 +563,9 @@ WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread) G
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread > ? ORDER BY t.thread LIMIT ?;
 
+-- count_without_ttl: the number of threads that have no time to live
+SELECT count(*) FROM threads t WHERE ttl IS NULL AND (seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread));
+
 -- totals: over the whole database, and the bytes of checkpoints, items and writes
 SELECT (SELECT count(*) FROM threads t WHERE seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread = t.thread)), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)

@@ -341,6 +341,11 @@ class ThreadList:
 
     achange = awaited(change)
 
+    def count_without_ttl(self) -> int:
+        """Return the number of threads that have no time to live."""
+        ((count,),) = self._database.read(lambda: rows_of(self._sql["count_without_ttl"]))
+        return int(count)
+
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
         """Say how long a thread stays from now on without activity."""
         self._write(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))

@@ -323,6 +323,9 @@ SELECT id FROM store_versions WHERE seq > ? AND +ns = ?;
 -- present_ids: the ids of all present items of a namespace
 SELECT id FROM store_items WHERE ns = ?;
 
+-- count_without_ttl: the number of items that never expire
+SELECT count(*) FROM store_items WHERE expires_at IS NULL;
+
 -- counts: namespaces, items, their bytes, versions
 SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
        (SELECT coalesce(sum(items), 0) FROM store_namespaces),

@@ -85,6 +85,11 @@ class WholeStore(DatabaseOwner, Store):
 
     # -- time to live
 
+    def count_without_ttl(self) -> int:
+        """Return the number of items that never expire."""
+        ((count,),) = self.database.read(lambda: rows_of(self._parts.sql["count_without_ttl"]))
+        return int(count)
+
     def sweep_ttl(self) -> int:
         """Close expired items, which no read returns any more; returns how many."""
         total = 0
@@ -234,6 +239,20 @@ class WholeStore(DatabaseOwner, Store):
     aexplain_query = awaited(explain_query)
 
     # -- vectors of another model
+
+    def check_embedder(self) -> None:
+        """Check that the stored vectors come from the embedder with which the store was opened.
+
+        Raises:
+            EmbedderMismatch: They come from another embedder, so a search by vectors would fail.
+        """
+        model = self._parts.preparer.embeddings.model
+        rows = self.database.read(lambda: rows_of(self._parts.sql["get_setting"], "model"))
+        stored = Model.parsed(rows[0][0]) if rows else None
+        if stored is None or model is None:
+            return
+        if stored.name != model.name or model.dims not in (0, stored.dims):
+            raise stored.mismatch(model)
 
     def reembed(self, progress: Progress | None = None) -> int:
         """Make all vectors anew with the store's present embedder.

@@ -137,6 +137,8 @@ class Settings:
         api_key: Its key; local servers take any.
         key: Encryption key of the database, in hexadecimal.
         webhook_secret: Signs what `perdure serve` tells webhooks.
+        graphs: The path of a langgraph.json. Its embedder and times to live (`store.index`,
+            `store.ttl`) apply to the store of all commands, and `perdure serve` serves its graphs.
         user: Whose long-term memories they are.
         search_threads: Whether the command line and the server search what was said in threads. If
             not, `perdure serve` removes what was kept for that.
@@ -152,6 +154,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
     webhook_secret: str | None = field(default=None, repr=False)
+    graphs: str | None = None
     user: str = "me"
     search_threads: bool = True
     retention: Rules = Rules()
@@ -247,6 +250,13 @@ def _check_sources(settings: Mapping[str, Setting]) -> None:
                 f"{instead}"
             )
 
+    graphs, source = settings.get("graphs", ("", ""))
+    if _lies_in_folder(source):
+        raise ConfigurationError(
+            f"graphs is {graphs!r} in {source!r}: the code that it names would be run. If you "
+            f"trust it, set PERDURE_GRAPHS, or PERDURE_CONFIG={source}"
+        )
+
 
 def _lies_in_folder(source: str) -> bool:
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
@@ -281,6 +291,8 @@ def _in_file() -> dict[str, Setting]:
         values["db"]
     ):  # beside the file
         values["db"] = str(path.parent / os.path.expanduser(values["db"]))
+    if values.get("graphs"):
+        values["graphs"] = str(path.parent / os.path.expanduser(values["graphs"]))
     return {name: (value, str(path)) for name, value in values.items()}
 
 

@@ -14,9 +14,10 @@ import pytest
 from langgraph_sdk import Auth
 
 from perdure.errors import ConfigurationError
+from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.server import create_app
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused
-from perdure.server.auth_file import AuthFile, auth_of
+from perdure.server.auth_file import AuthFile
 from perdure.settings import Settings
 from tests.server.probe import probed
 from tests.server.running import running
@@ -344,17 +345,17 @@ def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
     file.write_text(json.dumps({"graphs": {}, "auth": {"path": "./auth.py:auth"}}))
     written(tmp_path, GUIDE)
 
-    named = auth_of(file)
+    named = LanggraphFile.read(file).auth
     assert named is not None
     AuthFile(named)
-    file.write_text("{}")
-    assert auth_of(file) is None
-    for text in ("[]", "{", '{"auth": {"n": 1}}', '{"auth": 3}'):
+    file.write_text('{"graphs": {}}')
+    assert LanggraphFile.read(file).auth is None
+    for text in ("[]", "{", '{"graphs": {}, "auth": {"n": 1}}', '{"graphs": {}, "auth": 3}'):
         file.write_text(text)
-        with pytest.raises(ConfigurationError, match="cannot be read"):
-            auth_of(file)
+        with pytest.raises(ConfigurationError, match=r"langgraph\.json"):
+            LanggraphFile.read(file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        auth_of(tmp_path / "none.json")
+        LanggraphFile.read(tmp_path / "none.json")
 
 
 def test_an_auth_that_keeps_its_handlers_elsewhere(

@@ -158,6 +158,10 @@ DB = Annotated[
 User = Annotated[
     str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
 ]
+GraphsFile = Annotated[
+    str | None,
+    typer.Option("--graphs", metavar="FILE", help="A langgraph.json that configures the store."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")]
 Ids = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
@@ -248,7 +252,12 @@ class OpenedDatabase:
         """The items, memories among them."""
         from perdure.stores import open_store
 
-        return self._opened(open_store)
+        if self.settings.graphs is None:
+            return self._opened(open_store)
+        from perdure.graphs.langgraph_json import LanggraphFile
+
+        options = LanggraphFile.read(self.settings.graphs).import_store_options()
+        return self._opened(partial(open_store, **options))
 
     @property
     def config(self) -> RunnableConfig:
@@ -300,8 +309,9 @@ def opened(
     reads: bool = False,
     hasty: bool = False,
     key: str | None = None,
+    graphs: str | None = None,
 ) -> Iterator[OpenedDatabase]:
-    """The database that a command works on; `key` instead of the configured one.
+    """The database that a command works on; `key` and `graphs` instead of the configured ones.
 
     With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
     a write does not wait for the disk: a power cut may lose the last, so the command must be one
@@ -309,7 +319,7 @@ def opened(
     """
     from perdure.settings import is_dsn, load
 
-    settings = load(db=db, user=user, key=key)
+    settings = load(db=db, user=user, key=key, graphs=graphs)
     if not create and not is_dsn(settings.db) and not Path(settings.db).exists():
         raise ConfigurationError(
             f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' begins "

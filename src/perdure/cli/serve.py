@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from perdure.cli.app import DB, User, app, opened
-from perdure.cli.output import note, say
+from perdure.cli.app import DB, OpenedDatabase, User, app, opened
+from perdure.cli.output import counted, note, say
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.storage.host_names import ascii_host
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from perdure.graphs.langgraph_json import LanggraphFile
     from perdure.server.access import Access
     from perdure.settings import Settings
 
@@ -59,7 +60,7 @@ def serve(
     ] = None,
     graphs: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A langgraph.json: its graphs and authentication."),
+        typer.Option(metavar="FILE", help="A langgraph.json: its graphs and their settings."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -106,9 +107,11 @@ def serve(
     try:
         import uvicorn  # noqa: F401 - serves
 
+        from perdure.graphs.langgraph_json import LanggraphFile
         from perdure.server.guard import LOOPBACK
         from perdure.server.keys import Keys
         from perdure.server.keys import new_key as made_key
+        from perdure.settings import load
     except ImportError as exc:
         raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
@@ -120,7 +123,9 @@ def serve(
         note(f"the key of {new_key}, which is shown this once:\n{key}")
         say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')
         return
-    access = _access(keys, auth, graphs)
+    graphs = graphs or load(db=db, user=user).graphs
+    configured = LanggraphFile.read(graphs) if graphs else None
+    access = _access(keys, auth, configured)
     if isinstance(access, Keys) and access.exposed:
         note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
     host = ascii_host(host)
@@ -132,17 +137,19 @@ def serve(
         )
     hosts = [*LOOPBACK, *(allowed_host or ())] if local or allowed_host else None
     with ExitStack() as stack:
-        file = stack.enter_context(opened(db, user, create=True))
+        file = stack.enter_context(opened(db, user, create=True, graphs=graphs))
         _check_tenants(access, file.settings.db)
         _check_workers(workers, file.settings.db, metrics)
         if not file.settings.search_threads:
             from perdure.memory.thread_search import forget_said
 
             forget_said(file.saver)
+        if configured is not None:
+            _report_configuration(configured, file, has_tenants=_has_tenants(access))
         listening = stack.enter_context(_listening(host, port))
         proxies = None if proxy is None else [*map(str, proxy)]
         places = _Places(
-            keys, auth, graphs, audit, hosts, cors_origin or [], webhook_host or [], proxies
+            keys, auth, configured, audit, hosts, cors_origin or [], webhook_host or [], proxies
         )
         server = _Server(file.settings, places, metrics, log, grace)
         made = server.app()
@@ -161,7 +168,7 @@ class _Places(NamedTuple):
 
     keys: str | None
     auth: str | None
-    graphs: str | None
+    graphs: LanggraphFile | None
     audit: Path | None
     hosts: list[str] | None
     origins: list[str]
@@ -181,17 +188,23 @@ class _Server(NamedTuple):
     def app(self, sessions: MutableMapping[str, Any] | None = None) -> FastAPI:
         """The application; `sessions` are those that all workers share."""
         from perdure.server import create_app
+        from perdure.server.databases import DatabaseOptions
         from perdure.server.graphs import Graphs
         from perdure.server.logs import Audit
         from perdure.server.telemetry import Telemetry
 
-        at = self.places
+        at, file = self.places, self.places.graphs
+        options = None
+        if file is not None:
+            options = DatabaseOptions(file.import_store_options(), file.thread_ttl)
         return create_app(
             self.settings,
-            access=_access(at.keys, at.auth, at.graphs),
-            graphs=Graphs.load(at.graphs) if at.graphs else None,
+            access=_access(at.keys, at.auth, file),
+            graphs=Graphs.load(file.path) if file else None,
+            database_options=options,
+            custom_app=file.import_app() if file else None,
             hosts=at.hosts,
-            origins=at.origins,
+            origins=[*at.origins, *(file.origins if file else ())],
             audit=Audit(at.audit),
             telemetry=Telemetry.configured(metrics=self.metrics),
             webhook_hosts=at.webhook_hosts,
@@ -317,11 +330,50 @@ def _check_workers(workers: int, db: str, metrics: bool) -> None:
         )
 
 
-def _access(keys: str | None, auth: str | None, graphs: str | None) -> Access | None:
-    from perdure.server.auth_file import AuthFile, auth_of
+def _has_tenants(access: Access | None) -> bool:
+    """Return whether the database may be divided into tenants, which are opened one by one."""
+    from perdure.server.access import Local
+
+    return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
+
+
+def _report_configuration(
+    configured: LanggraphFile, file: OpenedDatabase, *, has_tenants: bool
+) -> None:
+    """Say which sections of a langgraph.json have no effect, and what times to live exempt.
+
+    Raises:
+        ConfigurationError: The stored vectors come from another embedder than `store.index` names.
+    """
+    from perdure.checkpointers.thread_list import ThreadList
+    from perdure.errors import EmbedderMismatch
+
+    if configured.ignored:
+        note(f"{configured.path.name}: without effect: {', '.join(configured.ignored)}", "yellow")
+    if has_tenants:
+        return  # whose databases are opened when somebody asks for them
+    options = configured.import_store_options()
+    try:
+        if "index" in options:
+            file.store.check_embedder()
+    except EmbedderMismatch as exc:
+        command = f"perdure store reembed --graphs {configured.path}"
+        raise ConfigurationError(f"{exc}. To embed all items anew, run: {command}") from exc
+    exempt = {}
+    if configured.thread_ttl is not None:
+        exempt["checkpointer.ttl"] = ThreadList(file.saver).count_without_ttl(), "thread"
+    if options.get("ttl", {}).get("default_ttl"):
+        exempt["store.ttl"] = file.store.count_without_ttl(), "item"
+    for section, (count, noun) in exempt.items():
+        if count:
+            note(f"{section} does not apply to {counted(count, noun)} stored before", "yellow")
+
+
+def _access(keys: str | None, auth: str | None, configured: LanggraphFile | None) -> Access | None:
+    from perdure.server.auth_file import AuthFile
     from perdure.server.keys import Keys
 
-    auth = auth or (auth_of(graphs) if graphs else None)
+    auth = auth or (configured.auth if configured else None)
     if auth and keys:
         raise ConfigurationError(f"there are --keys and the handlers of {auth!r}; give one of them")
     if auth:

@@ -15,6 +15,7 @@ from perdure.cli.app import (
     AsJson,
     AsOf,
     DryRun,
+    GraphsFile,
     Key,
     Limit,
     Words,
@@ -282,11 +283,12 @@ def _counted(receipt: Receipt) -> str:
 
 
 @store.command()
-def reembed(db: DB = None, json: AsJson = False) -> None:
+def reembed(graphs: GraphsFile = None, db: DB = None, json: AsJson = False) -> None:
     """Replace the vectors of another model.
 
-    The offline model makes them. After an interruption it continues where it was.
+    The embedder of the langgraph.json makes them, or the offline model if there is none. After an
+    interruption, the command continues where it was.
     """
-    with opened(db) as file, progress_bar("embedding", "item") as bar:
+    with opened(db, graphs=graphs) as file, progress_bar("embedding", "item") as bar:
         done = file.store.reembed(lambda done, of: bar(done / of if of else None, done))
     say_done({"items": done}, json, f"{counted(done, 'item')} got new vectors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -35,7 +35,8 @@ from perdure.server import (
 )
 from perdure.server.access import Access, Local, action, public
 from perdure.server.call import Caller
-from perdure.server.databases import Databases
+from perdure.server.custom_app import CustomApp
+from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.graphs import Graphs
 from perdure.server.guard import (
     EXPOSED,
@@ -124,6 +125,8 @@ def create_app(
     telemetry: Telemetry | None = None,
     webhook_hosts: Collection[str] = (),
     sessions: MutableMapping[str, Any] | None = None,
+    database_options: DatabaseOptions | None = None,
+    custom_app: Any = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -141,17 +144,22 @@ def create_app(
         webhook_hosts: Who may be told of the ends of runs: `"hooks.example.com"`, by https, or
             `"http://10.0.0.7:8080"`.
         sessions: Where those of browsers are, if several processes share them; None: in memory.
+        database_options: The options of the store and of new threads; None: the defaults.
+        custom_app: A Starlette or FastAPI application that serves the paths that perdure does not
+            have, for users who are known; None: these paths do not exist.
 
     Raises:
-        ConfigurationError: An origin is none.
+        ConfigurationError: An origin, or the custom application, is none.
     """
     chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
     served = graphs or Graphs.own(chosen)
     webhooks = Webhooks(webhook_hosts, chosen.webhook_secret)
+    custom = None if custom_app is None else CustomApp(custom_app)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         options: dict[str, Any] = {"saver_options": getattr(served, "saver_options", {})}
+        options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
             options["measured"] = telemetry.measured
         app.state.databases = Databases(chosen, **options)
@@ -162,7 +170,10 @@ def create_app(
         try:
             # those of other kinds of access are known when somebody asks
             await app.state.runs.open(getattr(app.state.access, "tenants", (None,)))
-            yield
+            async with nullcontext() if custom is None else custom.run_lifespan() as state:
+                if custom is not None:
+                    custom.set_state(state)
+                yield
         finally:
             await app.state.runs.aclose()
             await app.state.databases.aclose()
@@ -213,6 +224,10 @@ def create_app(
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     _check_actions(app)
+    app.state.first_segments = None
+    if custom is not None:
+        app.state.first_segments = _first_segments(app)
+        app.router.default = custom
     app.add_middleware(Guard)  # the last is the outermost
     if origins:  # their scripts can read refusals, too
         app.add_middleware(
@@ -224,6 +239,12 @@ def create_app(
             allow_private_network=True,
         )
     return app
+
+
+def _first_segments(app: FastAPI) -> frozenset[str]:
+    """Return the first segments of perdure's paths: `threads` for `/threads/{thread_id}`."""
+    paths = (getattr(each.original_route, "path", "/") for each in iter_route_contexts(app.routes))
+    return frozenset(path.split("/")[1] for path in paths)
 
 
 def _check_actions(app: FastAPI) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,8 +20,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import ConfigurationError
+from perdure.graphs.langgraph_json import import_object
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
-from perdure.server.graphs import imported
 
 _LOG: Final = logging.getLogger("perdure.server")
 _PARAMETERS: Final = (
@@ -69,7 +68,7 @@ class AuthFile:
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
             sys.path.append(folder)  # what it imports lies beside it
-        self._authenticate, self._handlers = _registered(imported(path, Path()), path)
+        self._authenticate, self._handlers = _registered(import_object(path, Path()), path)
         parameters = inspect.signature(self._authenticate).parameters.values()
         self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
         self.reads_body = "body" in self._asks
@@ -139,19 +138,6 @@ class AuthFile:
                 return _FILTERS.validate_python(result, strict=True)
         _LOG.error("denied %s: its handler returned %r, which cannot be applied", action, result)
         raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
-
-
-def auth_of(graphs: str | Path) -> str | None:
-    """The path under `auth` of a `langgraph.json`; None: it has none."""
-    file = Path(graphs)
-    try:
-        named = json.loads(file.read_text(encoding="utf-8")).get("auth")
-        return str(file.parent / named["path"]) if named else None
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as exc:
-        raise ConfigurationError(
-            f"{str(file)!r} cannot be read: {exc!r}; expected JSON, and in it, if wanted, "
-            '"auth": {"path": "./auth.py:auth"}'
-        ) from exc
 
 
 async def _answer(called: Awaitable[Any]) -> Any:

@@ -141,10 +141,11 @@ class Call:
     def threads(self) -> Threads:
         """The threads that may be reached."""
         runs, tenant, database = self._runs, self.identity.tenant, self._permitted()
+        ttl = self._databases.thread_ttl
         if runs is None:
-            return Threads(database.saver, self._filter)
+            return Threads(database.saver, self._filter, default_ttl=ttl)
         about = partial(runs.busy, tenant), partial(runs.forget, tenant)
-        return Threads(database.saver, self._filter, *about)
+        return Threads(database.saver, self._filter, *about, default_ttl=ttl)
 
     async def said(self, text: str, wanted: ThreadQuery, limit: int, wait_s: float) -> ThreadHits:
         """What was said in the threads of a search; nothing, if that is turned off."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
@@ -26,6 +29,19 @@ class OpenDatabase(NamedTuple):
     store: WholeStore
 
 
+@dataclass(frozen=True)
+class DatabaseOptions:
+    """Options for the databases of a server, from the sections of a `langgraph.json`.
+
+    Attributes:
+        store: The options `index` and `ttl` with which stores are opened.
+        thread_ttl: The time to live of new threads; None: they stay until they are deleted.
+    """
+
+    store: Mapping[str, Any] = field(default_factory=dict)
+    thread_ttl: TimeToLive | None = None
+
+
 class Databases:
     """The database of the settings, opened when it is first used; of tenants, each its own.
 
@@ -35,6 +51,7 @@ class Databases:
         settings: Name the database.
         measured: Makes a subclass of a class of threads or items, whose methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
+        options: The options of the stores and of new threads.
     """
 
     def __init__(
@@ -42,8 +59,10 @@ class Databases:
         settings: Settings,
         measured: Callable[[Any], Any] = lambda plain: plain,
         saver_options: Mapping[str, Any] | None = None,
+        options: DatabaseOptions | None = None,
     ) -> None:
         self._settings, self._measured = settings, measured
+        self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
         self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
         self._uses = Counter[str | None]()
@@ -53,9 +72,26 @@ class Databases:
         """Whether what was said in threads is searched."""
         return self._settings.search_threads
 
+    @property
+    def thread_ttl(self) -> TimeToLive | None:
+        """The time to live of new threads, or None."""
+        return self._options.thread_ttl
+
     async def of(self, tenant: str | None) -> OpenDatabase:
-        """What belongs to a tenant."""
-        parts = self._parts.pop(tenant, None) or self._opened(tenant)
+        """What belongs to a tenant.
+
+        Raises:
+            EmbedderMismatch: The vectors of the store come from another embedder than the
+                configured one.
+        """
+        parts = self._parts.pop(tenant, None)
+        if parts is None:
+            opened = await self._open(tenant)
+            parts = self._parts.pop(tenant, None)  # another request may have opened it meanwhile
+            if parts is None:
+                parts = opened
+            else:
+                await asyncio.gather(opened.saver.aclose(), opened.store.aclose())
         idle = [each for each in self._parts if not self._uses[each]]
         self._parts[tenant] = parts
         await self._close(*idle[: max(0, len(self._parts) - _MOST)])
@@ -78,9 +114,21 @@ class Databases:
         """Close all of it."""
         await self._close(*self._parts)
 
+    async def _open(self, tenant: str | None) -> OpenDatabase:
+        parts = self._opened(tenant)
+        if "index" in self._options.store:
+            try:
+                await asyncio.to_thread(parts.store.check_embedder)
+            except BaseException:
+                await asyncio.gather(parts.saver.aclose(), parts.store.aclose())
+                raise
+        if self._options.store.get("ttl", {}).get("default_ttl"):
+            parts.store.start_ttl_sweeper()
+        return parts
+
     def _opened(self, tenant: str | None) -> OpenDatabase:
         db, options = self._settings.db, {"key": self._settings.key}
-        of_saver, of_store = {**options, **self._saver_options}, dict[str, Any](options)
+        of_saver, of_store = {**options, **self._saver_options}, {**options, **self._options.store}
         if is_dsn(db):
             of_saver["direct"] = self._settings.direct
         if tenant is not None:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
-import json
-import os
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args, get_origin
 from uuid import UUID, uuid5
 
@@ -25,6 +19,7 @@ from langgraph_sdk.runtime import AccessContext, ServerRuntime
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.stored_types import StoredTypes
 from perdure.errors import ConfigurationError
+from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.server.access import Refused
 from perdure.settings import Settings
 from perdure.stores.whole_store import WholeStore
@@ -81,25 +76,8 @@ class Graphs:
             ConfigurationError: The file cannot be read, or an object that it names cannot be
                 imported.
         """
-        file = Path(path).resolve()
-        try:
-            found = json.loads(file.read_text())
-            places = {
-                name: place["path"] if isinstance(place, Mapping) else place
-                for name, place in found["graphs"].items()
-            }
-        except (OSError, ValueError, KeyError, AttributeError) as exc:
-            raise ConfigurationError(
-                f'{str(path)!r} is no langgraph.json with "graphs": {{"name": "./file.py:graph"}} '
-                f"({exc})"
-            ) from exc
-        for folder in [".", *found.get("dependencies", [])]:
-            place = str((file.parent / folder).resolve())
-            if folder.startswith(".") and place not in sys.path:  # the others are packages
-                sys.path.insert(0, place)
-        os.environ.update(_environment(found.get("env", {}), file.parent))
-        sources = {name: imported(place, file.parent) for name, place in places.items()}
-        return cls(sources, _load_saver_options(found.get("perdure", {}), file.parent))
+        file = LanggraphFile.read(path)
+        return cls(file.import_graphs(), file.import_saver_options())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -169,58 +147,6 @@ def id_of(name: str) -> str:
     return str(uuid5(_ASSISTANTS, name))
 
 
-def _load_saver_options(given: Any, folder: Path) -> dict[str, Any]:
-    """Load the checkpointer options from the section `perdure` of a langgraph.json."""
-    if not isinstance(given, Mapping) or given.keys() - {"types", "aliases"}:
-        raise ConfigurationError(
-            f'"perdure" in the langgraph.json is {given!r:.80}; expected an object with the keys '
-            '"types" and "aliases", for example {"types": "./file.py:TYPES"}'
-        )
-    return {
-        name: imported(value, folder) if isinstance(value, str) else value
-        for name, value in given.items()
-    }
-
-
-def imported(place: str, folder: Path) -> Any:
-    """What `"./file.py:name"`, relative to a folder, or `"package.module:name"` names.
-
-    Raises:
-        ConfigurationError: It cannot be imported, or there is no such name.
-    """
-    module_name, _, attribute = place.rpartition(":")
-    try:
-        if module_name.endswith(".py"):
-            module = _executed((folder / module_name).resolve())
-        else:
-            module = importlib.import_module(module_name)
-        return getattr(module, attribute)
-    except Exception as exc:
-        raise ConfigurationError(
-            f"{place!r} cannot be imported ({type(exc).__name__}: {exc}); expected "
-            "'./file.py:name' or 'package.module:name'"
-        ) from exc
-
-
-def _executed(file: Path) -> ModuleType:
-    """The module of a file, under its name, or a longer one if another module has that."""
-    name = file.stem
-    while (known := sys.modules.get(name)) is not None:
-        if getattr(known, "__file__", None) == str(file):
-            return known
-        name = f"{name}_graph"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def _bound(graph: Any, saver: Checkpointer, store: WholeStore) -> Graph:
     if isinstance(graph, StateGraph):
         return graph.compile(checkpointer=saver, store=store)
@@ -237,14 +163,3 @@ def _made(make: Any, config: RunnableConfig, runtime: Any) -> Any:
         if wants or parameter.default is parameter.empty:
             given.append(runtime if wants else config)
     return make(*given)
-
-
-def _environment(given: Any, folder: Path) -> dict[str, str]:
-    if isinstance(given, Mapping):
-        return {name: str(value) for name, value in given.items()}
-    try:
-        lines = (folder / given).read_text().splitlines()
-    except OSError as exc:
-        raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
-    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
-    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -181,10 +181,16 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
         if scope["type"] == "websocket" or scope["method"] not in SAFE:
             if has_session or headers.get("origin") not in state.origins:
                 _check_site(headers, has_session)
-            _check_kind(scope["path"], headers)
+            if _is_own(scope["path"], state):
+                _check_kind(scope["path"], headers)
     except Refused as exc:
-        return refusal(_request(scope), exc)
+        return refuse(scope, exc)
     return None
+
+
+def refuse(scope: Scope, error: PerdureError) -> Response:
+    """Return the reply to a request, or to a websocket, that is refused."""
+    return refusal(_request(scope), error)
 
 
 def _request(scope: Scope) -> Request:
@@ -264,6 +270,11 @@ def checked_origins(origins: Collection[str]) -> list[str]:
                 "location.origin: http://localhost:3000"
             )
     return [*origins]
+
+
+def _is_own(path: str, state: Any) -> bool:
+    """Return whether perdure may have a path, and not only an application of the user."""
+    return state.first_segments is None or path.split("/")[1:2][0] in state.first_segments
 
 
 def _check_kind(path: str, headers: Headers) -> None:

@@ -16,7 +16,7 @@ from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError
 from perdure.server.access import Identity, Local, public
 from perdure.server.call import Call, Caller
-from perdure.server.databases import Databases
+from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.mcp_opening import REPLAYED_ID
 from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, ToolSchema
@@ -111,6 +111,15 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
 # -- over stdio
 
 
+def _load_store_options(graphs: str | None) -> dict[str, Any]:
+    """Return the store options of the langgraph.json of the settings, if they name one."""
+    if graphs is None:
+        return {}
+    from perdure.graphs.langgraph_json import LanggraphFile
+
+    return LanggraphFile.read(graphs).import_store_options()
+
+
 async def serve_stdio(
     settings: Settings, audit: Audit, lines: Iterable[str], stdin: TextIO
 ) -> None:
@@ -125,7 +134,8 @@ async def serve_stdio(
     import anyio
     from mcp.server.stdio import stdio_server
 
-    user, databases = settings.user, Databases(settings)
+    configured = DatabaseOptions(_load_store_options(settings.graphs))
+    user, databases = settings.user, Databases(settings, options=configured)
     request = ToolRequest(Call(Identity(user), "store:search", Local(user), databases), audit)
     server = build_server(lambda context: request)
     given: Any = _Input(iter(lines), stdin)

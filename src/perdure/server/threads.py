@@ -90,6 +90,7 @@ class Threads:
         filter: What their metadata must meet.
         busy: Whether a run of this process is under way on a thread that may be no more.
         forget: Called with the id of a thread that is no more, before another has it.
+        default_ttl: The time to live of new threads that are given none.
     """
 
     def __init__(
@@ -98,8 +99,9 @@ class Threads:
         filter: Filter,
         busy: Callable[[str], bool] = lambda _: False,
         forget: Callable[[str], None] = lambda _: None,
+        default_ttl: TimeToLive | None = None,
     ) -> None:
-        self._saver, self._list = saver, ThreadList(saver)
+        self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
         self._filter, self._busy, self._forget = filter, busy, forget
 
     # -- one thread
@@ -136,7 +138,7 @@ class Threads:
         known = await self._check_new(thread_id, client.metadata)
         if known is None:
             if await self._list.acreate(thread_id, client):  # else another request was first
-                if ttl is not None:
+                if (ttl := ttl or self._default_ttl) is not None:
                     await self._list.aset_ttl(thread_id, ttl)
                 return await self.get(thread_id)
             known = await self._find(thread_id)
@@ -253,6 +255,8 @@ class Threads:
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise exists(f"a thread {target!r}") from exc
+        if self._default_ttl is not None and "ttl" not in source:
+            await self._list.aset_ttl(target, self._default_ttl)
         return await self.get(target)
 
     @asynccontextmanager

@@ -1,0 +1,307 @@
+"""Read a `langgraph.json`: its graphs, and the sections that configure the database and the server.
+
+Source: https://docs.langchain.com/langsmith/cli#configuration-file
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perdure.checkpointers.thread_list import TimeToLive
+from perdure.errors import ConfigurationError
+
+_MAX_TTL: Final = 100 * 366 * 24 * 60  # minutes of the longest time to live, 100 years
+_Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
+_NO_EFFECT: Final = frozenset({"$schema"})  # keys that are not reported as ignored
+_CORS_REASON: Final = (
+    "every site that matches could read and change all memories in the browser of a user who "
+    'visits it. List exact origins instead: {"allow_origins": ["https://app.example.com"]}'
+)
+
+
+class _Section(BaseModel):
+    """A section of the file. Keys that are not declared here have no effect in perdure."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def find_ignored(self, prefix: str = "") -> Iterator[str]:
+        """Yield the dotted names of all keys that have no effect."""
+        yield from (f"{prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT)
+        for name in self.model_fields_set & type(self).model_fields.keys():
+            value = getattr(self, name)
+            if isinstance(value, _Section):
+                yield from value.find_ignored(f"{prefix}{name}.")
+
+
+class _ThreadTtl(_Section):
+    strategy: Literal["delete", "keep_latest"] = "delete"
+    default_ttl: _Minutes | None = None
+
+
+class _Checkpointer(_Section):
+    ttl: _ThreadTtl | None = None
+
+
+class _StoreTtl(_Section):
+    default_ttl: _Minutes | None = None
+    refresh_on_read: bool | None = None
+    sweep_interval_minutes: _Minutes | None = None
+
+
+class _StoreIndex(_Section):
+    embed: str
+    dims: int | None = None
+    fields: list[str] | None = None
+
+
+class _Store(_Section):
+    ttl: _StoreTtl | None = None
+    index: _StoreIndex | None = None
+
+
+class _Cors(_Section):
+    allow_origins: list[str] = []
+    allow_origin_regex: str | None = None
+    allow_credentials: bool = False
+
+
+class _Http(_Section):
+    app: str | None = None
+    cors: _Cors | None = None
+
+
+class _Auth(_Section):
+    path: str
+
+
+class _Graph(BaseModel):
+    path: str
+
+
+class _File(_Section):
+    graphs: dict[str, str | _Graph]
+    dependencies: list[str] = []
+    env: dict[str, Any] | str = {}
+    auth: _Auth | None = None
+    perdure: Any = {}
+    store: _Store | None = None
+    checkpointer: _Checkpointer | None = None
+    http: _Http | None = None
+
+
+@dataclass(frozen=True)
+class LanggraphFile:
+    """The contents of a `langgraph.json`.
+
+    Attributes:
+        path: The path of the file, absolute.
+        thread_ttl: The time to live of new threads, or None.
+        origins: The sites whose scripts may call the server.
+        ignored: The dotted names of sections that have no effect in perdure, in the order of the
+            file.
+    """
+
+    path: Path
+    thread_ttl: TimeToLive | None
+    origins: tuple[str, ...]
+    ignored: tuple[str, ...]
+    _sections: _File
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file. No module is imported.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or a section of it is wrong or refused.
+        """
+        file = Path(path).resolve()
+        expected = 'expected a langgraph.json with "graphs": {"name": "./file.py:graph"}'
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            raise ConfigurationError(f"{str(path)!r} cannot be read ({exc}); {expected}") from exc
+        if not isinstance(content, dict) or not isinstance(content.get("graphs"), dict):
+            raise ConfigurationError(f"{str(path)!r} names no graphs; {expected}")
+        try:
+            sections = _File.model_validate(content)
+        except ValidationError as exc:
+            error = exc.errors(include_url=False)[0]
+            name = ".".join(map(str, error["loc"]))
+            raise ConfigurationError(
+                f"{name} in {str(path)!r} is {error['input']!r:.80}: {error['msg']}"
+            ) from exc
+        ttl = sections.checkpointer.ttl if sections.checkpointer else None
+        return cls(
+            file,
+            TimeToLive(ttl.default_ttl, ttl.strategy == "keep_latest")
+            if ttl and ttl.default_ttl
+            else None,
+            _check_origins(sections.http.cors if sections.http else None, path),
+            tuple(sections.find_ignored()),
+            sections,
+        )
+
+    @property
+    def auth(self) -> str | None:
+        """The path of the authentication handlers, or None."""
+        auth = self._sections.auth
+        return str(self.path.parent / auth.path) if auth else None
+
+    def import_graphs(self) -> dict[str, Any]:
+        """Import the graphs, by name.
+
+        Raises:
+            ConfigurationError: A graph cannot be imported.
+        """
+        self._set_environment()
+        return {
+            name: import_object(graph if isinstance(graph, str) else graph.path, self.path.parent)
+            for name, graph in self._sections.graphs.items()
+        }
+
+    def import_saver_options(self) -> dict[str, Any]:
+        """Return the options `types` and `aliases` of the checkpointer.
+
+        Raises:
+            ConfigurationError: An object that the file names cannot be imported.
+        """
+        self._set_environment()
+        options = self._sections.perdure
+        if not isinstance(options, Mapping) or options.keys() - {"types", "aliases"}:
+            raise ConfigurationError(
+                f'"perdure" in {str(self.path)!r} is {options!r:.80}; expected an object with the '
+                'keys "types" and "aliases", for example {"types": "./file.py:TYPES"}'
+            )
+        return {
+            name: import_object(value, self.path.parent) if isinstance(value, str) else value
+            for name, value in options.items()
+        }
+
+    def import_store_options(self) -> dict[str, Any]:
+        """Return the options `index` and `ttl` with which the store is opened.
+
+        Raises:
+            ConfigurationError: The embedder cannot be imported.
+        """
+        section, options = self._sections.store or _Store(), dict[str, Any]()
+        if section.ttl is not None:
+            options["ttl"] = section.ttl.model_dump(
+                include=set(_StoreTtl.model_fields), exclude_none=True
+            )
+        if section.index is not None:
+            self._set_environment()
+            index = section.index.model_dump(
+                include=set(_StoreIndex.model_fields), exclude_none=True
+            )
+            if ".py:" in index["embed"]:  # else the name of a provider and its model
+                index["embed"] = import_object(index["embed"], self.path.parent)
+            options["index"] = index
+        return options
+
+    def import_app(self) -> Any:
+        """Import the user's own application, `http.app`. Return None if the file names none.
+
+        Raises:
+            ConfigurationError: The application cannot be imported.
+        """
+        place = self._sections.http.app if self._sections.http else None
+        if place is None:
+            return None
+        self._set_environment()
+        return import_object(place, self.path.parent)
+
+    def _set_environment(self) -> None:
+        """Set the variables under `env`; add the folder and local dependencies to `sys.path`."""
+        folder = self.path.parent
+        for dependency in [".", *self._sections.dependencies]:
+            place = str((folder / dependency).resolve())
+            if dependency.startswith(".") and place not in sys.path:  # the others are packages
+                sys.path.insert(0, place)
+        os.environ.update(_read_variables(self._sections.env, folder))
+
+
+def import_object(place: str, folder: Path) -> Any:
+    """Import the object that `"./file.py:name"` or `"package.module:name"` names.
+
+    Args:
+        place: The name of the object.
+        folder: The folder to which the path of a file is relative.
+
+    Raises:
+        ConfigurationError: The module cannot be imported, or has no such name.
+    """
+    module_name, _, attribute = place.rpartition(":")
+    try:
+        if module_name.endswith(".py"):
+            module = _import_file((folder / module_name).resolve())
+        else:
+            module = importlib.import_module(module_name)
+        return getattr(module, attribute)
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{place!r} cannot be imported ({type(exc).__name__}: {exc}); expected "
+            "'./file.py:name' or 'package.module:name'"
+        ) from exc
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a file as a module. Its name is made longer if another module has the same name."""
+    name = file.stem
+    while (known := sys.modules.get(name)) is not None:
+        if getattr(known, "__file__", None) == str(file):
+            return known
+        name = f"{name}_graph"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
+    """Return the exact origins of a section `http.cors`.
+
+    Raises:
+        ConfigurationError: The section allows any site, or sites by a pattern, or credentials.
+    """
+    if cors is None:
+        return ()
+    wide = next((origin for origin in cors.allow_origins if "*" in origin), None)
+    for name, value in (
+        ("allow_origins", wide),
+        ("allow_origin_regex", cors.allow_origin_regex),
+        ("allow_credentials", cors.allow_credentials or None),
+    ):
+        if value is not None:
+            raise ConfigurationError(
+                f"http.cors.{name} in {str(path)!r} is {value!r}, which is refused: {_CORS_REASON}"
+            )
+    return tuple(cors.allow_origins)
+
+
+def _read_variables(given: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
+    """Return environment variables from an object, or from the file that is named."""
+    if isinstance(given, Mapping):
+        return {name: str(value) for name, value in given.items()}
+    try:
+        lines = (folder / given).read_text().splitlines()
+    except OSError as exc:
+        raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,0 +1,84 @@
+"""Serve an application of the user, `http.app` of a `langgraph.json`, after perdure's own paths.
+
+A request for a path that perdure does not have is passed to the application once the user who sends
+it is known. Host names, sites, rates and body sizes were checked before, as for all requests.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.authentication import BaseUser
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from perdure.errors import ConfigurationError
+from perdure.server.access import Identity, Refused
+from perdure.server.guard import refuse
+
+
+class AppUser(BaseUser):
+    """The user who sends a request, as `request.user` of the application.
+
+    Attributes:
+        permissions: The permissions of the user.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._user, self.permissions = identity.user, sorted(identity.permissions)
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Return True, because other requests are refused."""
+        return True
+
+    @property
+    def display_name(self) -> str:
+        """Return the id of the user."""
+        return self._user
+
+    @property
+    def identity(self) -> str:
+        """Return the id of the user."""
+        return self._user
+
+
+class CustomApp:
+    """Passes requests to an application of the user.
+
+    Args:
+        app: A Starlette or FastAPI application.
+
+    Raises:
+        ConfigurationError: The object is no such application.
+    """
+
+    def __init__(self, app: Any) -> None:
+        if not isinstance(app, Starlette):
+            raise ConfigurationError(
+                f"http.app in the langgraph.json is {app!r:.80}; expected a Starlette or FastAPI "
+                "application"
+            )
+        self._app = app
+        self._state: dict[str, Any] = {}
+
+    def run_lifespan(self) -> AbstractAsyncContextManager[Any]:
+        """Return a context that starts the application and ends it."""
+        return self._app.router.lifespan_context(self._app)
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        """Set what the lifespan of the application yielded, which is `request.state`."""
+        self._state = dict(state or {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Identify the user, and pass the request on."""
+        state = scope["app"].state
+        try:
+            identity = await state.access.identify(HTTPConnection(scope))
+            with state.clients.one((identity.tenant, identity.user)):
+                own = {**scope, "user": AppUser(identity), "state": dict(self._state)}
+                await self._app(own, receive, send)
+        except Refused as exc:
+            await refuse(scope, exc)(scope, receive, send)
