@@ -27,6 +27,11 @@ and for 100,000, for short and long queries. Evidence is counted in nats:
 
 The last is the correction for the number of comparisons of Karlin and Altschul, PNAS 87 (1990). The
 numbers were chosen with `benchmarks/quiet.py`.
+
+The score of each row is limited by its own evidence: by its words, by those that its neighbours
+lend it, and by its vector or that of a neighbour, less a share of ln n. A row without evidence
+therefore stays below the minimum score of a recall and behind the rows that have evidence, whether
+or not another row answers the query. Decision 0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -60,6 +65,9 @@ _NEARNESS: Final = 5.0  # what the nearest vector tells at most
 _SCALE: Final = 4.0  # nats that make odds of one to one those of e to one
 _CERTAIN: Final = 80.0  # more is no number of 32 bits
 _RARITY: Final = 1.5  # the power of what a word tells in its weight
+_OTHERS: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
+_SLIGHT: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
+_SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,8 @@ class Ranked:
     # a search by vectors alone, how near the nearest is, 0 to 1
     evidence: float = 0.0
     odds: Scores | None = None  # of a search by words: each row's, as a share of the best row's
-    order: Scores | None = None  # by which rows are ranked; None: by their scores
+    order: Floats | None = None  # by which rows are ranked; None: by their scores
+    limits: Scores | None = None  # the most evidence that each row's score may express, in nats
 
     @classmethod
     def by_cosine(cls, cosines: Floats) -> Ranked:
@@ -131,7 +140,7 @@ class Ranked:
         return replace(self, scores=self.scores * has, order=order)
 
     @property
-    def places(self) -> Scores:
+    def places(self) -> Floats:
         """What ranks the rows: the higher, the better; also where scores are equal."""
         return self.scores if self.order is None else self.order
 
@@ -142,18 +151,22 @@ class Ranked:
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
     def comparable(self) -> Ranked:
-        """The same with scores that mean the same everywhere, in the same order.
+        """Return the rows with scores that mean the same in every search.
 
         The odds of the best row are e to its evidence / `_SCALE`, so 0.5 is what the best of so
         many rows has by chance. Those of another row are lower by the square root of its share in
-        the best score. Of a search by vectors alone the best score is how near the vector is.
+        the best score, and at most e to its limit / `_SCALE`. Rows that the limits lower are ranked
+        by what is left. In a search by vectors alone the best score is how near the vector is.
         """
         if self.odds is None:
             scores = _shares(self.scores) * np.float32(self.evidence)
-        else:
-            odds = self.odds * np.float32(math.exp(min(self.evidence / _SCALE, _CERTAIN)))
-            scores = odds / (1 + odds)
-        return replace(self, scores=scores, order=self.scores)
+            return replace(self, scores=scores, order=self.scores)
+        with np.errstate(divide="ignore"):  # odds of 0 are -inf
+            logits = np.log(self.odds, dtype=np.float64) + self.evidence / _SCALE
+        if self.limits is not None:
+            logits = np.minimum(logits, self.limits / _SCALE)
+        odds = np.exp(np.minimum(logits, _CERTAIN)).astype(np.float32)
+        return replace(self, scores=odds / (1 + odds), order=logits)
 
 
 def rank(
@@ -180,7 +193,8 @@ def rank(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    nearest = evidence = 0.0 if cosines is None else _nearest(cosines)
+    nearness = np.zeros(n, np.float32) if cosines is None else _nearness(cosines)
+    nearest = evidence = float(nearness.max(initial=0))
     around = np.zeros(n, np.float32)
     share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
     if terms:
@@ -201,14 +215,19 @@ def rank(
         scores = sum(parts.values(), np.zeros(n, np.float32))
         gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
         parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
-    scores, odds = sum(parts.values(), np.zeros(n, np.float32)), None
+    scores, odds, limits = sum(parts.values(), np.zeros(n, np.float32)), None, None
     if terms:
         odds = np.sqrt(_shares(scores))
+        total = max(sum(told_by(term, n) for term in terms), 1e-9)
+        chance = math.log(max(n, 1))
         best = float((told * odds).max(initial=0))
-        total = sum(told_by(term, n) for term in terms)
-        evidence = best * min(best / max(total, 1e-9), 1.0) ** _COVERAGE
-        evidence += _NEARNESS * nearest - math.log(max(n, 1))
-    return Ranked(scores, parts, evidence, odds)
+        evidence = best * min(best / total, 1.0) ** _COVERAGE + _NEARNESS * nearest - chance
+        if arrangement is not None:
+            nearness = _lend(nearness, arrangement, weights)
+        limits = told * np.minimum(told / np.float32(total), 1) ** np.float32(_COVERAGE)
+        limits += np.float32(_NEARNESS) * nearness - np.float32(_OTHERS * chance)
+        limits += np.float32(_SLOPE) * np.maximum(limits - np.float32(_SLIGHT), 0)
+    return Ranked(scores, parts, evidence, odds, limits=limits)
 
 
 def _shares(scores: Scores) -> Scores:
@@ -236,12 +255,17 @@ def above_mean(cosines: Floats) -> Scores:
     return np.where(valid, np.clip(standing, 0, 1), np.float32(0))
 
 
-def _nearest(cosines: Floats) -> float:
-    """How near the nearest vector comes, from what any vector of the scope has (0) to equal (1)."""
-    known = cosines[np.isfinite(cosines)]
-    mean = max(float(known.sum(dtype=np.float64)) / (len(known) + _STRANGERS), 0.0)
-    best = min(float(known.max(initial=0)), 1.0)
-    return max(best - mean, 0.0) / (1 - mean) if mean < 1 else 0.0
+def _nearness(cosines: Floats) -> Scores:
+    """Return how near each vector comes, from what any vector of the scope has (0) to equal (1).
+
+    A row without a vector, NaN, has 0.
+    """
+    valid = np.isfinite(cosines)
+    known = np.where(valid, np.minimum(cosines, 1), 0).astype(np.float32)
+    mean = max(float(known.sum(dtype=np.float64)) / (np.count_nonzero(valid) + _STRANGERS), 0.0)
+    if mean >= 1:
+        return np.zeros(len(cosines), np.float32)
+    return np.asarray(np.maximum(known - np.float32(mean), 0) / np.float32(1 - mean), np.float32)
 
 
 # -- words

@@ -121,6 +121,74 @@ def test_explaining_changes_nothing(store: Any, query: str, **asked: Any) -> Non
     assert {memory.kind for memory in why.below} <= {*(asked["kinds"] or ("fact", "thing", "turn"))}
 
 
+FARM = (
+    "She keeps geese behind the mill",
+    "The combine is a green Claas Lexion",
+    "Her husband Arvid is a surveyor",
+    "The piano tuner comes every third Friday",
+    "The loft leaks when snow melts",
+    "Her eldest son studies chemistry in Turku",
+    "She is allergic to walnuts",
+    "The oats are sown in the middle of May",
+    "The drill is lent to Karin Lindqvist",
+    "She was baptised in Visby",
+    "The post van passes around noon",
+    "The cistern holds four thousand litres",
+    "The dairy settles its bills on the first",
+    "The cat answers to Pompe",
+    "Her aunt lives above the bakery in Falun",
+    "She owes Ragnar six hundred crowns",
+    "The bridge to the islet closes in March",
+    "The spare fuses lie in the drawer",
+    "Her grandfather carved the cradle",
+    "The cows are insured with Agria",
+)
+FARM_QUESTIONS = {
+    "What does she keep behind the mill?": "geese",
+    "Which combine does she have?": "Claas",
+    "When does the piano tuner come?": "Friday",
+    "Which nuts is she allergic to?": "walnuts",
+    "When are the oats sown?": "May",
+    "Who borrowed the drill?": "Lindqvist",
+    "How much does the cistern hold?": "litres",
+    "What is the cat called?": "Pompe",
+    "How much does she owe Ragnar?": "crowns",
+    "Where are the spare fuses?": "drawer",
+    "Who carved the cradle?": "grandfather",
+}
+
+
+@pytest.mark.parametrize("size", [8, 20])
+def test_an_answer_brings_no_other_memories_along(size: int) -> None:
+    """Of facts without threads, the one that answers is first, and others stay below the floor."""
+    others = 0
+    for question, answer in FARM_QUESTIONS.items():
+        right = [text for text in FARM if answer in text]
+        rest = [text for text in FARM if answer not in text]
+        facts = [fact(str(key), text) for key, text in enumerate([*right, *rest][:size])]
+        with filled(*facts, index="offline") as store:
+            found = texts(recalled(question, store, limit=10).memories)
+        assert found[:1] == right
+        others += len(found) - 1
+
+    assert others <= len(FARM_QUESTIONS) // 2
+
+
+def test_what_is_recalled_with_an_answer_is_recalled_without_it() -> None:
+    """A memory without evidence of its own does not pass the floor because another answers."""
+    lifted = 0
+    for question, answer in FARM_QUESTIONS.items():
+        recalls = []
+        for present in (True, False):
+            kept = [text for text in FARM if present or answer not in text]
+            facts = [fact(str(key), text) for key, text in enumerate(kept)]
+            with filled(*facts, index="offline") as store:
+                recalls.append(set(texts(recalled(question, store, limit=10).memories)))
+        lifted += sum(answer not in text for text in recalls[0] - recalls[1])
+
+    assert lifted <= 2
+
+
 def test_another_store_has_no_floor_but_a_given_one(foreign: InMemoryStore) -> None:
     """What its scores mean is not known."""
     assert texts(recalled("what", foreign).memories) == ["0.9", "0.15", "-0.1"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.settings import MIN_SCORE
 from perdure.stores.ranking import (
     DEFAULT,
     Arrangement,
@@ -283,6 +284,66 @@ def test_scores_that_mean_the_same_in_every_search() -> None:
     assert best(nowhere, cosines=near) == pytest.approx(score(5 * 0.7 / 0.8))
     assert best(cosines=near) == pytest.approx(0.7 / 0.8)
     assert best(cosines=alike) == pytest.approx((0.3 - 0.9 / 7) / (1 - 0.9 / 7))
+
+
+def test_a_score_is_limited_by_the_evidence_of_its_own_row() -> None:
+    """By hand: of 16 rows row 0 has a word that tells ten nats, and row 1 a remote synonym of it.
+
+    The limit of row 1 is what the synonym tells, less ln 16 / 4. The limit of row 0 is far above
+    its evidence.
+    """
+    n = 16
+    kin = ((np.array([1, 2]), 0.1),)
+    word = Term(np.array([0]), floats(1), kin, common=math.exp(-10))
+    weights = Weights(kin=1.0)
+    found = rank(np.ones(n), terms=[word], weights=weights).comparable()
+    tf = 0.1 * (1 + 1.2) / (0.1 + 1.2)  # a tenth of an occurrence; one occurrence counts 1
+    limit = 10 * tf * tf**0.35 - math.log(n) / 4
+
+    assert float(found.scores[0]) == pytest.approx(
+        1 / (1 + math.exp(-(10 - math.log(n)) / 4)), abs=1e-5
+    )
+    assert float(found.scores[1]) == pytest.approx(1 / (1 + math.exp(-limit / 4)), abs=1e-5)
+    assert found.scores[1] < MIN_SCORE < found.scores[0]
+
+
+@pytest.mark.parametrize("n", [3, 12, 40, 600])
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_answer_lifts_no_row_without_evidence(n: int, answered: bool) -> None:
+    """Vectors a little above the mean stay below the minimum score beside a row that answers."""
+    cosines = np.full(n, 0.1, np.float32)
+    cosines[1] = 0.3
+    words = [term([0] if answered else [])._replace(common=math.exp(-12))]
+    cosines[0] = 0.9 if answered else 0.1
+    found = rank(np.ones(n), terms=words, cosines=cosines).comparable()
+
+    assert (found.scores[0] >= MIN_SCORE) == answered
+    assert found.scores[1:].max() < MIN_SCORE
+
+
+def test_a_neighbour_lends_its_evidence() -> None:
+    """The rows beside a match pass the minimum score; the same rows of another thread do not."""
+    made = arrange(np.array([0] * 5 + [1] * 5), np.ones(10))
+    words = [term([2])._replace(common=math.exp(-12))]
+    cosines = np.full(10, 0.1, np.float32)
+    found = rank(np.ones(10), terms=words, cosines=cosines, arrangement=made).comparable()
+
+    assert (found.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
+
+
+def test_a_row_with_evidence_ranks_before_one_without() -> None:
+    """A row that only gains by its speaker, period or nearness comes after one with a word."""
+    words = [term([0])._replace(common=math.exp(-12)), term([1])._replace(common=math.exp(-6))]
+    cosines = floats(0.9, -0.5, 0.2, *[-0.5] * 37)
+    bonus = np.arange(40) == 2
+    weights = Weights(actor=0.5, date=0.5)
+    cues = {"actor": bonus, "date": bonus, "weights": weights}
+    found = rank(np.ones(40), terms=words, cosines=cosines, **cues)
+    after = found.comparable()
+
+    assert found.scores[2] > found.scores[1]
+    assert np.argsort(-after.places, kind="stable")[:3].tolist() == [0, 1, 2]
+    assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
 
 @pytest.mark.parametrize("n", [2, 30, 5_000])
