@@ -170,6 +170,24 @@ def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
     }
 
 
+def langgraph_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, Any]:
+    """The state of a thread after some of its messages, as LangGraph's server gives it."""
+    call = {"name": "depth", "args": {"m": 1}, "id": "call-1", "type": "tool_call"}
+    plain: dict[str, Any] = {"additional_kwargs": {}, "response_metadata": {}, "name": None}
+    messages = [
+        {**plain, "type": "human", "content": "How deep is it?", "id": "h1", "example": False},
+        {**plain, "type": "ai", "content": "", "id": "a1", "tool_calls": [call], "example": False},
+        {**plain, "type": "tool", "content": "2 m", "id": "t1", "tool_call_id": "call-1"},
+        {**plain, "type": "ai", "content": "Two metres.", "id": "a2", "tool_calls": []},
+    ]
+    place = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": f"1f0-{day}"}
+    return {
+        **{"values": {"messages": messages[:count]}, "next": [], "tasks": [], "interrupts": []},
+        **{"metadata": {"user_id": "ann", "step": count}, "checkpoint": place},
+        **{"created_at": f"2024-05-0{day}T10:00:00.123456+00:00", "parent_checkpoint": None},
+    }
+
+
 def many(conversations: int = 300, messages: int = 7000, seed: int = 1) -> list[dict[str, Any]]:
     """Conversations of different lengths, with code, tools and regenerated answers in them."""
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,7 +20,8 @@ from typing import Any, TypedDict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
+from langchain_core.load import dumps
+from langchain_core.messages import HumanMessage, messages_from_dict
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START as BEGIN
 from langgraph.graph import StateGraph
@@ -34,7 +36,7 @@ from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
 from tests.backends import KEY
 from tests.cli.commands import attempt, error, read, run
-from tests.cli.exports import START, Talk, claude, lines, tools, written, zipped
+from tests.cli.exports import START, Talk, claude, langgraph_state, lines, tools, written, zipped
 from tests.cli.memory import keys
 
 CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
@@ -506,10 +508,84 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
     assert found[2].tool_call_id != found[4].tool_call_id
 
 
+# -- LangGraph's own JSON
+
+
+def test_a_history_of_langgraphs_server_is_one_thread(tmp_path: Path) -> None:
+    """Its states come newest first; each message has the time of the first state that has it."""
+    states = [langgraph_state(count, day=day) for count, day in ((4, 3), (3, 2), (1, 1))]
+    thread = {"thread_id": "lg", "status": "idle", "values": {**states[0]["values"]}}
+    thread |= {"created_at": "2024-05-01T10:00:00Z", "updated_at": "2024-05-03T10:00:00Z"}
+    first = read("import", str(written(tmp_path / "history.json", states)))
+    again = done(written(tmp_path / "threads.json", [thread]))
+
+    assert (first["conversations"], first["messages"], first["users"]) == (1, 4, {"ann": 1})
+    assert again == (1, 0, 1)
+    assert said("lg") == ["human: How deep is it?", "ai: ", "tool: 2 m", "ai: Two metres."]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        items = saver.history("lg")
+        assert items[1].value.tool_calls[0]["args"] == {"m": 1}
+        assert [f"{item.stored_at:%d}" for item in items] == ["01", "02", "02", "03"]
+        assert f"{saver.thread('lg').active_at:%Y-%m-%d}" == "2024-05-03"
+    with SQLiteStore.open("x.db") as store:
+        found: list[Any] = store.search(("memories", "ann"))
+        assert {f"{item.provenance.at:%Y}" for item in found} == {"2024"}
+
+
+def fields_of(messages: Iterable[Any]) -> list[Any]:
+    return [(m.type, m.content, m.id, getattr(m, "tool_calls", None)) for m in messages]
+
+
+def test_every_form_of_a_langchain_message_is_read(tmp_path: Path) -> None:
+    """The server's, that of messages_to_dict, that of dumpd, streamed chunks, and the two roles."""
+    stated = langgraph_state(4)["values"]["messages"]
+    as_data = [{"type": each["type"], "data": each} for each in stated]
+    dumped = json.loads(dumps(messages_from_dict(as_data)))
+    chunks = [{**m, "type": {"ai": "AIMessageChunk"}.get(m["type"], m["type"])} for m in stated]
+    roles = [{"role": "human", "content": "How deep is it?"}, {"role": "ai", "content": "2 m"}]
+    for number, messages in enumerate((stated, as_data, dumped, chunks)):
+        whole = {"thread_id": "w", "messages": messages}
+        loose = [{"thread_id": "l", **message} for message in messages]
+        file = written(tmp_path / f"{number}.json", [whole, *loose])
+        assert done(file, "--db", f"{number}.db") == (2, 8, 0)
+        with SQLiteCheckpointer.open(f"{number}.db") as saver:
+            told = [fields_of(item.value for item in saver.history(name)) for name in "wl"]
+        assert told[0] == told[1] == fields_of(messages_from_dict(as_data))
+    assert done(written(tmp_path / "r.json", [{"thread_id": "r", "messages": roles}])) == (1, 2, 0)
+    assert said("r") == ["human: How deep is it?", "ai: 2 m"]
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        *({"timestamp": START}, {"timestamp": START * 1000}, {"created_at": START}),
+        *({"created_at": "2023-11-14T22:13:20Z"}, {"timestamp": str(int(START))}),
+        {"additional_kwargs": {"timestamp": START}},
+    ],
+)
+@pytest.mark.parametrize("form", [{"role": "user"}, {"type": "human"}])
+def test_an_old_message_is_not_of_today(time: Any, form: Any, tmp_path: Path) -> None:
+    """Its time is in one of several places, in seconds, milliseconds or ISO 8601."""
+    message = {**form, "content": "I live in Ghent", **time}
+    run("import", str(lines(tmp_path / "t.jsonl", [{"thread_id": "t", **message}])))
+    with SQLiteStore.open("x.db") as store:
+        (item,) = store.search(("memories", "me"))
+    with SQLiteCheckpointer.open("x.db") as saver:
+        (told,) = saver.history("t")
+        assert (told.stored_at.timestamp(), told.value.text) == (START, "I live in Ghent")
+        assert saver.thread("t").active_at.timestamp() == START
+    assert item.provenance is not None
+    assert item.provenance.at == told.stored_at
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ('{"role": "user", "content": "cut', "not JSON"),
+        ('{"type": "human", "data": {}}', "no content"),
+        ('{"type": "human", "data": {"content": 5}}', "content is neither text nor a list"),
+        ('{"type": "tool", "data": {"content": "x"}}', "malformed message (tool)"),
+        ('{"type": "remove", "content": "", "id": "x"}', "the removal of a message"),
         ("[1]", "no conversation"),
         ('{"role": "robot", "content": "x"}', "unknown role 'robot'"),
         ('{"role": ["user"], "content": "x"}', "unknown role \"['user']\""),

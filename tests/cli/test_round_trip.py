@@ -25,7 +25,8 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.conversation import Lines, build_thread_export
+from perdure.cli.export_lines import build_thread_export
+from perdure.cli.import_lines import Lines
 from perdure.cli.import_thread import ThreadImport
 from tests.backends import BACKENDS
 

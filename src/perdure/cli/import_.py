@@ -21,7 +21,8 @@ from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
-    from perdure.cli.conversation import Conversation, Lines
+    from perdure.cli.conversation import Conversation
+    from perdure.cli.import_lines import Lines
     from perdure.cli.import_thread import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
@@ -113,7 +114,7 @@ def export(
 
     'perdure import' reads it.
     """
-    from perdure.cli.conversation import build_thread_export
+    from perdure.cli.export_lines import build_thread_export
 
     if bool(thread) == every:
         raise ConfigurationError("name threads, or give --all")
@@ -160,7 +161,8 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
 
 def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
-    from perdure.cli.conversation import Lines, Odd, Problem, values
+    from perdure.cli.conversation import Odd, Problem, values
+    from perdure.cli.import_lines import Lines
 
     called = "stdin" if path == Path("-") else str(path)
     talks: list[Conversation] = []
@@ -237,15 +239,17 @@ def _collect(
     What is in the form of `lines` goes there.
     """
     from perdure.cli import import_chatgpt, import_claude
+    from perdure.cli.import_lines import has_messages
+    from perdure.cli.import_messages import is_message
 
     keys = value.keys() if isinstance(value, dict) else set()
     if keys & {"mapping", "linear_conversation"}:
         talks.append(import_chatgpt.read(value))
     elif "chat_messages" in keys:
         talks.append(import_claude.read(value))
-    elif "messages" in keys:
+    elif keys and has_messages(value):
         lines.add_conversation(number, value)
-    elif "role" in keys and depth == _DEPTH:
+    elif depth == _DEPTH and is_message(value):
         lines.add_message(value)
     else:
         parts = value.values() if keys else value if isinstance(value, list) else ()

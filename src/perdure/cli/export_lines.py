@@ -1,0 +1,111 @@
+"""`perdure export`: a thread as a line of JSON, with messages in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import BaseMessage, convert_to_messages, convert_to_openai_messages
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import USER_LABELS
+from perdure.checkpointers.thread_copy import SaidTree, said_on
+from perdure.checkpointers.titles import about, existing_head
+from perdure.cli.conversation import CREATED, Odd, created, seconds
+from perdure.cli.import_messages import EXACT, read_message
+from perdure.errors import InvalidMessages
+from perdure.memory.conversation import SHORTENED
+
+
+def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
+    """Build the exported object of a thread, with the messages up to its head and on branches.
+
+    Raises:
+        InvalidMessages: The messages of the thread cannot be exported.
+    """
+    newest = existing_head(saver, thread_id).metadata
+    said = saver.database.read(partial(said_on, saver._reader, thread_id))
+    whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
+    line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
+    if said is not None and said.ways:
+        main, *others = _parts(said)
+        line["messages"] = main["messages"]
+        if said.is_lost or (said.values and not (main["messages"] or others)):
+            why = "has neither a stored value nor a history"
+            if said.values:
+                first = next(iter(said.values.values()))
+                why = f"contains items of type {type(first).__name__} instead of messages"
+            raise InvalidMessages(
+                f"the thread {thread_id!r} cannot be exported: its channel 'messages' {why}; "
+                "export the other threads by passing their ids"
+            )
+        line |= {} if said.is_known else {"in_state": "unknown"}
+        branches = [part for part in others if part["messages"]]
+        line |= {"branches": branches} if branches else {}
+    return line
+
+
+def _parts(said: SaidTree) -> Iterator[dict[str, Any]]:
+    """What each way adds to those before it, and after how many of all the messages.
+
+    A branch that others go on from adds nothing of its own.
+    """
+    messages = {at: message for at, value in said.values.items() if (message := _of(value))}
+    ways = [_latest(way, messages) for way in said.ways]
+    inner, ends = set[int](), list[int]()
+    numbers: dict[tuple[int, int], int] = {}  # of a message, by that before it and its position
+    for way in ways:
+        above = 0
+        for at in way:
+            inner.add(above)
+            above = numbers.setdefault((above, at), len(numbers) + 1)
+        ends.append(above)
+    numbers.clear()
+    for way, end in zip(ways, ends, strict=True):
+        above, after, added = 0, 0, list[dict[str, Any]]()
+        for at in way if way is ways[0] or end not in inner else ():
+            if (above, at) not in numbers:
+                after = after if added else above
+                added.append(_written(messages[at], said.times.get(at)))
+            above = numbers.setdefault((above, at), len(numbers) + 1)
+        yield {"after": after, "messages": added}
+
+
+def _latest(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
+    """Where the last whole version of each message is, in the order in which they were said."""
+    last: dict[object, int] = {}
+    for at in way:
+        if message := messages.get(at):
+            shortened = SHORTENED in message.additional_kwargs
+            last[message.id or at] = last.get(message.id, at) if shortened else at
+    return list(last.values())
+
+
+def _of(value: Any) -> BaseMessage | None:
+    """The message that a value is, or stands for; None: it is none."""
+    try:
+        return convert_to_messages([value])[0]
+    except Exception:  # of whatever kind, see `read_message`
+        return None
+
+
+def _written(message: BaseMessage, at: Any) -> dict[str, Any]:
+    """A message in OpenAI's form, with the fields by which its own differs."""
+    try:
+        form = convert_to_openai_messages([message])[0]
+        read = read_message(form, None)
+    except (Odd, ValueError):  # it has no such form
+        form = {"role": "assistant", "content": str(message.text)}
+        read = read_message(form, None)
+    written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
+    if (own_time := created(message)) is not None:
+        written[CREATED] = own_time
+        read.response_metadata = {CREATED: own_time}
+    elif (moment := seconds(at)) is not None:
+        written["at"] = datetime.fromtimestamp(moment, UTC).isoformat()
+    fields, plain = message.model_dump(), read.model_dump() if read.type == message.type else {}
+    differing = {name: fields[name] for name in fields if fields[name] != plain.get(name)}
+    differing.pop("id", None)
+    return {**written, EXACT: differing} if differing else written

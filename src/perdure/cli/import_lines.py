@@ -1,0 +1,125 @@
+"""Files that have an object for each message, or for several of them: JSON Lines and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perdure.checkpointers.labels import USER_LABELS
+from perdure.checkpointers.titles import ABOUT
+from perdure.cli.conversation import Conversation, Odd, described, find, seconds, short
+from perdure.cli.import_messages import read_message, time_of_message
+
+_Path = dict[str, None]  # the ids of the messages that led to the next one
+
+_ID_PATHS: Final = (
+    *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
+    *(("config", "configurable", "thread_id"), ("metadata", "thread_id")),
+)
+"""Where an object names its thread; the last three are of states and threads of LangGraph."""
+_OTHER_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time": ("updated_at",)}
+"""Other names of what is in `ABOUT`."""
+
+
+def has_messages(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a conversation with its messages, or a state of LangGraph."""
+    return "messages" in value or "messages" in find(value, dict, "values")
+
+
+class Lines:
+    """Conversations of a file that has an object for each message, or for several of them.
+
+    Objects of one thread go on from one another; where they differ, they are branches.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name  # what a thread is called that has no id
+        self._talks: dict[str, tuple[Conversation, _Path]] = {}
+        self._states: list[tuple[float, str, Mapping[str, Any]]] = []
+
+    def talks(self) -> list[Conversation]:
+        """The conversations of all objects."""
+        states, self._states = sorted(self._states, key=lambda state: state[0]), []
+        for at, number, state in states:
+            self._add_object(number, state, None if at == math.inf else at)
+        return [talk for talk, _ in self._talks.values()]
+
+    def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
+        """Add the messages of an object, from the first one of the thread on.
+
+        States of LangGraph, of which a history has the newest first, are added by their time.
+        """
+        if "messages" not in conversation:
+            conversation = {**conversation, "messages": conversation["values"]["messages"]}
+        if not isinstance(conversation["messages"], list):
+            raise Odd("'messages' is no list")
+        if "values" in conversation and isinstance(conversation.get("checkpoint"), dict):
+            at = seconds(conversation.get("created_at"))
+            self._states.append((math.inf if at is None else at, number, conversation))
+        else:
+            self._add_object(number, conversation)
+
+    def add_message(self, line: Mapping[str, Any]) -> None:
+        """Add an object that is a message, after the last one."""
+        whose = {name: line[name] for name in USER_LABELS if name in line}
+        message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
+        _add(*self._thread(line.get("thread_id") or self._name, whose), message)
+
+    def _add_object(
+        self, number: str, conversation: Mapping[str, Any], at: float | None = None
+    ) -> None:
+        """Add the messages of an object; `at` is the time of those that name none."""
+        names = (find_any(conversation, *path) for path in _ID_PATHS)
+        name = next((name for name in names if name), f"{self._name}-{number}")
+        talk, path = self._thread(name, conversation)
+        path.clear()
+        keys = [_add(talk, path, message, at) for message in conversation["messages"]]
+        leaf = talk.leaf
+        for branch in find(conversation, list, "branches"):
+            after, messages = find(branch, int, "after"), find(branch, list, "messages")
+            if not 0 <= after <= len(keys):
+                talk.problem("a branch follows no message")
+                continue
+            begin = talk.way(keys[after - 1]) if after else []
+            path = dict.fromkeys(begin)
+            keys += [_add(talk, path, message, variant=True) for message in messages]
+        talk.leaf = leaf
+
+    def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+        about = {**line}
+        for ours, theirs in _OTHER_NAMES.items():
+            known = (line[each] for each in theirs if seconds(line.get(each)) is not None)
+            about[ours] = line.get(ours, next(known, None))
+        for key in ("title", *USER_LABELS):
+            value = line.get(key, find(line, dict, "metadata").get(key))
+            about[key] = str(value) if key in USER_LABELS and type(value) is int else value
+        made = described(str(name), about, {key: key for key in (*ABOUT, *USER_LABELS)})
+        talk, path = self._talks.setdefault(made.id, (made, {}))
+        talk.about |= made.about
+        return talk, path
+
+
+def find_any(value: Any, *path: str) -> Any:
+    """Return the value at a path of keys, or None."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _add(
+    talk: Conversation, path: _Path, line: Any, at: float | None = None, *, variant: bool = False
+) -> str | None:
+    """Add a message, which follows those before it, or note why it is left out; where it is."""
+    talk.seen += 1
+    above = next(reversed(path), None)
+    last = talk.nodes[above].message if above else None
+    try:
+        message = read_message(line, last, talk.id, len(path))
+    except Odd as exc:
+        talk.problem(str(exc), short(line["id"]) if find(line, dict).get("id") else None)
+        return above
+    own = time_of_message(line)
+    path[talk.add(message, above, at if own is None else own, variant=variant)] = None
+    talk.leaf = next(reversed(path))
+    return talk.leaf

@@ -1,0 +1,157 @@
+"""The forms in which files have a message: OpenAI's, and those of LangChain and LangGraph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    BaseMessageChunk,
+    RemoveMessage,
+    convert_to_messages,
+    message_chunk_to_message,
+    messages_from_dict,
+)
+
+from perdure.cli.conversation import CREATED, Odd, find, made_up_id, seconds, short, whole
+
+EXACT: Final = "langchain"
+"""The key of a message for the fields that OpenAI's form does not have."""
+_ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
+_OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
+_INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+_TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
+_CHUNK: Final = "MessageChunk"  # the end of the type of a streamed message, such as AIMessageChunk
+_TIMES: Final = ("at", "timestamp", "created_at")
+"""The keys for the time of a message, beside `CREATED`, which is kept in the message itself."""
+_TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a value has one of the forms of a message."""
+    return isinstance(value, dict) and ("role" in value or _langchain_type(value) is not None)
+
+
+def time_of_message(line: Any) -> float | None:
+    """Return the time that a message names, in seconds since 1970."""
+    for part in (line, *(find(line, dict, name) for name in _TIMED_PARTS)):
+        for name in (CREATED, *_TIMES) if isinstance(part, dict) else ():
+            if (at := seconds(part.get(name))) is not None:
+                return at
+    return None
+
+
+def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
+    """Return the message that an object stands for.
+
+    Args:
+        line: The object.
+        last: The message before it.
+        place: What an id is made of, with the role and the content, if the message has none.
+
+    Raises:
+        Odd: It is no message.
+    """
+    if isinstance(line, dict) and "role" not in line and (kind := _langchain_type(line)):
+        return _read_langchain(kind, line, *place)
+    form = _checked(line)
+    key = whole(str(line.get("id") or made_up_id(*place, line["role"], line.get("content"))))
+    form |= {"id": key, "content": line.get("content") or ""}
+    _take_out_times(form)
+    if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
+        call = form.pop("function_call")
+        form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
+    if form["role"] == "function":  # the answer to a single call, right after it
+        if not (isinstance(last, AIMessage) and last.tool_calls):
+            raise Odd("the answer of a function that was not called")
+        form |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
+    return _convert(form, form.pop(EXACT, None))
+
+
+def _convert(form: dict[str, Any], fields: Any) -> BaseMessage:
+    """Return the message of OpenAI's form, with other `fields` of its class, if there are some."""
+    try:
+        (message,) = convert_to_messages([form])
+        if fields is not None:
+            kind = fields.get("type", message.type)
+            plain = message.model_dump() if kind == message.type else {}
+            data = {**plain, **fields, "id": form["id"]}
+            (message,) = messages_from_dict([{"type": kind, "data": data}])
+            if isinstance(message, RemoveMessage):
+                raise ValueError("it is no message")
+    except json.JSONDecodeError as exc:
+        raise Odd("the arguments of a call are not JSON") from exc
+    except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
+        part = "tool_calls" if form.get("tool_calls") else form["role"]
+        raise Odd(f"malformed message ({part})") from exc
+    return message
+
+
+def _take_out_times(form: dict[str, Any]) -> None:
+    """Remove the times of a message from its fields; `CREATED` stays, in its metadata."""
+    for name in _TIMES:
+        if seconds(form.get(name)) is not None:
+            del form[name]
+    if (at := seconds(form.get(CREATED))) is not None:
+        form.pop(CREATED)
+        form["response_metadata"] = {**find(form, dict, "response_metadata"), CREATED: at}
+
+
+def _langchain_type(value: Mapping[str, Any]) -> str | None:
+    """Return the type of a message in a form of LangChain; None: it has no such form.
+
+    The forms are `{"type": "human", "content": …}`, which LangGraph's server and SDK use,
+    `{"type": "human", "data": {…}}` of `messages_to_dict`, and the constructor of `dumpd`.
+    """
+    kind = value.get("type")
+    if kind == "constructor" and "lc" in value:
+        kind = find(value, str, "kwargs", "type")
+        names = find(value, list, "id")
+        kind = kind or str(names[-1] if names else "").removesuffix("Message").lower()
+    elif "content" not in value and not isinstance(value.get("data"), dict):
+        return None
+    is_known = kind in _TYPES or (isinstance(kind, str) and kind.endswith(_CHUNK))
+    return kind if is_known else None
+
+
+def _read_langchain(kind: str, line: Mapping[str, Any], *place: object) -> BaseMessage:
+    """Return the message of one of LangChain's own forms, with all its fields."""
+    name = "kwargs" if "lc" in line else "data"
+    fields = dict(line[name] if isinstance(line.get(name), dict) else line)
+    content = fields.get("content")
+    if kind == "remove":
+        raise Odd("the removal of a message")
+    if not isinstance(content, str | list):
+        raise Odd(
+            "no content" if content is None else "content is neither text nor a list of parts"
+        )
+    key = fields.get("id") or line.get("id") if name == "data" else fields.get("id")
+    fields["id"] = whole(str(key or made_up_id(*place, kind, content)))
+    _take_out_times(fields)
+    for part in ("response_metadata", "additional_kwargs"):
+        fields[part] = find(fields, dict, part)
+    try:
+        (message,) = messages_from_dict([{"type": kind, "data": {**fields, "type": kind}}])
+        if isinstance(message, BaseMessageChunk):
+            message = message_chunk_to_message(message)
+    except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
+        raise Odd(f"malformed message ({short(kind, 40)})") from exc
+    return message
+
+
+def _checked(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise Odd("the message is no object")
+    role, content = message.get("role"), message.get("content")
+    role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in _ROLES:
+        raise Odd(f"unknown role {short(str(role), 40)!r}")
+    if content is None and not (role == "assistant" and any(n in message for n in _INSTEAD)):
+        raise Odd("no content")
+    parts = all(isinstance(part, str | dict) for part in find(content, list))
+    if not (parts and isinstance(content, str | list | None)):
+        raise Odd("content is neither text nor a list of parts")
+    return {**message, "role": role}
