@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -52,8 +53,9 @@ def test_threads_and_memories() -> None:
     assert len(read("history", "copy")) == len(items)
 
 
-def test_a_forgotten_memory_is_not_merged() -> None:
+def test_a_forgotten_memory_is_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes neither as a merge of a file, nor after that merge a second time."""
+    monkeypatch.chdir(tmp_path)
     run("memories", "add", "Ann lives in Bergen", "--db", "other.db")
     run("memories", "add", "Ann likes figs", "--db", "other.db")
     run("import", "other.db")
