@@ -229,7 +229,6 @@ def test_a_cancellation_of_nothing_certain_is_refused(
     ("body", "why"),
     [
         ({"assistant_id": "talk", "feedback_keys": ["k"]}, "feedback_keys is ['k'], which"),
-        ({"assistant_id": "talk", "input": 1, "command": {"resume": 1}}, "a run has an input or"),
         ({"input": says("a" * 100)}, "body.assistant_id is missing"),
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
     ],

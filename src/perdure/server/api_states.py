@@ -55,7 +55,8 @@ class Update(BaseModel):
 
     def state_update(self) -> StateUpdate:
         """As langgraph takes it."""
-        values: Any = self.command.command() if self.command else self.values
+        is_command = self.command is not None and not self.command.is_empty
+        values: Any = self.command.command() if self.command and is_command else self.values
         return StateUpdate(values, self.as_node)
 
 

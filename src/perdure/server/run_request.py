@@ -66,7 +66,7 @@ class Given(BaseModel):
         return {n: v for n, v in given.items() if v is not None} if is_object else given
 
 
-class Order(BaseModel):
+class Order(Given):
     """langgraph's `Command`."""
 
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
@@ -79,6 +79,11 @@ class Order(BaseModel):
             each if isinstance(each, str) else Send(each.node, each.input) for each in self.goto
         ]
         return Command(update=self.update, resume=self.resume, goto=goto)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the command asks for nothing."""
+        return self.resume is None and not self.update and not self.goto
 
     @property
     def answers(self) -> list[Any]:
@@ -161,10 +166,19 @@ class RunRequest(Given):
                 "after_seconds with multitask_strategy 'reject': nobody could be told that it is "
                 "rejected when its time has come; choose another strategy"
             )
-        if self.input is not None and self.command is not None:
-            raise ValueError("a run has an input or a command, not both")
+        self._choose_input()
         self.check_metadata()
         return self
+
+    def _choose_input(self) -> None:
+        """Drop an empty command, and the input beside a command that asks for something.
+
+        Clients send the transcript, or an empty object, beside the answer to an interrupt.
+        """
+        if self.command is not None and self.command.is_empty:
+            self.command = None
+        if self.command is not None and self.input is not None:
+            self.input = None
 
     def check_metadata(self) -> None:
         """Check what its checkpoints would have as their metadata."""
