@@ -7,7 +7,7 @@ import math
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -49,6 +49,21 @@ class MessageNode(NamedTuple):
     at: float | None
 
 
+class Unnamed(NamedTuple):
+    """Where a conversation comes from that has no id of its own.
+
+    Attributes:
+        file: The path of its file.
+        stem: The name of the file, of which former versions made the id of its thread.
+        build: Builds the conversation with an id. The second argument says whether the ids of its
+            messages are made of their times, too, which former versions did not.
+    """
+
+    file: str
+    stem: str
+    build: Callable[[str, bool], Conversation]
+
+
 @dataclass(slots=True)
 class Conversation:
     """A conversation as a tree of messages."""
@@ -61,6 +76,7 @@ class Conversation:
     leaf: str | None = None  # the message where the main branch ends
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
+    unnamed: Unnamed | None = None  # if its id is only that of a draft
     seen: int = 0  # messages that its source has, also those that are left out
 
     def at(self, key: str | None) -> float:

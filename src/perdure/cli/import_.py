@@ -172,7 +172,7 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
         for name, data in _files(path, called, source):
             where = "" if name == called else f"{name!r}, "
             text = data.decode(jsonlib.detect_encoding(data))
-            lines = Lines(Path(name).stem)
+            lines = Lines(name)
             for number, value in values(text):
                 try:
                     if isinstance(value, Odd):

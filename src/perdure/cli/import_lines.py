@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.titles import ABOUT
-from perdure.cli.conversation import Conversation, Odd, described, find, seconds, short
+from perdure.cli.conversation import Conversation, Odd, Unnamed, described, find, seconds, short
 from perdure.cli.import_messages import read_message, time_of_message
 
 _Path = dict[str, None]  # the ids of the messages that led to the next one
@@ -30,20 +31,29 @@ def has_messages(value: Mapping[str, Any]) -> bool:
 class Lines:
     """Conversations of a file that has an object for each message, or for several of them.
 
-    Objects of one thread go on from one another; where they differ, they are branches.
+    Objects of one thread go on from one another; where they differ, they are branches. Objects
+    without an id are a conversation each, and messages without one are a conversation together, of
+    each user: `ThreadNames` finds their threads.
+
+    Args:
+        file: The path of the file.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name  # what a thread is called that has no id
+    def __init__(self, file: str) -> None:
+        self._file, self._stem = file, Path(file).stem
         self._talks: dict[str, tuple[Conversation, _Path]] = {}
-        self._states: list[tuple[float, str, Mapping[str, Any]]] = []
+        self._states: list[tuple[float, Mapping[str, Any], object]] = []
+        self._unnamed: list[Conversation] = []
+        self._loose: dict[str, dict[str, Any]] = {}  # messages without an id, by their user
+        self._user = ""  # of the message before
 
     def talks(self) -> list[Conversation]:
         """The conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
-        for at, number, state in states:
-            self._add_object(number, state, None if at == math.inf else at)
-        return [talk for talk, _ in self._talks.values()]
+        for at, state, name in states:
+            self._add_object(name, state, None if at == math.inf else at)
+        loose = (self._draft(self._stem, each) for each in self._loose.values())
+        return [*(talk for talk, _ in self._talks.values()), *self._unnamed, *loose]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
         """Add the messages of an object, from the first one of the thread on.
@@ -54,50 +64,89 @@ class Lines:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
         if not isinstance(conversation["messages"], list):
             raise Odd("'messages' is no list")
-        if "values" in conversation and isinstance(conversation.get("checkpoint"), dict):
+        names = (find_any(conversation, *path) for path in _ID_PATHS)
+        name = next((name for name in names if name), None)
+        if name is None:
+            self._unnamed.append(self._draft(f"{self._stem}-{number}", conversation))
+        elif "values" in conversation and isinstance(conversation.get("checkpoint"), dict):
             at = seconds(conversation.get("created_at"))
-            self._states.append((math.inf if at is None else at, number, conversation))
+            self._states.append((math.inf if at is None else at, conversation, name))
         else:
-            self._add_object(number, conversation)
+            self._add_object(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
         """Add an object that is a message, after the last one."""
         whose = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
-        _add(*self._thread(line.get("thread_id") or self._name, whose), message)
+        if line.get("thread_id"):
+            _add(*self._thread(line["thread_id"], whose), message)
+        else:
+            named = str([*whose.items()]) if any(whose.values()) else ""
+            self._user = named or self._user
+            talk = self._loose.setdefault(self._user, {"messages": [], **whose})
+            talk["messages"].append(message)
+
+    def _draft(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
+        """Return a conversation that has no id; the name is what former versions called it."""
+
+        def build(id: str, is_timed: bool) -> Conversation:
+            talk = Conversation(id, _describe(name, conversation).about)
+            _add_messages(talk, {}, conversation, is_timed=is_timed)
+            return talk
+
+        draft = build(_describe(name, conversation).id, False)
+        draft.unnamed = Unnamed(self._file, self._stem, build)
+        return draft
 
     def _add_object(
-        self, number: str, conversation: Mapping[str, Any], at: float | None = None
+        self, name: object, conversation: Mapping[str, Any], at: float | None = None
     ) -> None:
         """Add the messages of an object; `at` is the time of those that name none."""
-        names = (find_any(conversation, *path) for path in _ID_PATHS)
-        name = next((name for name in names if name), f"{self._name}-{number}")
         talk, path = self._thread(name, conversation)
         path.clear()
-        keys = [_add(talk, path, message, at) for message in conversation["messages"]]
-        leaf = talk.leaf
-        for branch in find(conversation, list, "branches"):
-            after, messages = find(branch, int, "after"), find(branch, list, "messages")
-            if not 0 <= after <= len(keys):
-                talk.problem("a branch follows no message")
-                continue
-            begin = talk.way(keys[after - 1]) if after else []
-            path = dict.fromkeys(begin)
-            keys += [_add(talk, path, message, variant=True) for message in messages]
-        talk.leaf = leaf
+        _add_messages(talk, path, conversation, at)
 
     def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        about = {**line}
-        for ours, theirs in _OTHER_NAMES.items():
-            known = (line[each] for each in theirs if seconds(line.get(each)) is not None)
-            about[ours] = line.get(ours, next(known, None))
-        for key in ("title", *USER_LABELS):
-            value = line.get(key, find(line, dict, "metadata").get(key))
-            about[key] = str(value) if key in USER_LABELS and type(value) is int else value
-        made = described(str(name), about, {key: key for key in (*ABOUT, *USER_LABELS)})
+        made = _describe(name, line)
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path
+
+
+def _describe(name: object, line: Mapping[str, Any]) -> Conversation:
+    """Return a conversation without messages, with what an object tells of it."""
+    about = {**line}
+    for ours, theirs in _OTHER_NAMES.items():
+        known = (line[each] for each in theirs if seconds(line.get(each)) is not None)
+        about[ours] = line.get(ours, next(known, None))
+    for key in ("title", *USER_LABELS):
+        value = line.get(key, find(line, dict, "metadata").get(key))
+        about[key] = str(value) if key in USER_LABELS and type(value) is int else value
+    return described(str(name), about, {key: key for key in (*ABOUT, *USER_LABELS)})
+
+
+def _add_messages(
+    talk: Conversation,
+    path: _Path,
+    conversation: Mapping[str, Any],
+    at: float | None = None,
+    *,
+    is_timed: bool = False,
+) -> None:
+    """Add the messages of an object and its branches; `at` is the time of those that name none."""
+    keys = [
+        _add(talk, path, message, at, is_timed=is_timed) for message in conversation["messages"]
+    ]
+    leaf = talk.leaf
+    for branch in find(conversation, list, "branches"):
+        after, messages = find(branch, int, "after"), find(branch, list, "messages")
+        if not 0 <= after <= len(keys):
+            talk.problem("a branch follows no message")
+            continue
+        begin = talk.way(keys[after - 1]) if after else []
+        path = dict.fromkeys(begin)
+        keys += [_add(talk, path, message, variant=True, is_timed=is_timed) for message in messages]
+    talk.leaf = leaf
 
 
 def find_any(value: Any, *path: str) -> Any:
@@ -108,14 +157,21 @@ def find_any(value: Any, *path: str) -> Any:
 
 
 def _add(
-    talk: Conversation, path: _Path, line: Any, at: float | None = None, *, variant: bool = False
+    talk: Conversation,
+    path: _Path,
+    line: Any,
+    at: float | None = None,
+    *,
+    variant: bool = False,
+    is_timed: bool = False,
 ) -> str | None:
     """Add a message, which follows those before it, or note why it is left out; where it is."""
     talk.seen += 1
     above = next(reversed(path), None)
     last = talk.nodes[above].message if above else None
     try:
-        message = read_message(line, last, talk.id, len(path))
+        time = [time_of_message(line)] if is_timed else []
+        message = read_message(line, last, talk.id, len(path), *time)
     except Odd as exc:
         talk.problem(str(exc), short(line["id"]) if find(line, dict).get("id") else None)
         return above

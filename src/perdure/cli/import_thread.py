@@ -30,6 +30,7 @@ from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
 from perdure.cli.app import OpenedDatabase, opened
 from perdure.cli.conversation import Conversation, Problem, created
+from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.output import at_work, counted, note, progress_bar
 from perdure.errors import (
     ConfigurationError,
@@ -46,7 +47,6 @@ from perdure.storage.flow import rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import Namespace, TransferReport
 
-NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 _USERS: Final = 5  # that a report names
 _NAMED: Final = 20  # refused items that a report names
@@ -165,6 +165,7 @@ class Importing:
     def store(self, prefix: str, talks: list[Conversation]) -> None:
         """Make a thread of each, whose id begins with the prefix."""
         total, done = sum(len(talk.nodes) for talk in talks), 0
+        names = ThreadNames(self._file.saver, prefix, self._file.user)
         with progress_bar("importing", "message") as show:
             for talk in talks:
 
@@ -173,6 +174,7 @@ class Importing:
 
                 self._report.skipped += talk.problems
                 if talk.nodes:
+                    talk = names.name(talk)
                     self._store(prefix + talk.id, talk, advance)
                     done += len(talk.nodes)
                     advance(0, done)
@@ -301,6 +303,7 @@ class ThreadImport:
                 cut = info.checkpoint_id if info.parent_id in ids else None
                 self._hold(info.metadata[NODE], info.checkpoint_id, cut)
         self._own: dict[str, _OwnCheckpoint] = {}
+        self._known_ids: frozenset[str] | None = None
         self._newest: str | None = None  # the id of the checkpoint that was put last
 
     def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
@@ -311,12 +314,24 @@ class ThreadImport:
             if key not in ends:
                 continue
             keys, above = self._missing(key)
-            if keys and (begins if above is None else self._held[above]):
+            fresh = [each for each in keys if each not in self._known()] if keys else []
+            if fresh and (begins if above is None else self._held[above]):
                 self._put(above, keys)
-                new += len(keys)
+                new += len(fresh)
                 advance(done)
         self._move_head(bool(new))
         return new
+
+    def _known(self) -> frozenset[str]:
+        """Return the ids of the messages that the thread had before this import.
+
+        An export that ends within the messages of a checkpoint has no checkpoint that is its end.
+        """
+        if self._known_ids is None:
+            thread_id = self._thread["thread_id"]
+            said = self._saver.history(thread_id, missing_ok=True) if self._found else []
+            self._known_ids = frozenset(str(getattr(item.value, "id", "")) for item in said)
+        return self._known_ids
 
     def _missing(self, key: str) -> tuple[list[str], str | None]:
         """The messages up to one that are not there yet, and the one that they follow."""
