@@ -1,8 +1,9 @@
 """The tokens of texts and queries, words that stand for a query's, and pieces of long texts.
 
 A token is a stem ("running" and "runs" are "run"), a number, a word of another script, or, where a
-script sets no spaces between words, a pair of neighbouring characters. Stop words stay in documents
-and are dropped from queries, so a query of stop words alone still finds them.
+script sets no spaces between words, a pair of neighbouring characters. Emoji, currency signs and
+other symbols are tokens as well, and so is a word with its signs ("c#" beside "c"). Stop words stay
+in documents and are dropped from queries, so a query of stop words alone still finds them.
 
 Synonyms are a table inside the package, made from the static embedder's by `benchmarks/kinship.py`:
 for each English stem its nearest, with the cosine. How common a word is in a language tells
@@ -32,7 +33,7 @@ from perdure.errors import ConfigurationError
 
 FILE: Final = "kin-en.npz"
 STOPS: Final = "stop-words.vocab"
-ANALYZER = "en-2"  # stored beside the tokens; another name there means they must be made again
+ANALYZER = "en-3"  # stored beside the tokens; another name there means they must be made again
 
 _MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
 _LONGEST_STEMMED = 32  # longer runs of letters are no English words
@@ -56,6 +57,14 @@ _MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
 _GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
 _WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_GROUPED}))*+")
+# words whose signs are a part of their name: c#, c++, .net, @ann, #tea, a*; and $ and %
+_SIGNED = re.compile(
+    r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
+    r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
+)
+_SIGNS_OF_WORDS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one of them is in such a text
+_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag is two letters
+_SYMBOL_KINDS = ("So", "Sc", "Sm")  # categories of Unicode: other, currency, mathematical symbols
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
@@ -88,6 +97,8 @@ def tokens(text: str) -> list[str]:
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
     >>> tokens("聊天记忆")
     ['聊', '聊天', '天', '天记', '记', '记忆', '忆']
+    >>> tokens("C# for 5 €")
+    ['c', 'for', '5', 'c#', '€']
     """
     if text.isascii():
         words = _ASCII_WORDS.findall(text.lower())
@@ -100,6 +111,7 @@ def tokens(text: str) -> list[str]:
                 found.append(word[-1])
             else:
                 found.append(_TOKENS[word])
+    found += _find_signs(text)
     if telling_words().isdisjoint(words):
         return found
     known = set(found)
@@ -126,6 +138,7 @@ def query_tokens(text: str) -> list[str]:
             found.update(dict.fromkeys(word[i : i + 2] for i in range(max(len(word) - 1, 1))))
         else:
             found[_TOKENS[word]] = None
+    found.update(dict.fromkeys(_find_signs(text)))
     return list(found)
 
 
@@ -149,6 +162,7 @@ def query_words(text: str) -> dict[str, str]:
                 found.update(zip(pairs, pairs, strict=True))
         elif word not in stops:
             found[_TOKENS[word]] = own.get(word, _TOKENS[word])
+    found.update((sign, sign) for sign in _find_signs(text))
     return found or {token: token for token in query_tokens(text)}
 
 
@@ -233,6 +247,21 @@ def _words(text: str) -> Iterator[str]:
             yield plain
         else:
             yield from _RUNS.findall(plain)
+
+
+def _find_signs(text: str) -> list[str]:
+    """Return the symbols of a text, and its words that have signs, in this order of kinds.
+
+    >>> _find_signs("C++ and .NET, $5"), _find_signs("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    (['c++', '.net', '$'], ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€'])
+    """
+    found: list[str] = []
+    if text.startswith(".") or any(sign in text for sign in _SIGNS_OF_WORDS):
+        found += _SIGNED.findall(text.lower())
+    if not text.isascii():
+        symbols = _SYMBOLS.findall(text)
+        found += [each for each in symbols if unicodedata.category(each[0]) in _SYMBOL_KINDS]
+    return found
 
 
 def _fold(text: str) -> str:

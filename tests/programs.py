@@ -40,6 +40,7 @@ class Program:
 
 CHROMIUM = Program("Chromium", "chromium", ("chromium", "chromium-browser", "google-chrome"))
 PGBOUNCER = Program("PgBouncer", "pgbouncer", ("pgbouncer",))
+NODE = Program("Node.js with npm", "nodejs npm", ("npm",))
 
 
 def missing(skipped: Iterable[Any]) -> dict[str, str]:
