@@ -28,7 +28,7 @@ from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph_sdk.schema import RunStatus
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import Due
@@ -43,13 +43,17 @@ from perdure.server.reply import JSON
 from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, frame, streamed
-from perdure.server.run_request import Given, Mode, RunRequest
+from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
 routes = APIRouter(tags=["runs"])
 ENDS: Final = "the server ends, and the run goes on with the next one"
+_MESSAGES: Final[set[Mode | Literal[""]]] = {
+    "messages",
+    "messages-tuple",
+}  # who asks for one is told of the other too
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 
 
@@ -179,7 +183,7 @@ async def listed(
     limit: Annotated[int, Query(ge=0, le=1000)] = SEARCH_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: RunStatus | None = None,
-    select: Annotated[list[RunField] | None, Query()] = None,
+    select: Annotated[list[RunField] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
     """The runs of a thread, newest first."""
     await call.permit_thread(thread_id)
@@ -208,7 +212,7 @@ async def join_stream(
     run: Kept,
     runs: All,
     request: Request,
-    stream_mode: Annotated[list[Mode | Literal[""]], Query()] = [],  # noqa: B006 - FastAPI copies it
+    stream_mode: Annotated[list[Mode | Literal[""]], Query(), BeforeValidator(expand_arrays)] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
@@ -217,6 +221,7 @@ async def join_stream(
     if last is not None and (run.ended or not run.begun):  # else it may have told more elsewhere
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
+    modes |= _MESSAGES if modes & _MESSAGES else set()
     cancels = cancel_on_disconnect and not request.state.head
     return _stream(run, _frames(run, runs, request, cancels, last, modes and modes | {ANEW}))
 
@@ -427,15 +432,13 @@ class RunEvents:
     async def _parts_of_events(
         self, graph: Graph, *given: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """What `graph.astream` would stream, of the events that have it; they are told as well."""
+        """What `graph.astream` would stream, of the events that have it; others are told."""
         async with aclosing(graph.astream_events(*given, **options)) as events:
             async for event in events:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:
                     self._run.log.add("events", event, "events")
                     continue
-                *ns, kind, data = event["data"]["chunk"]
-                shown = {"chunk": (*ns, kind, _without_configs(kind, data))}
-                self._run.log.add("events", {**event, "data": shown}, "events")
+                *ns, kind, data = event["data"]["chunk"]  # other modes tell it, if asked for
                 part = {"type": kind, "ns": ns[0] if ns else (), "data": data}
                 if kind == "values" and isinstance(data, dict):
                     part["data"] = data = dict(data)
@@ -474,12 +477,12 @@ class RunEvents:
     def _accumulated(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        if not isinstance(message, AIMessageChunk):
-            yield "messages/complete", [message]
-            return
         before = self._messages.get(message.id)
         if before is None:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
+        if not isinstance(message, AIMessageChunk):
+            yield "messages/complete", [message]
+            return
         self._messages[message.id] = whole = message if before is None else before + message
         yield "messages/partial", [message_chunk_to_message(whole)]
 

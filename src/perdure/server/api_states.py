@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.types import PregelTask, StateSnapshot, StateUpdate
 from langgraph_sdk.runtime import AccessContext
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from perdure.effects import arun
@@ -21,7 +21,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
 from perdure.server.reply import Json, reply
-from perdure.server.run_request import CheckpointAt, Order
+from perdure.server.run_request import CheckpointAt, Order, expand_arrays
 from perdure.server.runs import All, Runs
 from perdure.server.threads import Thread, interrupt_of
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
@@ -85,7 +85,7 @@ async def state(
     thread_id: Id,
     checkpoint_id: Id = "",
     subgraphs: bool = False,
-    select: Annotated[list[str] | None, Query()] = None,
+    select: Annotated[list[str] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
     """The newest state of a thread, or that at a checkpoint."""
     at = {"checkpoint_id": checkpoint_id}
@@ -275,17 +275,18 @@ async def _build_update_config(
 
 
 def snapshot(found: StateSnapshot) -> dict[str, Any]:
-    """A state as clients know it."""
+    """A state as clients know it; of a thread without a state, the checkpoint is None."""
+    checkpoint_id = found.config["configurable"].get("checkpoint_id")
     return {
         "values": found.values,
         "next": list(found.next),
         "tasks": [_task(each) for each in found.tasks],
         "metadata": found.metadata,
         "created_at": found.created_at,
-        "checkpoint": checkpoint_of(found.config),
+        "checkpoint": checkpoint_of(found.config) if checkpoint_id else None,
         "parent_checkpoint": checkpoint_of(found.parent_config),
         "interrupts": [interrupt_of(each) for each in found.interrupts],
-        "checkpoint_id": found.config["configurable"].get("checkpoint_id"),
+        "checkpoint_id": checkpoint_id,
     }
 
 

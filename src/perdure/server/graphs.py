@@ -27,6 +27,7 @@ from perdure.stores.whole_store import WholeStore
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Source: TypeAlias = Any
 """A graph, compiled or not, or a function that makes one, awaited or not, or a context of one."""
+_UNNAMED: Final = "LangGraph"  # langgraph's name for a graph that was given none
 _ASSISTANTS: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # What `ServerRuntime` may be: for runs, and for reading.
 _RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__value__))
@@ -124,7 +125,7 @@ class Graphs:
                 made = await made
         entered: Any = made if hasattr(made, "__aenter__") else nullcontext(made)
         async with entered as graph:
-            yield _bound(graph, saver, store)
+            yield _bound(graph, name, saver, store)
 
 
 class _Own(NamedTuple):
@@ -147,12 +148,13 @@ def id_of(name: str) -> str:
     return str(uuid5(_ASSISTANTS, name))
 
 
-def _bound(graph: Any, saver: Checkpointer, store: WholeStore) -> Graph:
-    if isinstance(graph, StateGraph):
-        return graph.compile(checkpointer=saver, store=store)
-    if not isinstance(graph, Pregel):
+def _bound(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
+    """Return the graph with a checkpointer and a store, under its name, or that of the file."""
+    compiled = graph.compile() if isinstance(graph, StateGraph) else graph
+    if not isinstance(compiled, Pregel):
         raise ConfigurationError(f"a graph is {graph!r}; expected a StateGraph or a compiled graph")
-    return graph.copy({"checkpointer": saver, "store": store})
+    update = {"checkpointer": saver, "store": store}
+    return compiled.copy(update | ({"name": name} if compiled.name == _UNNAMED else {}))
 
 
 def _made(make: Any, config: RunnableConfig, runtime: Any) -> Any:

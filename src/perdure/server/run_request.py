@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import chain
@@ -41,6 +42,35 @@ class Goto(BaseModel):
 
 def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
+
+
+def _choose_modes(modes: list[Mode]) -> list[Mode]:
+    """Return each mode once; `messages-tuple` stands for `messages` too, and no mode for `values`.
+
+    langgraph's server does the same. Otherwise each token would be sent twice.
+    """
+    chosen = [*dict.fromkeys(modes)] or ["values"]
+    return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
+
+
+def expand_arrays(values: Any) -> Any:
+    """Return the values of a query parameter that may be repeated, or one array of JSON.
+
+    The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send
+    `stream_mode=["values","updates"]`.
+    """
+    given = values if isinstance(values, list) else [values]
+    return [*chain.from_iterable(map(_expand_array, given))]
+
+
+def _expand_array(value: Any) -> list[Any]:
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            return [value]
+        return read if isinstance(read, list) else [value]
+    return [value]
 
 
 def is_ours(name: str) -> bool:
@@ -137,7 +167,9 @@ class RunRequest(Given):
     metadata: Metadata = {}
     interrupt_before: Literal["*"] | list[str] | None = None
     interrupt_after: Literal["*"] | list[str] | None = None
-    stream_mode: Annotated[list[Mode], BeforeValidator(_as_list)] = ["values"]
+    stream_mode: Annotated[list[Mode], BeforeValidator(_as_list), AfterValidator(_choose_modes)] = [
+        "values"
+    ]
     stream_subgraphs: bool = False
     stream_resumable: bool = False
     on_disconnect: Literal["cancel", "continue"] = "continue"

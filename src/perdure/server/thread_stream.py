@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator
 
 from perdure.checkpointers.runs import LIVE, RunState
 from perdure.server.access import Refused, action
@@ -20,6 +21,7 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LOOK_S, frame, streamed
 from perdure.server.run_queue import SWEEP_S
+from perdure.server.run_request import expand_arrays
 from perdure.server.runs import All, Runs
 
 routes = APIRouter(tags=["runs"])
@@ -34,7 +36,7 @@ async def join_thread(
     runs: All,
     request: Request,
     thread_id: Id,
-    stream_mode: Annotated[list[ThreadMode] | None, Query()] = None,
+    stream_mode: Annotated[list[ThreadMode] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
     """The events of all runs of a thread as they come, or those after the header Last-Event-ID."""
     await call.permit_thread(thread_id)

@@ -1,0 +1,164 @@
+"""Modes of streams as clients send them, and what each tells, as langgraph's server tells it.
+
+The expected events were compared with `langgraph dev` (langgraph-cli 0.4.40, langgraph-api 0.16.7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph_sdk.client import SyncLangGraphClient
+
+from perdure.server.graphs import Graphs
+from tests.server.talking import Gate, State, ask, model, says, talk
+
+
+@pytest.fixture
+def graphs(gate: Gate) -> Graphs:
+    gate.open.set()
+    graph = StateGraph(State).add_node("say", lambda state: {"heard": ["said"]})
+    graph.add_edge(START, "say")
+    made = {"model": model(), "ask": ask(), "named": graph.compile(name="Named")}
+    return Graphs({"talk": talk(gate), "plain": graph, "compiled": graph.compile(), **made})
+
+
+def stream(client: httpx.Client, graph: str, **body: Any) -> list[tuple[str, Any]]:
+    """Return the events of a run on a new thread, without the namespaces of subgraphs."""
+    thread_id = client.post("/threads", json={}).json()["thread_id"]
+    asked = {"assistant_id": graph, "input": says("go"), **body}
+    reply = client.post(f"/threads/{thread_id}/runs/stream", json=asked)
+    assert reply.status_code == 200, reply.text
+    return read(reply.text.splitlines())
+
+
+def read(lines: Iterable[str]) -> list[tuple[str, Any]]:
+    events, name = list[tuple[str, Any]](), ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ").partition("|")[0]
+        elif line.startswith("data: "):
+            events.append((name, json.loads(line.removeprefix("data: "))))
+    return events
+
+
+def count(events: list[tuple[str, Any]]) -> dict[str, int]:
+    return dict(Counter(name for name, _ in events))
+
+
+def test_values_are_streamed_once_in_every_form(client: httpx.Client) -> None:
+    forms: list[Any] = [None, [], "values", ["values"], ["values", "values"]]
+
+    for body in ({}, *({"stream_mode": form} for form in forms)):
+        assert count(stream(client, "plain", **body)) == {"metadata": 1, "values": 2}, body
+
+
+def test_a_token_is_streamed_once(client: httpx.Client) -> None:
+    """With both modes of messages it is told as a tuple."""
+    both: Any = [["messages", "messages-tuple"], ["messages-tuple", "messages", "messages"]]
+
+    def told(modes: Any) -> dict[str, int]:
+        return count(stream(client, "model", stream_mode=modes, stream_subgraphs=True))
+
+    alone, tuples = told("messages"), told(["messages-tuple"])
+
+    assert alone.keys() == {"metadata", "messages/metadata", "messages/partial"}
+    assert tuples == {"metadata": 1, "messages": alone["messages/partial"]}
+    assert [told(modes) for modes in both] == [tuples, tuples]
+
+
+def test_a_whole_message_has_metadata_before_it(client: httpx.Client) -> None:
+    events = stream(client, "talk", stream_mode="messages")
+    names = [name for name, _ in events]
+
+    assert names == ["metadata", "messages/metadata", "messages/complete"]
+    assert [*events[1][1]] == [events[2][1][0]["id"]]
+
+
+@pytest.mark.parametrize("graph", ["talk", "model", "ask"])
+@pytest.mark.parametrize("more", [[], ["values", "updates", "messages-tuple", "custom", "debug"]])
+def test_events_do_not_repeat_the_other_modes(client: httpx.Client, graph: str, more: Any) -> None:
+    """The root graph's chunks are what the other modes tell, and no events of their own."""
+    events = stream(client, graph, stream_mode=["events", *more], stream_subgraphs=True)
+    root = [data["event"] for name, data in events if name == "events" and not data["parent_ids"]]
+
+    assert root == ["on_chain_start", "on_chain_end"]
+    told = count(stream(client, graph, stream_mode=more or ["values"], stream_subgraphs=True))
+    expected = told if more else {"metadata": 1}
+    assert {name: n for name, n in count(events).items() if name != "events"} == expected
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"), [("plain", "plain"), ("compiled", "compiled"), ("named", "Named")]
+)
+def test_a_graph_without_a_name_has_its_id(client: httpx.Client, graph: str, name: str) -> None:
+    events = stream(client, graph, stream_mode="events")
+
+    assert {
+        data["name"] for kind, data in events if kind == "events" and not data["parent_ids"]
+    } == {name}
+
+
+@pytest.mark.parametrize("graph", ["plain", None])
+def test_a_thread_without_a_state_has_no_checkpoint(
+    client: httpx.Client, graph: str | None
+) -> None:
+    thread = client.post("/threads", json={"metadata": {"graph_id": graph} if graph else {}}).json()
+    path = f"/threads/{thread['thread_id']}/state"
+
+    for state in (client.get(path), client.post(f"{path}/checkpoint", json={"checkpoint": {}})):
+        assert state.json()["checkpoint"] is None
+        assert state.json()["parent_checkpoint"] is None
+        assert state.json()["checkpoint_id"] is None
+
+
+def test_a_run_is_joined_with_modes_in_every_form(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    """Versions of the JavaScript SDK repeat the parameter or send an array of JSON."""
+    modes: Any = ["values", "updates", "messages-tuple"]
+    run_id = sdk.runs.create("t", "talk", input=says("go"), stream_mode=modes)["run_id"]
+    sdk.runs.join("t", run_id)
+    forms: list[tuple[Any, set[str]]] = [
+        ("", {"values", "updates", "messages"}),
+        ("[]", {"values", "updates", "messages"}),
+        ("values", {"values"}),
+        (["values", "updates"], {"values", "updates"}),
+        ('["values","updates"]', {"values", "updates"}),
+        ("messages", {"messages"}),
+        ("messages-tuple", {"messages"}),
+        ("custom", set()),
+    ]
+
+    for form, expected in forms:
+        path = f"/threads/t/runs/{run_id}/stream"
+        reply = client.get(path, params={"stream_mode": form})
+        assert {name for name, _ in read(reply.text.splitlines())} - {"metadata"} == expected, form
+
+
+def test_an_unknown_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
+    run_id = sdk.runs.create("t", "talk", input=says("go"))["run_id"]
+
+    for path in (f"/threads/t/runs/{run_id}/stream", "/threads/t/stream"):
+        for mode in ("nope", '["nope"]', "[", '"values"', "[[1]]"):
+            assert client.get(path, params={"stream_mode": mode}).status_code == 422, mode
+
+
+def test_selected_fields_are_named_in_every_form(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    sdk.runs.wait("t", "plain", input=says("go"))
+
+    for select in (["run_id", "status"], '["run_id","status"]'):
+        [run] = client.get("/threads/t/runs", params={"select": select}).json()
+        assert {*run} == {"run_id", "status"}
+    for select in (["next", "values"], '["next","values"]'):
+        assert {*client.get("/threads/t/state", params={"select": select}).json()} == {
+            "next",
+            "values",
+        }
