@@ -40,6 +40,9 @@ _ROLES: Final[Mapping[str, Role]] = {
 _STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
+SEARCHED: Final = "searched"
+"""In a message's `response_metadata`, with the value True: the search of threads finds the message
+although no memory is made of it, as a document that a model wrote."""
 TURNS: Final = "turns"
 """The extractor whose watermarks have the id of their thread as key; see `_key`."""
 _KNOWN: Final = 50  # messages that a watermark names
@@ -59,6 +62,12 @@ class ThreadMessage:
         """Its text, and what its attachments tell; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         return "" if off_record else storable(said(self.message))
+
+    @property
+    def searched_text(self) -> str:
+        """The text in which the search of threads looks; "" for a message off the record."""
+        is_searched = self.message.response_metadata.get(SEARCHED) is True
+        return storable(said(self.message)) if is_searched else self.text
 
     @property
     def role(self) -> Role:

@@ -343,8 +343,8 @@ class SaidSearch:
             message = item.value
             said = ThreadMessage(message, getattr(message, "id", None) or "")
             is_searched = isinstance(message, BaseMessage) and said.role in ("user", "assistant")
-            if is_searched and said.text:
-                value = {"text": said.text[:_LONGEST], "role": said.role}
+            if is_searched and said.searched_text:
+                value = {"text": said.searched_text[:_LONGEST], "role": said.role}
                 source = Provenance(
                     thread_id=part.thread_id,
                     message_ids=(said.id,) if said.id else (),

@@ -130,6 +130,35 @@ def tools() -> Talk:
     return talk
 
 
+def deep_research(talk: Talk, report: str, *, in_text: bool = False, done: bool = True) -> None:
+    """Add the turn of a deep research of 2026, whose report only the state of a widget has."""
+    source = {"title": "Ferries of Ghent", "url": "https://ferry.example/ghent"}
+    other = {"title": "Tides", "url": "https://tides.example"}
+    references = [
+        {"matched_text": CITE, "type": "grouped_webpages", "items": [source]},
+        {"matched_text": " ", "type": "sources_footnote", "sources": [source, other]},
+    ]
+    message = {
+        **{"id": "report", "author": {"role": "assistant"}, "create_time": talk.at + 600},
+        **{"content": {"content_type": "text", "parts": [report]}, "status": "finished"},
+        "metadata": {"content_references": references, "model_slug": "gpt-5-research"},
+    }
+    state: dict[str, Any] = {
+        "status": "completed",
+        "plan": {"title": "Ferries"},
+        "report_message": message,
+    }
+    state |= {} if done else {"status": "in_progress", "report_message": None}
+    hidden = {"is_visually_hidden_from_conversation": True}
+    talk.add("user", "Research the ferries")
+    talk.add("assistant", '{"path": "/Deep Research App/start"}', recipient="api_tool.call_tool")
+    sdk = {"widget_state": json.dumps(state), "resource_name": "Deep Research App_start"}
+    talk.add("tool", {"content_type": "code", "text": ""}, metadata={**hidden, "chatgpt_sdk": sdk})
+    if in_text:
+        text = f"The latest state of the widget is: {json.dumps(state)}"
+        talk.add("tool", text, name="api_tool.widget_state", metadata=hidden)
+
+
 def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
     """A conversation of Claude's export."""
     artifact = {"command": "create", "title": "Pond plan", "content": "<svg/>", "id": "plan"}

@@ -29,14 +29,27 @@ from typer.testing import CliRunner
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import existing_head
-from perdure.cli.app import app
-from perdure.cli.import_thread import ThreadImport
+from perdure.cli import import_chatgpt
+from perdure.cli.app import app, opened
+from perdure.cli.conversation import MessageNode
+from perdure.cli.import_thread import ConversationsReport, Importing, ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
 from tests.backends import KEY
 from tests.cli.commands import attempt, error, read, run
-from tests.cli.exports import START, Talk, claude, langgraph_state, lines, tools, written, zipped
+from tests.cli.exports import (
+    CITE,
+    START,
+    Talk,
+    claude,
+    deep_research,
+    langgraph_state,
+    lines,
+    tools,
+    written,
+    zipped,
+)
 from tests.cli.memory import keys
 
 CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
@@ -64,6 +77,14 @@ def said(thread: str, db: Path | str = "x.db") -> list[str]:
     with SQLiteCheckpointer.open(db) as saver:
         items = [item.value for item in saver.history(thread) if not item.branch]
         return [f"{item.type}: {item.text}" for item in items]
+
+
+def state(thread: str, db: str = "x.db") -> list[tuple[str, str]]:
+    """The messages that the thread has now, in their last version."""
+    with SQLiteCheckpointer.open(db) as saver:
+        stored = saver.get_tuple({"configurable": {"thread_id": thread}})
+    assert stored is not None
+    return [(m.type, m.text) for m in stored.checkpoint["channel_values"]["messages"]]
 
 
 def threads() -> list[list[str]]:
@@ -117,8 +138,8 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "ai: [quote: Ferries, https://a.example]",
         "ai: The ferry to Ghent leaves at nine. (Ferries of Ghent, https://ferry.example/ghent) "
         "It is slow.",
-        "ai: [canvas: Packing list]",
-        "ai: [canvas changed]",
+        "ai: [canvas: Packing list]\n# Bring\n\n- a coat",
+        "ai: [canvas changed]\n- two coats",
         "ai: ",
         "tool: [image: A ferry at dawn]",
         "ai: ",
@@ -149,6 +170,132 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "gpt-4o",
         "g-trip",
     ]
+
+
+def found(text: str) -> list[str]:
+    """The beginnings of the messages that the search of threads finds."""
+    hits = json.loads(attempt("threads", "--search", text, "--json").stdout)
+    return [hit["text"].partition("\n")[0] for hit in hits]
+
+
+def test_documents_of_a_canvas_are_shown_and_found(tmp_path: Path) -> None:
+    """Text, code, changes and comments; none is a memory."""
+    talk = Talk("canvas")
+    code = {"name": "Tides", "type": "code/python", "content": "print('ebb')"}
+    comment = {"comments": [{"pattern": "ebb", "comment": "say flood instead"}]}
+    talk.add("user", "Write it")
+    for tool, call in (("create", code), ("comment", comment)):
+        talk.call(f"canmore.{tool}_textdoc", json.dumps(call), f"Successfully {tool}d")
+    run("import", str(written(tmp_path / "c.json", [talk.json, tools().json])))
+
+    assert said("canvas")[1:] == [
+        "ai: [canvas: Tides]\n```python\nprint('ebb')\n```",
+        "ai: [canvas comments]\nsay flood instead",
+    ]
+    assert found("ebb") == ["[canvas: Tides]"]
+    assert found("flood") == ["[canvas comments]"]
+    assert found("coats")[0] == "[canvas changed]"
+    assert not [text for text in memories() if "coat" in text or "ebb" in text]
+
+
+@pytest.mark.parametrize("in_text", [False, True])
+def test_the_report_of_a_deep_research_is_an_answer(in_text: bool, tmp_path: Path) -> None:
+    """It is the assistant's message, once, with its sources and time; a plan is none."""
+    talk = simple()
+    deep_research(talk, f"# Ferries\n\nOne leaves at nine.{CITE}", in_text=in_text)
+    talk.ask("Thank you", "You are welcome")
+    deep_research(talk, "", done=False)
+    run("import", str(written(tmp_path / "c.json", [talk.json])))
+    report = (
+        "ai: # Ferries\n\nOne leaves at nine. (Ferries of Ghent, https://ferry.example/ghent)\n\n"
+        "Sources:\n- Ferries of Ghent, https://ferry.example/ghent\n- Tides, https://tides.example"
+    )
+
+    assert said("trip")[5:] == [
+        report,
+        *("human: Thank you", "ai: You are welcome", "human: Research the ferries"),
+    ]
+    assert "# Ferries" in found("ferries leaves")
+    with SQLiteStore.open("x.db") as store:
+        (item,) = [i for i in store.search(("memories", "me"), limit=99) if "nine" in str(i.value)]
+        assert item.provenance is not None
+        assert item.provenance.at is not None
+        assert item.provenance.at.timestamp() == START + 80 + 20 + 600 - 20
+
+
+def test_what_a_former_import_left_out_is_added(tmp_path: Path) -> None:
+    """A document is in its message, a report in its place; neither is a branch or said twice."""
+    talk = tools()
+    deep_research(talk, "One leaves at nine.")
+    talk.ask("Thank you", "You are welcome")
+    whole = written(tmp_path / "c.json", [talk.json])
+    former_import(whole)
+    before = state("tools"), memories()
+    updated, again = read("import", str(whole)), read("import", str(whole))
+    run("import", str(whole), "--db", "fresh.db")
+    talk.ask("And now?", "Nothing")
+    grown = done(written(tmp_path / "c.json", [talk.json]))
+
+    assert (updated["messages"], updated["updated"], updated["outdated"]) == (0, 3, 0)
+    assert (again["updated"], again["unchanged"], again["memories"]) == (0, 1, 0)
+    assert grown == (1, 2, 0)
+    assert state("tools")[:-2] != before[0]
+    assert state("tools")[:-2] == state("tools", "fresh.db")
+    new = set(memories()) - set(before[1])
+    assert [text.partition("\n")[0] for text in new] == ["assistant: One leaves at nine."]
+    assert found("bring") == ["[canvas: Packing list]"]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert not [item for item in saver.history("tools") if item.branch]
+
+
+def test_what_cannot_be_added_is_counted(tmp_path: Path) -> None:
+    """It is on a branch that the thread has left."""
+    talk = simple()
+    talk.call("canmore.create_textdoc", '{"name": "List", "content": "a coat"}', "Success")
+    deep_research(talk, "One leaves at nine.")
+    talk.ask("Thank you", "You are welcome")
+    whole = written(tmp_path / "c.json", [talk.json])
+    former_import(whole)
+    with SQLiteCheckpointer.open("x.db") as saver:
+        saver.rewind("trip", saver.checkpoints("trip")[-1].checkpoint_id)
+    before = state("trip")
+    result = attempt("import", str(whole))
+
+    assert result.exit_code == 0
+    assert "2 messages that a former import left out" in result.stderr
+    assert state("trip") == before
+
+
+def former_import(file: Path) -> None:
+    """Import a file as the version before did, which left out documents and reports."""
+    shorter = import_chatgpt.read(json.loads(file.read_text())[0])
+    for key, text in shorter.former.items():
+        parent, message, at = shorter.nodes[key]
+        if text:
+            short = message.model_copy(update={"content": text})
+            shorter.nodes[key] = MessageNode(parent, short, at)
+        else:
+            del shorter.nodes[key]
+            for other, node in shorter.nodes.items():
+                if node.parent == key:
+                    shorter.nodes[other] = node._replace(parent=parent)
+    shorter.former = {}
+    with opened("x.db", None, create=True) as database:
+        Importing(database, ConversationsReport(), wanted=True, later=False).store("", [shorter])
+
+
+def test_times_may_be_in_milliseconds(tmp_path: Path) -> None:
+    """Those of a conversation and of its messages."""
+    talk = simple().json
+    for node in talk["mapping"].values():
+        if node["message"] is not None:
+            node["message"]["create_time"] *= 1000
+    talk = {**talk, "create_time": START * 1000, "update_time": START * 1000 + 80_000}
+    run("import", str(written(tmp_path / "c.json", [talk])))
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert saver.thread("trip").active_at.timestamp() == START + 80
+        assert saver.checkpoints("trip")[0].metadata["create_time"] == START
+        assert saver.history("trip")[0].value.response_metadata["create_time"] == START + 20
 
 
 def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from perdure.memory.thread_messages import REMEMBER, time_of
+from perdure.memory.thread_messages import REMEMBER, SEARCHED, time_of
 
 _SPACE: Final = re.compile(r"[\s,]*")
 
@@ -77,6 +77,8 @@ class Conversation:
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
     unnamed: Unnamed | None = None  # if its id is only that of a draft
+    former: dict[str, str] = field(default_factory=dict)
+    """The texts of messages of which a former version left out a part, by id; "": all of it."""
     seen: int = 0  # messages that its source has, also those that are left out
 
     def at(self, key: str | None) -> float:
@@ -175,15 +177,20 @@ def described(
     return Conversation(whole(id), about)
 
 
-def spoken(role: str, text: str, key: str, *, tool: bool = False, **about: Any) -> BaseMessage:
+def spoken(
+    role: str, text: str, key: str, *, tool: bool = False, document: bool = False, **about: Any
+) -> BaseMessage:
     """A message of the user, assistant or system, with its id and what is known of it.
 
-    What a program said (`tool`) becomes no memory.
+    What a program said (`tool`) becomes no memory. A `document` becomes none either, but the search
+    of threads finds it.
     """
     kinds: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
     metadata = {name: value for name, value in about.items() if value not in (None, "")}
-    if tool:
+    if tool or document:
         metadata[REMEMBER] = False
+    if document:
+        metadata[SEARCHED] = True
     return kinds.get(role, SystemMessage)(
         content=whole(text), id=whole(key), response_metadata=metadata
     )

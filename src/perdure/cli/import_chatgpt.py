@@ -36,6 +36,9 @@ _SILENT: Final = (
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
 _NOT_IN_NAMES: Final = re.compile(r"[^\w-]", re.ASCII)  # what no model takes in a tool's name
+_CANVAS: Final = "canmore."  # the beginning of the names of the tools that write documents
+_REPORT: Final = "report"  # the kind of a part that is the report of a deep research
+_WIDGET: Final = "The latest state of the widget is: "
 _SOUND: Final = re.compile(r"(audio|video).*_asset_pointer$")
 # markup between private characters, and 【12†source】 of older models
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
@@ -56,7 +59,9 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
         talk.seen += 1
         try:
             part = _part(message)
-            if part.text.strip():
+            if part.kind == _REPORT and any(part.text == each.text for each in parts.values()):
+                talk.left_out["hidden"] += 1
+            elif part.text.strip():
                 parts[key] = part
             elif part.kind not in _SPOKEN or part.plain.strip():
                 kind = part.kind if part.kind in _SILENT else "hidden" if part.silent else part.tool
@@ -65,6 +70,11 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
             talk.problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
     talk.fill(parents, _messages(parents, parts), find(conversation, str, "current_node"))
+    talk.former = {
+        key: part.former
+        for key, part in parts.items()
+        if key in talk.nodes and (part.former or part.kind == _REPORT)
+    }
     return talk
 
 
@@ -101,7 +111,8 @@ def _messages(
         role = "assistant" if part.role == "tool" else part.role
         metadata = {"create_time": part.at, "model_name": find(part.meta, str, "model_slug")}
         text = _without_markup(part.text, part.meta)
-        message = spoken(role, text, key, tool=bool(part.tool), **metadata)
+        is_document = part.tool.startswith(_CANVAS)
+        message = spoken(role, text, key, tool=bool(part.tool), document=is_document, **metadata)
         fixed: Any = {"id": key, "response_metadata": message.response_metadata}
         name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
         if key in answered:
@@ -110,9 +121,7 @@ def _messages(
         elif above in answered:
             text = part.plain.strip("\n") if part.kind == "execution_output" else text
             message = ToolMessage(text, name=name, tool_call_id=above, **fixed)
-        elif key in calls and part.tool.startswith(
-            "canmore."
-        ):  # not shown, not remembered, and not lost
+        elif key in calls and part.tool.startswith(_CANVAS):
             message.additional_kwargs["canvas"] = part.plain
         messages[key] = [message]
     return messages
@@ -130,6 +139,7 @@ class _Part:
     at: float | None
     silent: bool  # it tells a reader nothing
     text: str = ""  # what is shown of it
+    former: str = ""  # what a former version showed of it, if that was less
 
     def first(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
@@ -168,6 +178,8 @@ def _part(message: Any) -> _Part:
     hidden = meta.get("is_visually_hidden_from_conversation") is True
     silent = hidden or kind in _SILENT or message.get("channel") == "analysis"
     part = _Part(role, tool, kind, content, meta, seconds(message.get("create_time")), silent)
+    if role == "tool" and (report := _report_of(part)) is not None:
+        return report
     if not silent:
         show = _result if role == "tool" else _call if tool else _said
         part.text = show(part)
@@ -226,10 +238,8 @@ def _result(part: _Part) -> str:
 def _call(part: _Part) -> str:
     """What was asked of a tool, on a line; code with its lines."""
     arguments = find(_json(part.plain), dict)
-    if part.tool.startswith("canmore."):
-        return label(
-            "canvas" if "create" in part.tool else "canvas changed", find(arguments, str, "name")
-        )
+    if part.tool.startswith(_CANVAS):
+        return _document(part, arguments)
     request = _asked(part)
     if part.tool == "python":
         return f"[python]\n{fenced(request, 'python')}" if request.strip() else ""
@@ -237,6 +247,55 @@ def _call(part: _Part) -> str:
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
     return label("image" if noun.startswith("dalle") or "prompt" in arguments else noun, request)
+
+
+def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
+    """What was written into a document beside the conversation, or remarked on it."""
+    is_new = "create" in part.tool
+    noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
+    part.former = label("canvas" if is_new else "canvas changed", find(arguments, str, "name"))
+    kind = find(arguments, str, "type").removeprefix("code/")
+    changes = [*find(arguments, list, "updates"), *find(arguments, list, "comments")]
+    texts = [find(arguments, str, "content")]
+    texts += [find(each, str, "replacement") or find(each, str, "comment") for each in changes]
+    text = "\n\n".join(text for text in texts if text.strip())
+    is_code = kind not in ("", "document") and text
+    name = label(noun, find(arguments, str, "name"))
+    return "\n".join(filter(None, (name, fenced(text, kind) if is_code else text)))
+
+
+def _report_of(part: _Part) -> _Part | None:
+    """The report of a deep research, which only the state of its widget has; None: there is none.
+
+    It is in the metadata of a tool's message, or a hidden message has it as text.
+    """
+    state = find(part.meta, dict, "chatgpt_sdk").get("widget_state")
+    if state is None and part.kind == "text" and part.plain.startswith(_WIDGET):
+        state = part.plain.removeprefix(_WIDGET)
+    state = _json(state) if isinstance(state, str) else state
+    message = find(state, dict, "report_message")
+    content, meta = find(message, dict, "content"), find(message, dict, "metadata")
+    at = seconds(message.get("create_time")) or part.at
+    meta = {**meta, "model_slug": meta.get("model_slug") or part.meta.get("model_slug")}
+    report = _Part("assistant", "", _REPORT, content, meta, at, False)
+    if not report.plain.strip():
+        return None
+    report.text = report.plain + _sources(meta, report.plain)
+    return report
+
+
+def _sources(meta: Mapping[str, Any], text: str) -> str:
+    """The sources of a report to which its text has no mark, as a list below it."""
+    lines: dict[str, None] = {}
+    for reference in find(meta, list, "content_references"):
+        matched = find(reference, str, "matched_text")
+        if matched.strip() and matched in text:
+            continue
+        for source in (*find(reference, list, "items"), *find(reference, list, "sources")):
+            if find(source, str, "url"):
+                title = find(source, str, "title")
+                lines[f"- {', '.join(filter(None, (title, source['url'])))}"] = None
+    return "\n".join(["\n\nSources:", *lines]) if lines else ""
 
 
 def _asked(part: _Part) -> str:

@@ -58,6 +58,8 @@ class ConversationsReport:
 
     conversations: int = 0
     messages: int = 0
+    updated: int = 0  # messages of which a former import had left out a part, which they have now
+    outdated: int = 0  # such messages that are not in the state of the thread, and stay as they are
     unchanged: int = 0
     empty: int = 0  # conversations without messages
     unread: int = 0  # conversations with messages of which none could be read
@@ -76,6 +78,7 @@ class ConversationsReport:
     def __str__(self) -> str:
         parts = [
             self.messages and counted(self.messages, "new message"),
+            self.updated and counted(self.updated, "completed message"),
             self.checkpoints and counted(self.checkpoints, "new checkpoint"),
             self.items and counted(self.items, "new item"),
             self.refused and f"{counted(len(self.refused), 'item')} refused",
@@ -125,6 +128,12 @@ class ConversationsReport:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.outdated:
+            note(
+                f"{counted(self.outdated, 'message')} that a former import left out, or a part of "
+                "it, cannot be added, because the thread went on elsewhere; another --prefix "
+                "imports the whole conversation"
+            )
         if self.is_empty:
             note("no message was read")
         if self.refused:
@@ -188,14 +197,17 @@ class Importing:
         try:
             for node in talk.nodes.values():  # before anything of it is written
                 self._codec.encode(node.message, lambda: "a message")
-            new = ThreadImport(self._file.saver, thread_id, talk).run(advance)
+            thread = ThreadImport(self._file.saver, thread_id, talk)
+            new = thread.run(advance)
         except SerializationError as exc:  # a field of a message that no file can hold
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
         self._remember(thread_id)
         self._report.conversations += 1
         self._report.messages += new
-        self._report.unchanged += not new
+        self._report.updated += thread.updated
+        self._report.outdated += thread.outdated
+        self._report.unchanged += not (new or thread.updated)
         self._report.left_out += talk.left_out
 
     def take_over(self, db: str, names: dict[str, str]) -> None:
@@ -303,7 +315,8 @@ class ThreadImport:
                 cut = info.checkpoint_id if info.parent_id in ids else None
                 self._hold(info.metadata[NODE], info.checkpoint_id, cut)
         self._own: dict[str, _OwnCheckpoint] = {}
-        self._known_ids: frozenset[str] | None = None
+        self.updated = self.outdated = 0  # see `ConversationsReport`
+        self._known: dict[str, set[str]] | None = None
         self._newest: str | None = None  # the id of the checkpoint that was put last
 
     def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
@@ -314,24 +327,72 @@ class ThreadImport:
             if key not in ends:
                 continue
             keys, above = self._missing(key)
-            fresh = [each for each in keys if each not in self._known()] if keys else []
+            fresh = [each for each in keys if not self._texts(each)]
             if fresh and (begins if above is None else self._held[above]):
                 self._put(above, keys)
                 new += len(fresh)
                 advance(done)
         self._move_head(bool(new))
+        if self._found:
+            self._complete()
         return new
 
-    def _known(self) -> frozenset[str]:
-        """Return the ids of the messages that the thread had before this import.
+    def _complete(self) -> None:
+        """Add to the state of the thread what a former import left out of known messages.
+
+        Nothing of it becomes a branch. What is not in the state any more stays as it is.
+        """
+        lacking = {
+            key: text
+            for key, text in self._talk.former.items()
+            if key in self._held and self._talk.nodes[key].message.text not in self._texts(key)
+        }
+        head = self._saver.get_tuple({"configurable": self._thread}) if lacking else None
+        if head is None:
+            return
+        messages = list(head.checkpoint["channel_values"].get("messages", []))
+        for key, text in lacking.items():
+            node = self._talk.nodes[key]
+            ids = [getattr(message, "id", None) for message in messages]
+            if text and key in ids and messages[ids.index(key)].text == text:
+                messages[ids.index(key)] = node.message
+                self.updated += 1
+            elif not text and node.parent in ids and not self._texts(key):
+                messages.insert(ids.index(node.parent) + 1, node.message)
+                self.updated += 1
+            else:
+                self.outdated += 1
+        if self.updated:
+            self._put_completed(head, messages)
+
+    def _put_completed(self, head: CheckpointTuple, messages: list[BaseMessage]) -> None:
+        """Put a checkpoint with completed messages upon the head."""
+        step = head.metadata.get("step", 0) + 1
+        version = self._saver.get_next_version(
+            head.checkpoint["channel_versions"].get("messages"), None
+        )
+        new: Checkpoint = {
+            **head.checkpoint,
+            "id": str(uuid6(clock_seq=step)),
+            "channel_values": {**head.checkpoint["channel_values"], "messages": messages},
+            "channel_versions": {**head.checkpoint["channel_versions"], "messages": version},
+        }
+        metadata: Any = {**head.metadata, "source": "update", "step": step}
+        metadata.pop(TIMES, None)
+        self._saver.put(head.config, new, metadata, {"messages": version})
+
+    def _texts(self, key: str) -> set[str]:
+        """Return the texts of a message in the thread before this import; none if it is new.
 
         An export that ends within the messages of a checkpoint has no checkpoint that is its end.
         """
-        if self._known_ids is None:
+        if self._known is None:
+            self._known = defaultdict(set)
             thread_id = self._thread["thread_id"]
-            said = self._saver.history(thread_id, missing_ok=True) if self._found else []
-            self._known_ids = frozenset(str(getattr(item.value, "id", "")) for item in said)
-        return self._known_ids
+            for item in self._saver.history(thread_id, missing_ok=True) if self._found else ():
+                if isinstance(item.value, BaseMessage):
+                    self._known[str(item.value.id)].add(item.value.text)
+        return self._known.get(key, set())
 
     def _missing(self, key: str) -> tuple[list[str], str | None]:
         """The messages up to one that are not there yet, and the one that they follow."""
