@@ -199,6 +199,50 @@ def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
     }
 
 
+def claude_files() -> dict[str, Any]:
+    """A conversation of Claude's of 2026 with files, and what else its export holds."""
+    plan = {"command": "create", "id": "plan", "title": "Plan", "type": "text/markdown"}
+    calls = [
+        ("artifacts", {**plan, "content": "# Heron\n\nlines of a heron"}),
+        ("artifacts", {"command": "update", "id": "plan", "old_str": "x", "new_str": "an egret"}),
+        ("artifacts", {"command": "rewrite", "id": "plan", "content": "only a bittern"}),
+        ("create_file", {"path": "/mnt/a.py", "file_text": "print('osprey')", "description": "A"}),
+        ("str_replace", {"path": "/mnt/a.md", "old_str": "x", "new_str": "one plover"}),
+        ("repl", {"code": "const kestrel = 1"}),
+        ("bash_tool", {"command": "ls /dunlin", "description": "List files"}),
+        ("web_search", {"query": "pond depth"}),
+        ("message_compose", {"subject": "Birds", "body": "Dear avocet", "variants": [{"x": 1}]}),
+    ]
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": "Here you are.", "citations": []}]
+    for name, arguments in calls:
+        blocks += [
+            {"type": "tool_use", "id": "toolu_1", "name": name, "input": arguments},
+            {"type": "tool_result", "name": name, "content": [{"type": "text", "text": "OK"}]},
+        ]
+    pasted = {"file_name": "paste.txt", "file_type": "txt", "extracted_content": "my own curlew"}
+    notes = {"file_name": "notes.pdf", "file_type": "pdf", "extracted_content": "a printed godwit"}
+    question = {
+        **{"uuid": "q", "sender": "human", "text": "Look", "attachments": [notes, pasted]},
+        **{"content": [{"type": "text", "text": "Look"}], "files": [{"file_name": "notes.pdf"}]},
+        **{"created_at": "2026-05-01T10:00:00Z"},
+    }
+    answer = {"uuid": "a", "sender": "assistant", "content": blocks, "parent_message_uuid": "q"}
+    design = {"role": "assistant", "content": "A page of terns", "contentBlocks": [
+        {"type": "tool_call", "toolCall": {"name": "write_file", "input": {"content": "<tern/>"}}}
+    ]}  # fmt: skip
+    document = {"uuid": "doc", "filename": "birds.md", "content": "# All birds\n\nwhimbrel"}
+    project = {"uuid": "proj", "name": "Birds", "prompt_template": "Be brief", "docs": [document]}
+    memory = "**Work context**\n\nAnn counts sandpipers.\n\n**Personal**\n\nShe lives in Ghent."
+    return {
+        "conversations.json": [{"uuid": "birds", "name": "B", "chat_messages": [question, answer]}],
+        "memories.json": [{"conversations_memory": memory, "project_memories": {"proj": "Curt"}}],
+        "projects/proj.json": {**project, "is_private": True, "description": ""},
+        "design_chats/d.json": {"uuid": "d", "title": "Chat", "project": {"name": "Page"},
+            "messages": [{"uuid": "d1", "role": "assistant", "content": design}]},
+        "users.json": [{"uuid": "u", "full_name": "Ann"}],
+    }  # fmt: skip
+
+
 def langgraph_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, Any]:
     """The state of a thread after some of its messages, as LangGraph's server gives it."""
     call = {"name": "depth", "args": {"m": 1}, "id": "call-1", "type": "tool_call"}

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import existing_head
-from perdure.cli import import_chatgpt
+from perdure.cli import import_chatgpt, import_claude
 from perdure.cli.app import app, opened
 from perdure.cli.conversation import MessageNode
 from perdure.cli.import_thread import ConversationsReport, Importing, ThreadImport
@@ -43,6 +43,7 @@ from tests.cli.exports import (
     START,
     Talk,
     claude,
+    claude_files,
     deep_research,
     langgraph_state,
     lines,
@@ -266,13 +267,16 @@ def test_what_cannot_be_added_is_counted(tmp_path: Path) -> None:
     assert state("trip") == before
 
 
-def former_import(file: Path) -> None:
+def former_import(file: Path, reader: Any = import_chatgpt.read) -> None:
     """Import a file as the version before did, which left out documents and reports."""
-    shorter = import_chatgpt.read(json.loads(file.read_text())[0])
+    shorter = reader(json.loads(file.read_text())[0])
     for key, text in shorter.former.items():
         parent, message, at = shorter.nodes[key]
         if text:
-            short = message.model_copy(update={"content": text})
+            about = {**message.response_metadata}
+            about.pop("searched", None)
+            fields = {"content": text, "response_metadata": {**about, "remember": False}}
+            short = message.model_copy(update=fields)
             shorter.nodes[key] = MessageNode(parent, short, at)
         else:
             del shorter.nodes[key]
@@ -587,7 +591,7 @@ def test_claudes_export_is_imported(tmp_path: Path) -> None:
         "ai: Let me look.",
         "ai: [web_search: pond depth]",
         "ai: Three metres.",
-        "ai: [artifact: Pond plan]",
+        "ai: [artifact: Pond plan]\n<svg/>",
         "human: Thank you for that",
     ]
     assert not [text for text in memories() if "[" in text or "2 m" in text]
@@ -613,7 +617,105 @@ def test_claudes_branches_and_faults(tmp_path: Path) -> None:
         "no content",
         "'chat_messages' is no list",
     ]
-    assert said("pond")[-2:] == ["ai: [artifact: Pond plan]", "human: Is it?"]
+    assert said("pond")[-2:] == ["ai: [artifact: Pond plan]\n<svg/>", "human: Is it?"]
+
+
+BIRDS = (  # noqa: SIM905
+    "heron egret bittern osprey plover kestrel dunlin avocet curlew godwit"
+).split()
+
+
+def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> None:
+    """Artifacts, files, code, attachments; what is pasted is the user's own, and a memory."""
+    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
+    report = read("import", "e.zip")
+
+    assert said("birds") == [
+        "human: [file: notes.pdf]\n```\na printed godwit\n```",
+        "human: my own curlew",
+        "human: Look",
+        "ai: Here you are.",
+        "ai: " + "\n\n".join([
+            "[artifact: Plan]\n# Heron\n\nlines of a heron",
+            "[artifact changed: plan]\nan egret",
+            "[artifact changed: plan]\nonly a bittern",
+            "[create_file: /mnt/a.py]\n```py\nprint('osprey')\n```",
+            "[str_replace: /mnt/a.md]\none plover",
+            "[repl]\n```javascript\nconst kestrel = 1\n```",
+            "[bash_tool: List files]\n```bash\nls /dunlin\n```",
+            "[web_search: pond depth]",
+            "[message_compose]\nBirds\nDear avocet",
+        ]),
+    ]  # fmt: skip
+    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    assert "user: my own curlew" in memories()
+    assert not [text for text in memories() if "godwit" in text or "[" in text]
+    assert report["left_out"] == {"tool_result": 9, "arguments of message_compose": 1}
+
+
+def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
+    """Memories are memories, documents are items of their project, the rest is named."""
+    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
+    first = attempt("import", "e.zip")
+    again = read("import", "e.zip")
+    (tmp_path / "folder").mkdir()
+    for name, value in claude_files().items():
+        part = f"{name.partition('.')[0].partition('/')[0]}-000.zip"
+        (tmp_path / "folder" / part).write_bytes(zipped({name: value}))
+    parts = read("import", "folder", "--db", "parts.db")
+    quiet = read("import", "e.zip", "--db", "quiet.db", "--no-memories")
+    with SQLiteStore.open("x.db") as store:
+        documents = {i.key: i.value for i in store.search(("projects", "me", "proj"), limit=9)}
+
+    assert first.stdout.startswith("2 conversations: 7 new messages, 2 new items, ")
+    assert first.stderr.endswith("files that were not read: users.json\n")
+    assert {text for text in memories() if "user" not in text and "assistant" not in text} == {
+        *("Work context: Ann counts sandpipers.", "Personal: She lives in Ghent.", "Curt"),
+    }
+    assert (again["messages"], again["items"], again["memories"]) == (0, 0, 0)
+    assert documents["doc"] == {
+        "project": "Birds", "title": "birds.md", "text": "# All birds\n\nwhimbrel"
+    }  # fmt: skip
+    assert documents["instructions"]["text"] == "Be brief"
+    assert (parts["messages"], parts["items"]) == (7, 2)
+    assert quiet["left_out"]["memory of the export"] == 3
+    assert said("d") == ["ai: A page of terns", "ai: [write_file]\n<tern/>"]
+
+
+def test_a_list_of_links_says_what_to_download(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no conversation; beside one that has, it is named."""
+    names = ["light_metadata-000.zip", "conversations-000.zip"]
+    links = [{"filename": name, "export_url": "https://secret.example/x"} for name in names]
+    manifest = written(tmp_path / "m.json", {"total_files": 2, "data_files": links})
+    told = error("import", str(manifest), into=capsys)
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "m.json", {"data_files": links})
+    (tmp_path / "folder" / names[1]).write_bytes(zipped({"conversations.json": [claude()]}))
+    report = read("import", "folder")
+
+    assert "download light_metadata-000.zip, conversations-000.zip from them" in told
+    assert "secret" not in told
+    assert report["conversations"] == 1
+    assert "conversations-000.zip" in report["skipped"][0]["reason"]
+
+
+def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
+    """Documents are in their messages and are found, what was pasted is a memory, once each."""
+    whole = written(tmp_path / "c.json", claude_files()["conversations.json"])
+    former_import(whole, import_claude.read)
+    before = memories()
+    first, again = read("import", str(whole)), read("import", str(whole))
+    run("import", str(whole), "--db", "fresh.db")
+
+    assert first["messages"] == again["messages"] == again["updated"] == 0
+    assert first["updated"] > 0
+    assert state("birds")[-1] == state("birds", "fresh.db")[-1]
+    assert set(memories()) - set(before) == {"user: my own curlew"}
+    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert not [item for item in saver.history("birds") if item.branch]
 
 
 # -- JSONL

@@ -49,6 +49,22 @@ class MessageNode(NamedTuple):
     at: float | None
 
 
+class SavedText(NamedTuple):
+    """A text that an export has beside its conversations.
+
+    Attributes:
+        project: The project whose document it is; None: it is a memory.
+        key: The key of the memory, or of the item.
+        text: The text.
+        about: Other fields of the item.
+    """
+
+    project: str | None
+    key: str
+    text: str
+    about: Mapping[str, str] = {}
+
+
 class Unnamed(NamedTuple):
     """Where a conversation comes from that has no id of its own.
 

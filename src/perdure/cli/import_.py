@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
-    from perdure.cli.conversation import Conversation
+    from perdure.cli.conversation import Conversation, Odd, SavedText
     from perdure.cli.import_lines import Lines
     from perdure.cli.import_thread import ConversationsReport
 
@@ -29,7 +29,12 @@ _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
 _RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a thousandth
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
+_OTHERS: Final = re.compile(  # what Claude's export has beside them
+    r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
+)
+_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # parts of Claude's export
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
+_LINKS: Final = "is a list of links to the files of an export"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
 _DEPTH: Final = 8  # of a shared link's page, which holds the conversation somewhere within
 
@@ -72,12 +77,13 @@ def import_(
     names = _names(renamed or [])
     report = ConversationsReport()
     read: list[Conversation] = []
+    texts: list[SavedText] = []
     databases = [name for name in files if is_dsn(name)]
     with tempfile.TemporaryDirectory() as folder:
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             with at_work(f"reading {path}"), _opened(path) as source:
                 if source is None or not _begins(source, _SQLITE):
-                    read += _read(path, source, report)
+                    read += _read(path, source, report, texts)
                 elif path.is_file():
                     databases.append(str(path))
                 else:  # a pipe
@@ -92,6 +98,7 @@ def import_(
             for database in databases:
                 importing.take_over(database, names)
             importing.store(prefix, read)
+            importing.store_texts(texts)
             if report.memories:
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
@@ -159,7 +166,9 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
     return first == mark
 
 
-def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> list[Conversation]:
+def _read(
+    path: Path, source: IO[bytes] | None, report: ConversationsReport, texts: list[SavedText]
+) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
     from perdure.cli.conversation import Odd, Problem, values
     from perdure.cli.import_lines import Lines
@@ -169,20 +178,19 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
     is_any = False
     why = where = ""
     try:
-        for name, data in _files(path, called, source):
+        for name, data in _files(path, called, source, report):
             where = "" if name == called else f"{name!r}, "
             text = data.decode(jsonlib.detect_encoding(data))
-            lines = Lines(name)
+            lines = Lines(name if name == called else f"{called}/{name}")
             for number, value in values(text):
                 try:
                     if isinstance(value, Odd):
                         raise value
-                    if not _collect(str(number), value, lines, talks):
-                        raise Odd("no conversation")
+                    if not _collect(str(number), value, lines, talks, texts):
+                        raise _explain_unknown(value)
                     is_any = True
                 except Odd as exc:
-                    if isinstance(wrong := exc.__cause__, jsonlib.JSONDecodeError) and not why:
-                        why = f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
+                    why = why or _explain_failure(exc, where)
                     report.skipped.append(Problem(str(exc), f"{name}, {number}"))
             talks += lines.talks()
     except zipfile.BadZipFile as exc:
@@ -198,15 +206,39 @@ def _read(path: Path, source: IO[bytes] | None, report: ConversationsReport) -> 
     return talks
 
 
-def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, bytes]]:
+def _explain_failure(problem: Odd, where: str) -> str:
+    """Return why a file with this problem holds no conversations, if the problem tells that."""
+    wrong = problem.__cause__
+    if isinstance(wrong, jsonlib.JSONDecodeError):
+        return f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
+    return str(problem) if str(problem).startswith(_LINKS) else ""
+
+
+def _explain_unknown(value: Any) -> Odd:
+    """Return the error for a value that holds no conversation."""
+    from perdure.cli.conversation import Odd
+    from perdure.cli.import_claude import files_of_manifest
+
+    zips = files_of_manifest(value) if isinstance(value, dict) else []
+    if zips:
+        return Odd(f"{_LINKS}: download {', '.join(zips)} from them, and import these files")
+    return Odd("no conversation")
+
+
+def _files(
+    path: Path, called: str, source: IO[bytes] | None, report: ConversationsReport
+) -> Iterator[tuple[str, bytes]]:
     """The names and contents of the files that may hold conversations, one after the other."""
     if source is None:
         names = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
-        for name in _wanted(names):
+        for name in _wanted(names, report):
             yield name, (path / name).read_bytes()
+        for name in filter(_ZIP.search, names):
+            with (path / name).open("rb") as file:
+                yield from _files(path / name, name, file, report)
     elif _begins(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
-            for name in _wanted(sorted(archive.namelist())):
+            for name in _wanted(sorted(archive.namelist()), report):
                 info = archive.getinfo(name)
                 if info.file_size > max(_SMALL, _RATIO * info.compress_size):  # never more is read
                     raise zipfile.BadZipFile(
@@ -224,19 +256,33 @@ def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[
         yield called, source.read()
 
 
-def _wanted(names: list[str]) -> list[str]:
-    """The files named as ChatGPT and Claude name them; else all that may be JSON."""
-    names = [name for name in names if not _JUNK.search(name)]
+def _wanted(names: list[str], report: ConversationsReport) -> list[str]:
+    """The files named as ChatGPT and Claude name them; else all that may be JSON.
+
+    The report names other JSON files, and of Claude's export the folders of others.
+    """
+    names = [name for name in names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in names if _CONVERSATIONS.search(name)]
-    return conversations or [name for name in names if _JSON.search(name)]
+    others = [name for name in names if _OTHERS.search(name)]
+    wanted = [*conversations, *others] or [name for name in names if _JSON.search(name)]
+    for name in {*names}.difference(wanted):
+        folder = name.rpartition("/")[0]
+        if _JSON.search(name):
+            report.not_read[f"{folder}/…" if folder.startswith("frames") else name] += 1
+    return wanted
 
 
 def _collect(
-    number: str, value: Any, lines: Lines, talks: list[Conversation], depth: int = _DEPTH
+    number: str,
+    value: Any,
+    lines: Lines,
+    talks: list[Conversation],
+    texts: list[SavedText],
+    depth: int = _DEPTH,
 ) -> bool:
     """Find the conversations in a value, also deep in it; returns whether there is one.
 
-    What is in the form of `lines` goes there.
+    What is in the form of `lines` goes there, and what Claude remembered to `texts`.
     """
     from perdure.cli import import_chatgpt, import_claude
     from perdure.cli.import_lines import has_messages
@@ -247,6 +293,12 @@ def _collect(
         talks.append(import_chatgpt.read(value))
     elif "chat_messages" in keys:
         talks.append(import_claude.read(value))
+    elif keys and import_claude.is_memories(value):
+        texts += import_claude.read_memories(value)
+    elif keys and import_claude.is_project(value):
+        texts += import_claude.read_project(value)
+    elif keys and import_claude.is_design(value):
+        talks.append(import_claude.read_design(value))
     elif keys and has_messages(value):
         lines.add_conversation(number, value)
     elif depth == _DEPTH and is_message(value):
@@ -254,6 +306,8 @@ def _collect(
     else:
         parts = value.values() if keys else value if isinstance(value, list) else ()
         within = enumerate(parts, 1) if depth else ()
-        kinds = [_collect(f"{number}.{n}", part, lines, talks, depth - 1) for n, part in within]
+        kinds = [
+            _collect(f"{number}.{n}", part, lines, talks, texts, depth - 1) for n, part in within
+        ]
         return any(kinds)
     return True

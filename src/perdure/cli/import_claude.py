@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from itertools import groupby
-from typing import Any, Final
+from itertools import chain, groupby
+from pathlib import PurePosixPath as Path
+from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
     Odd,
+    SavedText,
     described,
     fenced,
     find,
     label,
+    made_up_id,
     seconds,
     short,
     spoken,
@@ -27,6 +31,19 @@ _NAMES: Final = {
 }
 _ROLES: Final = {"human": "user", "user": "user", "assistant": "assistant"}
 _SILENT: Final = ("thinking", "redacted_thinking", "tool_result", "token_budget", "flag")
+_SPOKEN: Final = ("text", "voice_note")
+_FILES: Final = ("image", "document")
+_SUBJECTS: Final = (
+    *("title", "query", "url", "id", "path"),  # and of which a former version knew nothing
+    *("filename", "file_path", "file_name", "name", "description"),
+)
+"""The arguments of a tool that say in a few words what it is about."""
+_PLAIN: Final = (  # arguments that tell a reader nothing, or what another one tells
+    *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
+    *("description", "max_results", "n", "sort_order"),
+)
+_PASTE: Final = re.compile(r"(paste|pasted)([ _-]?(text|content))?([ _-]?\(?\d+\)?)?(\.txt)?", re.I)
+_HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
 _ROOT: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first message
 
 
@@ -60,46 +77,195 @@ def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
     role = _ROLES.get(find(message, str, "sender"))
     if role is None:
         raise Odd(f"unknown sender {short(message.get('sender'), 40)!r}")
-    texts = [*_attached(message), *_blocks(message, key, talk)]
-    runs = [(tool, [text for _, text in run]) for tool, run in groupby(texts, lambda pair: pair[0])]
+    pieces = [*_attached(message), *_blocks(message, key, talk)]
+    runs = [[*run] for _, run in groupby(pieces, lambda piece: piece.kind)]
     ids = [f"{key}/{number}" for number in range(1, len(runs))] + [key]
     at = seconds(message.get("created_at"))
-    return [
-        spoken(role, "\n\n".join(run), id, tool=tool, create_time=at)
-        for (tool, run), id in zip(runs, ids, strict=False)
-    ]
+    said = []
+    for run, id in zip(runs, ids, strict=False):
+        text = "\n\n".join(piece.text for piece in run)
+        former = "\n\n".join(piece.former for piece in run)
+        is_document = run[0].kind == _TOOL and any(piece.is_document for piece in run)
+        is_tool = run[0].kind == _TOOL
+        said.append(spoken(role, text, id, tool=is_tool, document=is_document, create_time=at))
+        if former != text or is_document:
+            talk.former[whole(id)] = whole(former)
+    return said
 
 
-def _attached(message: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+class _Piece(NamedTuple):
+    """A part of what a message says.
+
+    Attributes:
+        kind: Whose it is; what is of one kind, and not apart from each other, is one message.
+        text: What is shown of it.
+        former: What a former version showed of it.
+        is_document: Whether it has the text of a file, or of what a tool was given.
+    """
+
+    kind: str
+    text: str
+    former: str
+    is_document: bool = False
+
+
+_OWN: Final = "own"  # what the user or Claude said
+_PASTED: Final = "pasted"  # what the user pasted, which Claude shows as a file
+_TOOL: Final = "tool"  # what a file has, or a tool was asked
+
+
+def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
     """What came with a message: pasted text is the user's own, files are not."""
-    for file in (*find(message, list, "attachments"), *find(message, list, "files")):
+    files = [find(message, list, name) for name in ("attachments", "files", "files_v2")]
+    names = set[str]()
+    for file in chain.from_iterable(files):
         name, text = find(file, str, "file_name"), find(file, str, "extracted_content")
-        if name:
-            yield True, label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
+        shown = label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
+        if name and text.strip() and _PASTE.fullmatch(name):
+            yield _Piece(_PASTED, text, shown)
+        elif name and (text.strip() or name not in names):
+            yield _Piece(_TOOL, shown, shown, bool(text.strip()))
         elif text.strip():
-            yield False, text
+            yield _Piece(_OWN, text, text)
+        names.add(name)
 
 
-def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[tuple[bool, str]]:
-    """The texts of a message, each with whether it is a tool's."""
+def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[_Piece]:
+    """The pieces that the blocks of a message are."""
     for block in find(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            yield True, _call(find(block, str, "name") or "tool", find(block, dict, "input"))
+            yield _call(find(block, str, "name") or "tool", find(block, dict, "input"), talk)
         elif kind in _SILENT:
             talk.left_out[str(kind)] += 1
-        elif kind != "text" or not isinstance(text, str):
+        elif kind in _FILES:
+            source = find(block, dict, "source")
+            name = find(block, str, "title") or find(block, str, "file_name")
+            content = find(source, str, "data") if source.get("type") == "text" else ""
+            shown = label(kind, name) + (f"\n{fenced(content)}" if content.strip() else "")
+            yield _Piece(_TOOL, shown, "", bool(content.strip()))
+        elif kind not in _SPOKEN or not isinstance(text, str):
             what = "no content" if kind == "text" else f"unknown content {short(kind, 40)!r}"
             talk.problem(what, key)
         elif text.strip():
-            yield False, text
+            yield _Piece(_OWN, text, text)
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
+def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece:
+    """What a tool was asked: its name and subject, and below them the texts that it was given."""
     if name == "artifacts":
-        name = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
-    request = next(
-        (arguments[n] for n in ("title", "query", "url", "id", "path") if n in arguments), ""
-    )
-    return label(name, request)
+        noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
+    else:
+        noun = name
+    subjects = (arguments[n] for n in _SUBJECTS if n in arguments)
+    about = next((subject for subject in subjects if subject), "")
+    former = label(noun, next((arguments[n] for n in _SUBJECTS[:5] if n in arguments), ""))
+    texts, rest = list[str](), 0
+    for field, value in arguments.items():
+        if value == about or field in _PLAIN or not isinstance(value, str | list | dict):
+            continue
+        if field == "command" and name == "artifacts":
+            continue
+        if isinstance(value, str):
+            texts += [_shown(field, value, arguments)] if value.strip() else []
+        elif value:
+            rest += 1
+    if rest:
+        talk.left_out[f"arguments of {name}"] += rest
+    return _Piece(_TOOL, "\n".join([label(noun, about), *texts]), former, bool(texts))
+
+
+def _shown(field: str, text: str, arguments: Mapping[str, Any]) -> str:
+    """A text that a tool was given: code is fenced, and prose is not."""
+    language = find(arguments, str, "language")
+    kind = find(arguments, str, "type")
+    if field in ("code", "command"):
+        return fenced(text, language or ("bash" if field == "command" else "javascript"))
+    if language or (kind and kind not in ("text/markdown", "text/plain")):
+        return fenced(text, language)
+    names = (find(arguments, str, name) for name in ("path", "file_path", "filename", "file_name"))
+    ending = Path(next(filter(None, names), "")).suffix[1:]
+    return text if ending in ("", "md", "txt") else fenced(text, short(ending, 10))
+
+
+# -- what else an export has
+
+
+def read_design(chat: Mapping[str, Any]) -> Conversation:
+    """Return a chat of Claude Design, whose messages hold their texts and blocks within."""
+    messages = []
+    for message in find(chat, list, "messages"):
+        content = find(message, dict, "content")
+        role = find(content, str, "role") or find(message, str, "role")
+        texts: list[dict[str, Any]] = [{"type": "text", "text": find(content, str, "content")}]
+        calls = [find(block, dict, "toolCall") for block in find(content, list, "contentBlocks")]
+        texts += [
+            {"type": "tool_use", **call, "input": call.get("input")} for call in calls if call
+        ]
+        files = [{"file_name": find(f, str, "name")} for f in find(content, list, "attachments")]
+        messages.append(
+            {
+                **{
+                    "uuid": find(message, str, "uuid"),
+                    "created_at": find(message, str, "created_at"),
+                },
+                **{"sender": role, "content": texts, "files": files},
+            }
+        )
+    name = find(chat, str, "project", "name") or find(chat, str, "title")
+    return read({**chat, "name": name, "chat_messages": messages})
+
+
+def is_design(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a chat of Claude Design."""
+    messages = find(value, list, "messages")
+    return "uuid" in value and any(find(find(m, dict), dict, "content") for m in messages)
+
+
+def read_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
+    """Yield what Claude remembered of the user, a paragraph each, with its heading."""
+    projects = find(value, dict, "project_memories")
+    texts = [find(value, str, "conversations_memory"), *projects.values()]
+    texts += [find(file, str, "content") for file in find(value, list, "memory_files")]
+    for text in texts:
+        heading = ""
+        for paragraph in re.split(r"\n\s*\n", text if isinstance(text, str) else ""):
+            paragraph = whole(paragraph.strip())
+            if _HEADING.fullmatch(paragraph):
+                heading = paragraph.strip("#* ")
+            elif paragraph:
+                said = f"{heading}: {paragraph}" if heading else paragraph
+                yield SavedText(None, f"claude-{made_up_id(said)}", said)
+
+
+def read_project(value: Mapping[str, Any]) -> Iterator[SavedText]:
+    """Yield the documents of a project, and its instructions, as items of its namespace."""
+    project = find(value, str, "uuid") or made_up_id("project", value.get("name"))
+    about = {"project": find(value, str, "name")}
+    for field in ("description", "prompt_template"):
+        if (text := find(value, str, field)).strip():
+            title = "instructions" if field == "prompt_template" else field
+            yield SavedText(project, title, text, {**about, "title": title})
+    for document in find(value, list, "docs"):
+        title, text = find(document, str, "filename"), find(document, str, "content")
+        if text.strip():
+            key = find(document, str, "uuid") or made_up_id(title)
+            yield SavedText(project, key, text, {**about, "title": title})
+
+
+def is_memories(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is what Claude remembered of the user."""
+    return bool(value.keys() & {"conversations_memory", "project_memories"})
+
+
+def is_project(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a project of Claude, with its documents."""
+    return isinstance(value.get("docs"), list) and {"uuid", "name"} <= value.keys()
+
+
+def files_of_manifest(value: Mapping[str, Any]) -> list[str]:
+    """Return the names of the ZIPs that an export consists of, if an object is a list of links."""
+    files = find(value, list, "data_files")
+    links = [file for file in files if find(file, str, "export_url")]
+    return [find(file, str, "filename") or find(file, str, "category") for file in links]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -29,7 +29,7 @@ from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
 from perdure.cli.app import OpenedDatabase, opened
-from perdure.cli.conversation import Conversation, Problem, created
+from perdure.cli.conversation import Conversation, Problem, SavedText, created
 from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.output import at_work, counted, note, progress_bar
 from perdure.errors import (
@@ -42,10 +42,14 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.extraction import labels_of
+from perdure.memory.thread_messages import SEARCHED
 from perdure.settings import is_dsn
 from perdure.storage.flow import rows_of
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.stores.base import Namespace, TransferReport
+from perdure.stores.base import Namespace, Provenance, TransferReport
+
+if TYPE_CHECKING:
+    from perdure.memory.collection import Collection
 
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 _USERS: Final = 5  # that a report names
@@ -74,6 +78,7 @@ class ConversationsReport:
     refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     skipped: list[Problem] = field(default_factory=list)
+    not_read: Counter[str] = field(default_factory=Counter)  # files of exports, by name or folder
 
     def __str__(self) -> str:
         parts = [
@@ -95,7 +100,7 @@ class ConversationsReport:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was read: neither a message nor a thread or an item of a database."""
-        return not (self.conversations or self.items or self.known_items)
+        return not (self.conversations or self.items or self.known_items or self.memories)
 
     def took(self, threads: ImportReport) -> None:
         """Count what was taken over from a database."""
@@ -128,6 +133,9 @@ class ConversationsReport:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.not_read:
+            names = (f"{name} ({n})" if n > 1 else name for name, n in self.not_read.items())
+            note(f"files that were not read: {', '.join(names)}")
         if self.outdated:
             note(
                 f"{counted(self.outdated, 'message')} that a former import left out, or a part of "
@@ -191,6 +199,41 @@ class Importing:
                     self._report.left_out += talk.left_out
                     self._report.unread += talk.seen > 0
                     self._report.empty += not talk.seen
+
+    def store_texts(self, texts: list[SavedText]) -> None:
+        """Store the memories and documents that an export has beside its conversations.
+
+        Memories are facts of the user. A document is an item of `("projects", USER, PROJECT)`.
+        """
+        from perdure.memory.collection import Collection
+
+        user = self._file.user
+        collection = Collection(self._file.store, ("memories", "{user_id}"))
+        for saved in texts:
+            if saved.project is not None:
+                place = ("projects", user, saved.project)
+                value = {**saved.about, "text": saved.text}
+                known = self._file.store.get(place, saved.key, refresh_ttl=False)
+                is_known = known is not None and known.value == value
+                if not is_known:
+                    self._file.store.put(place, saved.key, value)
+                self._report.items += not is_known
+                self._report.known_items += is_known
+            elif self._report.memories is None:
+                self._report.left_out["memory of the export"] += 1
+            else:
+                self._remember_text(collection, saved)
+
+    def _remember_text(self, collection: Collection, saved: SavedText) -> None:
+        provenance = Provenance(actor="import", trust="assistant")
+        outcome = collection.insert(
+            saved.text, key=saved.key, provenance=provenance, config=self._file.config
+        )
+        is_new = outcome.change == "added"
+        self._report.memories = (self._report.memories or 0) + is_new
+        self._report.by_user += Counter({self._file.user: int(is_new)})
+        self._report.quarantined += outcome.change == "quarantined"
+        self._report.known_items += not is_new
 
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
         talk.about["user_id"] = talk.about.get("user_id", self._file.user) if self._wanted else ""
@@ -316,7 +359,7 @@ class ThreadImport:
                 self._hold(info.metadata[NODE], info.checkpoint_id, cut)
         self._own: dict[str, _OwnCheckpoint] = {}
         self.updated = self.outdated = 0  # see `ConversationsReport`
-        self._known: dict[str, set[str]] | None = None
+        self._known: dict[str, set[tuple[str, bool]]] | None = None
         self._newest: str | None = None  # the id of the checkpoint that was put last
 
     def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
@@ -327,7 +370,7 @@ class ThreadImport:
             if key not in ends:
                 continue
             keys, above = self._missing(key)
-            fresh = [each for each in keys if not self._texts(each)]
+            fresh = [each for each in keys if not self._stored(each)]
             if fresh and (begins if above is None else self._held[above]):
                 self._put(above, keys)
                 new += len(fresh)
@@ -345,7 +388,8 @@ class ThreadImport:
         lacking = {
             key: text
             for key, text in self._talk.former.items()
-            if key in self._held and self._talk.nodes[key].message.text not in self._texts(key)
+            if key in self._held
+            and _contents(self._talk.nodes[key].message) not in self._stored(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if lacking else None
         if head is None:
@@ -357,7 +401,7 @@ class ThreadImport:
             if text and key in ids and messages[ids.index(key)].text == text:
                 messages[ids.index(key)] = node.message
                 self.updated += 1
-            elif not text and node.parent in ids and not self._texts(key):
+            elif not text and node.parent in ids and not self._stored(key):
                 messages.insert(ids.index(node.parent) + 1, node.message)
                 self.updated += 1
             else:
@@ -381,8 +425,8 @@ class ThreadImport:
         metadata.pop(TIMES, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
-    def _texts(self, key: str) -> set[str]:
-        """Return the texts of a message in the thread before this import; none if it is new.
+    def _stored(self, key: str) -> set[tuple[str, bool]]:
+        """Return the contents of a message in the thread before this import; none if it is new.
 
         An export that ends within the messages of a checkpoint has no checkpoint that is its end.
         """
@@ -391,7 +435,7 @@ class ThreadImport:
             thread_id = self._thread["thread_id"]
             for item in self._saver.history(thread_id, missing_ok=True) if self._found else ():
                 if isinstance(item.value, BaseMessage):
-                    self._known[str(item.value.id)].add(item.value.text)
+                    self._known[str(item.value.id)].add(_contents(item.value))
         return self._known.get(key, set())
 
     def _missing(self, key: str) -> tuple[list[str], str | None]:
@@ -479,6 +523,11 @@ class ThreadImport:
         stands = self._newest or (head and head.checkpoint_id)
         if at is not None and at != stands:
             self._saver.rewind(self._thread["thread_id"], at)
+
+
+def _contents(message: BaseMessage) -> tuple[str, bool]:
+    """Return the text of a message, and whether the search of threads finds it as a document."""
+    return message.text, message.response_metadata.get(SEARCHED) is True
 
 
 def _ends(talk: Conversation) -> set[str]:
