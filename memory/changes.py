@@ -190,7 +190,8 @@ async def _without_known_episodes(
 
 
 async def _present(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
-    ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(change.key for change in changes)]
+    keys = dict.fromkeys(change.key for change in changes)
+    ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
     return {item.key: memory_of(item) for item in items if item is not None}
 

@@ -177,7 +177,10 @@ class Collection:
     ) -> Memory | None:
         """A memory, now or at a moment of the past; None: there is none."""
         adapter, namespace = self._place(config)
-        return await adapter.got(namespace, check_key(key), as_of)
+        memory = await adapter.got(namespace, check_key(key), as_of)
+        if memory is not None and as_of is None:
+            await adapter.keep_alive([memory])
+        return memory
 
     async def _search(
         self,
@@ -233,7 +236,10 @@ class Collection:
             if len(page) < size:
                 break
             seen, size = seen + size, 2 * size
-        return memories[offset:most]
+        memories = memories[offset:most]
+        if options.get("as_of") is None:
+            await adapter.keep_alive(memories)
+        return memories
 
     def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
         return adapter_of(self.store), namespace_of(self.namespace, config)

@@ -252,7 +252,8 @@ async def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) ->
     turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
-        ops = [GetOp(place, turn_key(thread_id, id_, number)) for id_ in left]
+        keys = [turn_key(thread_id, id_, number) for id_ in left]
+        ops = [GetOp(place, key, refresh_ttl=False) for key in keys]
         items = await adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())

@@ -159,6 +159,8 @@ class MemorySearch:
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
         told = tuple(lines[number] for number in taken)
+        if as_of is None:
+            await adapter.keep_alive(shown)
         return RecallResult(shown, tokens, left_out, told, floor, below)
 
     async def _ranking(

@@ -7,13 +7,13 @@ writes without conditions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, Item, PutOp
+from langgraph.store.base import BaseStore, GetOp, Item, PutOp
 from pydantic import TypeAdapter
 
 from perdure.effects import Effect, Operation, calling
@@ -222,12 +222,17 @@ _TEXTS: Final = TypeAdapter(tuple[Previous, ...])
 
 
 class StoreAdapter:
-    """Any langgraph store, for memories. Its methods are effects."""
+    """Any langgraph store, for memories. Its methods are effects.
+
+    Reads of a perdure store refresh no time to live: most of them compare memories with others, and
+    some find more than is shown. `keep_alive` refreshes that of memories which a reader is given.
+    """
 
     def __init__(self, store: Any) -> None:
         expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
         self.store: Any = instance("store", store, BaseStore, expected)
         self.versioned = isinstance(store, Versioned)
+        self._expiring = set[tuple[Namespace, str]]()  # items with a time to live that were read
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
         """The effect of a method of the store."""
@@ -237,8 +242,11 @@ class StoreAdapter:
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Memory | None:
         """A memory, if there is one."""
-        item = await self.call("get", namespace, key, **self._past(as_of))
-        return None if item is None else memory_of(item)
+        item = await self.call("get", namespace, key, **self._quiet(), **self._past(as_of))
+        if item is None:
+            return None
+        self._note_expiring([item])
+        return memory_of(item)
 
     def floor(self, min_score: float | None) -> float:
         """The lowest score of an answer, 0 for any; None: the default.
@@ -259,8 +267,20 @@ class StoreAdapter:
         """Memories under a prefix, not below the floor; `asked` are options of `Store.search`."""
         asked |= {"min_score": floor} if floor else {}
         options = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
-        items = await self.call("search", prefix, **options, **self._past(as_of))
+        options |= self._quiet() | self._past(as_of)
+        items = await self.call("search", prefix, **options)
+        self._note_expiring(items)
         return [memory for memory in map(memory_of, items) if not is_below(memory, floor)]
+
+    async def keep_alive(self, memories: Iterable[Memory]) -> None:
+        """Start the time to live of memories again, unless the store is configured otherwise.
+
+        The memories are present ones that this adapter has read.
+        """
+        places = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
+        ops = [GetOp(*place) for place in places if place in self._expiring]
+        if ops:
+            await self.call("batch", ops)
 
     async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:
         """All memories of a namespace, without those below it; see `found`."""
@@ -283,6 +303,16 @@ class StoreAdapter:
         """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
         if puts:
             await self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
+
+    def _quiet(self) -> dict[str, Any]:
+        return {"refresh_ttl": False} if self.versioned else {}
+
+    def _note_expiring(self, items: Iterable[Item]) -> None:
+        self._expiring.update(
+            (tuple(item.namespace), item.key)
+            for item in items
+            if getattr(item, "expires_at", None) is not None
+        )
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:

@@ -348,12 +348,12 @@ class Parts:
         ]
 
     def touch(self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None) -> None:
-        """Let items that expire live on, now that they were read, if that is wanted.
+        """Start the time of expiring items again, now that they were read, unless that is off.
 
-        So says the call, else the configuration; else it is not, as in langgraph's stores.
+        The call decides, or else the configuration, or else it is on, as in langgraph's stores.
         """
         if refresh_ttl is None:
-            refresh_ttl = (self.ttl or {}).get("refresh_on_read", False)
+            refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
         if not refresh_ttl or self.database.read_only:
             return
         keys = [(self.path(item.namespace), item.key) for item in items if item.expires_at]

@@ -7,6 +7,7 @@ is an operation (`perdure.effects`). What concerns a whole file is in `perdure.s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -70,8 +71,8 @@ class Store(BaseStore):
 
         Reads see the state before the batch; of several puts of one key the last counts. A
         `PutItem` has all options of `put`; langgraph's `PutOp` has no provenance and conditions. A
-        read refreshes times to live if its `refresh_ttl` is true, langgraph's default, and the
-        store is configured so.
+        read refreshes times to live if its `refresh_ttl` is true, langgraph's default, unless the
+        store was opened with `ttl={"refresh_on_read": False}`.
 
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
@@ -156,8 +157,8 @@ class Store(BaseStore):
             key: Unique within the namespace.
             value: A JSON object.
             index: Paths whose text is searched; None: the store's; False: it is not searched.
-            ttl: Minutes after which it expires, counted from the last put, or the last read that
-                refreshes it.
+            ttl: Minutes after which it expires, counted from the last put or read. See
+                `refresh_ttl` of `get`.
             if_version: Write only if the key is at this version; 0: only if it does not exist.
             provenance: Where it comes from.
 
@@ -216,7 +217,8 @@ class Store(BaseStore):
         Args:
             namespace: Where.
             key: Which.
-            refresh_ttl: Whether an expiring item's time starts again; None: as configured.
+            refresh_ttl: Whether an expiring item's time starts again; None: as `refresh_on_read` of
+                the store's `ttl` says, by default it does.
             as_of: Read the state at that moment.
         """
         parts = self._parts
@@ -277,7 +279,7 @@ class Store(BaseStore):
             filter: A filter on the value; see `docs/store.md` for the operators.
             limit: How many at most.
             offset: How many of the first to skip.
-            refresh_ttl: Whether the time of expiring items starts again; None: as configured.
+            refresh_ttl: Whether the time of expiring items starts again; None: as for `get`.
             mode: By words and vectors, or by one of them.
             provenance: A filter on the provenance.
             as_of: Look at that moment instead, as it was then.
@@ -530,7 +532,12 @@ class Store(BaseStore):
             self._missing.embed_all(self._parts.path(namespace_prefix)), hops=True
         )
 
-    # -- a part of it
+    # -- other views of it
+
+    def without_refresh(self) -> Store:
+        """Return this store with reads that refresh no time to live, for people who look at it."""
+        ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
+        return Store(replace(self._parts, ttl=ttl))
 
     def scoped(
         self, prefix: Namespace, *, max_items: int | None = None, max_bytes: int | None = None

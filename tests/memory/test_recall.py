@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -412,3 +413,43 @@ def test_merging_takes_as_long_as_there_are_memories() -> None:
         return count
 
     assert calls(800) < 3 * calls(400)
+
+
+def test_only_what_is_shown_lives_on(tmp_path: Path) -> None:
+    """Recalling and getting start the time to live again; checks of new memories do not."""
+    now = [1_700_000_000.0]
+
+    class Timed(SQLiteStore):
+        _clock = staticmethod(lambda: now[0])
+
+    user: Any = {"configurable": {"user_id": "ann"}}
+    texts = {"tea": "Ann drinks green tea.", "bees": "Ann keeps bees.", "boat": "Ann has a boat."}
+    with Timed.open(str(tmp_path / "m.db"), ttl={"default_ttl": 1}) as store:
+        place = ("memories", "ann")
+        for key, text in texts.items():
+            store.put(place, key, {"text": text, "kind": "fact"}, index=["text"])
+        expires = {key: store.get(place, key, refresh_ttl=False).expires_at for key in texts}  # type: ignore[union-attr]
+
+        def kept(read: Callable[[], Any]) -> set[str]:
+            now[0] += 1
+            read()
+            seen = {key: store.get(place, key, refresh_ttl=False) for key in texts}
+            changed = {
+                key for key, item in seen.items() if item and item.expires_at != expires[key]
+            }
+            expires.update({key: item.expires_at for key, item in seen.items() if item})
+            return changed
+
+        collection = Collection(store)
+        quiet = store.without_refresh()
+
+        assert kept(lambda: recall("Which tea?", store=store, config=user, limit=1)) == {"tea"}
+        explained = lambda: recall("bees", store=store, config=user, explain=True)  # noqa: E731
+        assert kept(explained) == {"bees"}
+        assert kept(lambda: recall("bees", store=quiet, config=user)) == set()
+        assert kept(lambda: collection.get("boat", config=user)) == {"boat"}
+        assert kept(lambda: collection.list(config=user, limit=2)) == {"tea", "bees"}
+        assert kept(lambda: collection.insert("Ann drinks green tea.", config=user)) == set()
+        assert kept(lambda: collection.insert("Ann sings.", config=user)) == set()
+        past = datetime.fromtimestamp(now[0] - 0.5, UTC)
+        assert kept(lambda: recall("bees", store=store, config=user, as_of=past)) == set()

@@ -12,6 +12,7 @@ from langgraph.types import Command, Send
 from perdure.checkpointers import open_checkpointer
 from perdure.server.pages import HEADERS, visible
 from perdure.settings import Settings
+from perdure.stores import open_store
 from tests.server.graphs import ask
 from tests.talks import talk
 
@@ -137,3 +138,30 @@ def test_other_errors_are_pages_too(client: httpx.Client) -> None:
         answer = client.get(path, headers={"Accept": "*/*"})
         assert (answer.status_code, "<h1>That did not work</h1>" in answer.text) == (status, True)
     assert client.get("/ui", follow_redirects=False).headers["location"] == "/ui/threads"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/memories?ns=memories&ns=ann",
+        "/ui/memories?ns=memories&ns=ann&q=bees&min_score=0&why=k",
+        "/ui/memory?ns=memories&ns=ann&key=k",
+        "/ui/store?ns=memories&ns=ann",
+        "/ui/storage",
+    ],
+)
+def test_looking_at_a_page_refreshes_no_time_to_live(
+    client: httpx.Client, settings: Settings, path: str
+) -> None:
+    with open_store(settings.db) as store:
+        item = {"text": "Ann keeps bees.", "kind": "fact"}
+        store.put(("memories", "ann"), "k", item, index=["text"], ttl=60)
+        before = store.get(("memories", "ann"), "k", refresh_ttl=False)
+
+    client.get(path, headers=HTML).raise_for_status()
+
+    with open_store(settings.db) as store:
+        after = store.get(("memories", "ann"), "k", refresh_ttl=False)
+    assert before is not None
+    assert after is not None
+    assert after.expires_at == before.expires_at

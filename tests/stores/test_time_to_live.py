@@ -54,21 +54,49 @@ def test_an_expired_item_is_never_seen(store: SQLiteStore, clock: Clock) -> None
     assert store.sweep_ttl() == 0
 
 
-def test_reading_keeps_alive(store: SQLiteStore, clock: Clock) -> None:
-    """With `refresh_ttl=True` getting and finding let the time run anew; other reads do not."""
-    for key, text in (("got", "milk"), ("found", "tea"), ("left", "water")):
-        store.put(A, key, {"text": text}, ttl=1)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ttl", [None, {}, {"default_ttl": 1}, {"refresh_on_read": True}], ids=str)
+def test_reading_keeps_alive(backend: str, ttl: Any, tmp_path: Path, clock: Clock) -> None:
+    """By default getting and finding let the time run anew, as in langgraph's stores.
+
+    A read that says `refresh_ttl=False` does not.
+    """
+    with BACKENDS[backend](tmp_path, clock=clock, ttl=ttl) as store:
+        for key in ("got", "told", "found", "asked", "batched", "left", "last"):
+            store.put(A, key, {"text": key}, ttl=1)
+        clock.forward(MINUTE / 2)
+        store.get(A, "got")
+        store.get(A, "told", refresh_ttl=True)
+        store.search(A, filter={"text": "found"})
+        store.search(A, query="asked", mode="text")
+        store.batch([GetOp(A, "batched"), SearchOp(A, {"text": "found"})])
+        store.get(A, "left", refresh_ttl=False)
+        store.search(A, query="left", refresh_ttl=False)
+        store.batch([GetOp(A, "last", False), SearchOp(A, refresh_ttl=False)])
+        clock.forward(MINUTE / 2)
+
+        alive = set(keys(store.search(A, refresh_ttl=False)))
+        clock.forward(MINUTE / 2)
+        later = store.search(A)
+
+    assert alive == {"got", "told", "found", "asked", "batched"}
+    assert later == []
+
+
+def test_a_store_without_refresh_keeps_nothing_alive(store: SQLiteStore, clock: Clock) -> None:
+    """It is the same store, whose reads refresh only if they say so."""
+    store.put(A, "k", {"text": "tea"}, ttl=1)
+    store.put(A, "told", {"text": "milk"}, ttl=1)
     clock.forward(MINUTE / 2)
-    store.get(A, "got", refresh_ttl=True)
-    store.search(A, filter={"text": "tea"}, refresh_ttl=True)
-    store.get(A, "left")
-    store.search(A, query="water", limit=3)
-    store.batch([GetOp(A, "left"), SearchOp(A)])
+    quiet = store.without_refresh()
+    quiet.get(A, "k")
+    quiet.search(A, query="tea")
+    quiet.batch([GetOp(A, "k"), SearchOp(A)])
+    quiet.scoped(A).search(())
+    quiet.get(A, "told", refresh_ttl=True)
     clock.forward(MINUTE / 2)
 
-    assert {"got", "found"} == set(keys(store.search(A)))
-    clock.forward(MINUTE / 2)
-    assert store.search(A) == []
+    assert keys(store.search(A)) == ["told"]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -115,7 +143,7 @@ def test_a_look_at_the_future_hides_nothing(store: SQLiteStore, clock: Clock) ->
     clock.forward(MINUTE / 2)
 
     assert future == []
-    assert keys(store.search(A, query="tea")) == ["k"]
+    assert keys(store.search(A, query="tea", refresh_ttl=False)) == ["k"]
     clock.forward(MINUTE / 2)
     assert store.search(A, query="tea") == []
 

@@ -267,7 +267,7 @@ class OpenedDatabase:
     def index(self, users: Iterable[str]) -> None:
         """Index the memories of users, so that the first search does not have to."""
         for user in users:
-            self.store.search(("memories", user), query="memories", limit=1)
+            self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
     def extraction(self, *, facts: bool = False) -> Extraction:
         """The extraction of the threads: of turns, or of facts by the configured model."""

@@ -120,7 +120,8 @@ def search(
     options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
     options |= {"min_score": min_score, "explain": True}
     with opened(db, user, reads=True) as file, at_work("reading the search index …"):
-        recalled = recall(query, store=file.store, config=file.config, **options)
+        store = file.store.without_refresh()
+        recalled = recall(query, store=store, config=file.config, **options)
         whose = file.user
         answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]

@@ -88,7 +88,8 @@ async def memories(
     }
     if q.strip():
         template, config = verbatim(ns)
-        options: dict[str, Any] = {"store": call.store, "config": config, "namespace": template}
+        store = call.store.without_refresh()
+        options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
         options |= {"min_score": min_score, "explain": True}
         recalled = await arecall(q, **options, as_of=when)
