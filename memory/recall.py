@@ -26,13 +26,13 @@ from perdure.memory.records import (
     namespace_of,
     past_since,
 )
+from perdure.memory.repeated_questions import is_the_query, rank_answers_first
 from perdure.memory.run_config import Template
 from perdure.memory.sameness import equivalent
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
 from perdure.stores.normal_form import normal
-from perdure.stores.text import asks, query_tokens
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
@@ -153,6 +153,9 @@ class MemorySearch:
             rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
             under.append([pair for pair in ranking if is_below(pair[1], floor)])
         memories = merged(rankings, self._limit)
+        if len(prefixes) > 1:  # questions of one namespace rank behind the answers of another
+            ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
+            memories = [memory for _, memory in ordered]
         texts = {normal(memory.text) for ranking in rankings for _, memory in ranking}
         below = [each for each in merged(under, self._limit) if normal(each.text) not in texts]
         lines = [memory_line(memory) for memory in memories]
@@ -175,6 +178,7 @@ class MemorySearch:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
         most = self._limit + max(self._limit // 2, _SPARE)
         depth = most + min(rejected, _REJECTED * most)
+        query = options["query"]
         # what is not among so many is hardly an answer; but of a rare kind it may be
         enough = self._limit if self._kinds is not None else self._limit // 2
         while True:
@@ -184,11 +188,13 @@ class MemorySearch:
                 for rank, memory in enumerate(memories, 1)
                 if (self._kinds is None or memory.kind in self._kinds)
                 and accepts(memory)
-                and not _only_asks(memory, options["query"])
+                and not is_the_query(memory, query)
             ]
-            answers = sum(not is_below(memory, floor) for _, memory in chosen)
+            above = [pair for pair in chosen if not is_below(pair[1], floor)]
+            ordered, answers = rank_answers_first(above, query)
             if answers >= enough or sum(not is_below(m, floor) for m in memories) < depth:
-                return chosen[:most]
+                below = [pair for pair in chosen if is_below(pair[1], floor)]
+                return [*ordered, *below][:most]
             depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
@@ -212,9 +218,10 @@ async def _recall(
 
     In one namespace the order is that of the store's search, but a memory that was extracted or
     written by a tool counts as at half its rank, and comes before the turns that it was made from.
-    The results of several are merged by rank. What says the same comes once, and a turn that only
-    asks what the query asks is left out. A memory that was superseded is left out if the one that
-    superseded it is recalled, else it is shown with the date until which it held.
+    The results of several are merged by rank. What says the same comes once. A turn that only asks
+    what the query asks ranks behind a statement that answers, and one with the very text of the
+    query is left out. A memory that was superseded is left out if the one that superseded it is
+    recalled, else it is shown with the date until which it held.
 
     Args:
         query: In the user's words.
@@ -287,13 +294,6 @@ def _messages(memory: Memory) -> list[tuple[str | None, str]]:
     """The messages that a memory was made from."""
     source = memory.provenance
     return [(source.thread_id, id) for id in source.message_ids] if source else []
-
-
-def _only_asks(memory: Memory, query: str) -> bool:
-    """Whether a memory is a turn that asks what a query asks: it does not answer it."""
-    if memory.kind != TURN or not asks(memory.text):
-        return False
-    return set(query_tokens(memory.text)) <= set(query_tokens(query))
 
 
 def _without_sources(memories: Sequence[Memory]) -> list[Memory]:

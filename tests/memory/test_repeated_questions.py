@@ -1,0 +1,254 @@
+"""Questions that were asked before rank behind the statement that answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+
+from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.graphs import chat_graph
+from perdure.memory import recall, remember_turns, use_memories
+from perdure.memory.records import TURN, put_of
+from perdure.stores import Provenance, PutItem
+from tests.memory.remembered import ANN, AS_ANN, fact, filled
+
+AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OTHERS = (
+    "The swallows are back",
+    "I oiled the gate",
+    "We ate barley soup",
+    "The shelf needs a third screw",
+    "My shoulder aches",
+    "I sowed radishes",
+    "The ferry was early",
+    "I sold an old lens",
+    "Uncle Leo wrote",
+    "The pie was burnt",
+    "The moon was red",
+    "We saw a long play",
+    "I found a mitten",
+    "The dough is rising",
+    "The trams stopped at noon",
+    "I changed a bulb",
+)
+DENTIST = (
+    "Who is our dentist?",
+    "Who's the dentist?",
+    "What is the name of our dentist?",
+    "Do you remember our dentist?",
+    "What is our dentist called?",
+    "Tell me who our dentist is",
+    "Which dentist do we have?",
+    "Name our dentist",
+    "Can you recall the dentist's name?",
+    "Who was the dentist again?",
+    "I forgot the name of our dentist",
+    "Our dentist, who is that?",
+    "Remind me who our dentist is",
+    "Who does our teeth, which dentist?",
+    "Please give me our dentist's name",
+    "Dentist's name?",
+    "Did I tell you who our dentist is?",
+)
+REPLIES = (
+    "I do not know that.",
+    "I'm sorry, I don't have that information.",
+    "You have not told me, as far as I know.",
+    "I don't know who your dentist is.",
+    "I have no record of that yet. Could you tell me?",
+)
+
+
+def exchange(number: int, text: str, reply: str) -> Iterator[PutItem]:
+    """The operations that keep a message of the user and its reply, on a thread of their own."""
+    thread, at = f"t{number}", AT + timedelta(hours=number)
+    for position, (actor, said) in enumerate((("user", text), ("assistant", reply))):
+        key = f"{thread}-{position}"
+        source = Provenance(thread, None, (key,), actor, actor, position, at)
+        yield put_of(ANN, key, {"text": f"{actor}: {said}", "kind": TURN}, provenance=source)
+
+
+def places(
+    statement: str, asked: Sequence[str], query: str, answer: str, replies: Sequence[str] = REPLIES
+) -> list[int]:
+    """The place of the statement among ten after each asking; 0 means that it was not recalled."""
+    out = []
+    said = [(statement, "Noted."), *((text, "Noted.") for text in OTHERS)]
+    puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
+    with filled(*puts, index="offline") as store:
+        for number, text in enumerate(asked):
+            store.batch(exchange(100 + number, text, replies[number % len(replies)]))
+            found = recall(query, store=store, config=AS_ANN, limit=10).memories
+            right = (place for place, memory in enumerate(found, 1) if answer in memory.text)
+            out.append(next(right, 0))
+    return out
+
+
+@pytest.mark.parametrize("reply", ["Noted.", "I do not know that."])
+def test_a_statement_stays_above_questions_on_other_threads(tmp_path: Path, reply: str) -> None:
+    """By the graph, with `remember_turns`: after each of 17 askings it is at place 1 to 3."""
+    with (
+        SQLiteStore.open(tmp_path / "store.db") as store,
+        SQLiteCheckpointer.open(tmp_path / "checkpoints.db") as saver,
+    ):
+        graph = chat_graph(
+            FakeListChatModel(responses=[reply]),
+            memory=[use_memories(), remember_turns()],
+            checkpointer=saver,
+            store=store,
+        )
+        found = []
+        for number, text in enumerate(
+            ["Our dentist is called Wilhelmina Sørby", *OTHERS, *DENTIST]
+        ):
+            config: RunnableConfig = {"configurable": {"thread_id": str(number)}}
+            graph.invoke({"messages": [HumanMessage(text)]}, config, context={"user_id": "ann"})
+            if number > len(OTHERS):
+                memories = recall("Who is our dentist?", store=store, config=AS_ANN).memories
+                found.append([memory.text for memory in memories])
+
+    assert all(any("Sørby" in text for text in texts[:3]) for texts in found)
+    assert any(text == "user: Who is our dentist?" for text in found[0])  # it stays, and ranks last
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "Who is our dentist?",
+        "who's our dentist",
+        "What is the name of our dentist?",
+        "Tell me who our dentist is",
+        "Remind me of the dentist's name, please",
+    ],
+)
+@pytest.mark.parametrize(
+    ("statement", "answer"),
+    [
+        ("Our dentist is called Wilhelmina Sørby", "Sørby"),
+        ("our dentist is called wilhelmina sørby btw", "sørby"),
+        ("My dentist Wilhelmina, when is she in?", "Wilhelmina"),
+        ("Our dentist is my mother", "mother"),
+    ],
+)
+def test_forms_of_a_query_and_of_a_statement(statement: str, answer: str, query: str) -> None:
+    """The statement may be a part of a question, and what it says a word that is not rare."""
+    found = places(statement, DENTIST, query, answer)
+
+    assert all(1 <= place <= 3 for place in found), found
+
+
+@pytest.mark.parametrize(
+    ("statement", "asked", "query", "answer"),
+    [
+        (
+            "The alarm code is juniper-52",
+            "What is the alarm code?|Tell me the alarm code|I forgot the alarm code|alarm code?"
+            "|Show me the code of the alarm please|Do you remember the alarm code?",
+            "What is the alarm code?",
+            "juniper",
+        ),
+        (
+            "We sign the lease on 3 October",
+            "When do we sign the lease?|Tell me when we sign the lease"
+            "|On which date is the lease signed?"
+            "|Do you know when we sign the lease?|I forgot when we sign the lease",
+            "When do we sign the lease?",
+            "3 October",
+        ),
+        (
+            "The bicycle is in the cellar of number 9",
+            "Where did I leave the bicycle?|Where is my bicycle?|Find my bicycle"
+            "|Where's the bicycle?"
+            "|I forgot where I left the bicycle|The bicycle, where did I leave it?",
+            "Where did I leave the bicycle?",
+            "number 9",
+        ),
+        (
+            "Our cat has a green collar, did you see it?",
+            "Which collar does our cat have?|Tell me the colour of the cat's collar"
+            "|Do you know what collar our cat has?",
+            "Which colour is the collar of our cat?",
+            "green",
+        ),
+        (
+            "Unsere Zahnärztin heißt Wilhelmina Sørby",
+            "Wer ist unsere Zahnärztin?|Wie heißt unsere Zahnärztin?|Nenn unsere Zahnärztin"
+            "|Sag mir, wer unsere Zahnärztin ist|Unsere Zahnärztin, wer ist das?"
+            "|Wie war noch der Name unserer Zahnärztin?",
+            "Wer ist unsere Zahnärztin?",
+            "Sørby",
+        ),
+        (
+            "私たちの歯医者はウィルマさんです",
+            "私たちの歯医者は誰ですか\uff1f|歯医者の名前は何ですか\uff1f|歯医者の名前を教えてください",
+            "私たちの歯医者は誰ですか\uff1f",
+            "ウィルマ",
+        ),
+    ],
+)
+def test_other_subjects_and_languages(statement: str, asked: str, query: str, answer: str) -> None:
+    """Numbers, places and codes answer as names do, and not in English only."""
+    found = places(statement, asked.split("|"), query, answer)
+
+    assert all(1 <= place <= 3 for place in found), found
+
+
+def test_questions_rank_last_whatever_else_is_recalled() -> None:
+    """Behind an answer of another namespace, too; the very text of the query is left out."""
+    team = ("memories", "team")
+    with filled(
+        *exchange(1, "Do you know who repairs our boiler?", "Not yet."),
+        *exchange(2, "Tell me, who repairs the boiler?", "I am not sure."),
+        index="offline",
+    ) as store:
+        store.put(team, "boiler", {"text": "Halvorsen repairs the boiler", "kind": "fact"})
+        for number in range(20):
+            store.put(team, f"o{number}", {"text": f"Room {number} is free", "kind": "fact"})
+        store.put(ANN, "same", {"text": "Who repairs the boiler?", "kind": TURN})
+        found = recall(
+            "Who repairs the boiler?", store=store, namespace=[ANN, team], limit=10
+        ).memories
+
+    texts = [memory.text for memory in found]
+    assert texts[0] == "Halvorsen repairs the boiler"
+    assert set(texts[-2:]) == {
+        "user: Do you know who repairs our boiler?",
+        "user: Tell me, who repairs the boiler?",
+    }
+    assert "Who repairs the boiler?" not in texts
+
+
+def test_a_question_of_another_matter_keeps_its_place() -> None:
+    """One that tells something, by a name, a number or several words, is no repetition."""
+    with filled(
+        *exchange(1, "Did you enjoy the concert in Reykjavik?", "It was loud."),
+        *exchange(2, "Is the concert on 14 May still on?", "Yes, at eight."),
+        *exchange(3, "Which concert shall we hear?", "Any."),
+        index="offline",
+    ) as store:
+        found = recall("Where was the concert?", store=store, config=AS_ANN, limit=10).memories
+
+    texts = [memory.text for memory in found]
+    last = texts.index("user: Which concert shall we hear?")
+    assert texts.index("user: Did you enjoy the concert in Reykjavik?") < last
+    assert texts.index("user: Is the concert on 14 May still on?") < last
+    assert last == len(texts) - 1
+
+
+def test_facts_are_no_questions() -> None:
+    """Only turns are judged: a fact keeps its place, whatever its form."""
+    with filled(
+        fact("a", "Who keeps the canoe? Ann does not know"),
+        fact("b", "The canoe lies at the mill"),
+        index="offline",
+    ) as store:
+        by_search = [item.key for item in store.search(ANN, query="Who keeps the canoe?")]
+        found = recall("Who keeps the canoe?", store=store, config=AS_ANN, min_score=0).memories
+
+    assert [memory.key for memory in found] == by_search == ["a", "b"]
