@@ -243,6 +243,124 @@ def claude_files() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def open_webui(id: str = "webui") -> dict[str, Any]:
+    """A chat of Open WebUI's export, in which an answer was regenerated."""
+    thought = '<details type="reasoning" done="true">\n<summary>Thought</summary>\nx\n</details>\n'
+    rows: list[tuple[str, str | None, str, str, dict[str, Any]]] = [
+        ("u1", None, "user", "Which boat?", {"files": [{"type": "file", "name": "boat.pdf"}]}),
+        ("a1", "u1", "assistant", "The red one.", {"model": "llama3"}),
+        ("a2", "u1", "assistant", f"{thought}The blue one.", {"model": "llama3", "done": True}),
+        ("u2", "a2", "user", "Thank you", {}),
+    ]
+    messages = {
+        key: {**{"id": key, "parentId": above, "childrenIds": [], "role": role, "content": text},
+              **{"timestamp": int(START) + 10 * n}, **more}
+        for n, (key, above, role, text, more) in enumerate(rows)
+    }  # fmt: skip
+    chat = {
+        **{"id": "", "title": "Boats", "models": ["llama3"], "timestamp": int(START) * 1000},
+        **{"history": {"messages": messages, "currentId": "u2"}, "tags": [], "params": {}},
+        "messages": [{"id": key, **messages[key]} for key in ("u1", "a2", "u2")],
+    }
+    return {
+        **{"id": id, "user_id": "00-11", "title": "Boats", "chat": chat, "archived": False},
+        **{"created_at": int(START), "updated_at": int(START) + 90, "share_id": None, "meta": {}},
+    }
+
+
+def librechat(*, nested: bool = True) -> dict[str, Any]:
+    """A conversation of LibreChat's export, in which an answer was regenerated."""
+    root = "00000000-0000-0000-0000-000000000000"
+    blocks = [{"type": "think", "think": "x"}, {"type": "text", "text": {"value": "The blue one."}}]
+    rows: list[tuple[str, str, bool, dict[str, Any]]] = [
+        ("u1", root, True, {"text": "Which boat?"}),
+        ("a1", "u1", False, {"text": "The red one.", "model": "gpt-4o"}),
+        ("a2", "u1", False, {"text": "", "content": blocks}),
+        ("u2", "a2", True, {"text": "Thank you"}),
+    ]
+    flat = [
+        {**{"messageId": key, "parentMessageId": above, "isCreatedByUser": is_user, **more},
+         **{"conversationId": "libre", "sender": "User" if is_user else "GPT-4o"},
+         **{"createdAt": f"2024-05-01T10:0{n}:00.000Z"}}
+        for n, (key, above, is_user, more) in enumerate(rows)
+    ]  # fmt: skip
+    if nested:
+        flat[2]["children"], flat[0]["children"] = [flat[3]], flat[1:3]
+        flat = flat[:1]
+    return {
+        **{"conversationId": "libre", "endpoint": "openAI", "title": "Boats", "branches": True},
+        **{"recursive": nested, "exportAt": "10:09", "options": {}, "messages": flat},
+    }
+
+
+def claude_code() -> list[dict[str, Any]]:
+    """A session of Claude Code in which a question was edited, with a subagent's lines."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls boats"}}
+    edit = {"file_path": "/b.md", "old_string": "x", "new_string": "a yacht"}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "red blue"}
+    rows: list[tuple[str, str | None, str, Any, dict[str, Any]]] = [
+        ("c0", None, "user", "<command-name>/clear</command-name>", {}),
+        ("c1", "c0", "user", "Which boat?", {}),
+        ("c2", "c1", "assistant", [{"type": "thinking", "thinking": "x", "signature": "y"}], {}),
+        ("c3", "c2", "assistant", [{"type": "text", "text": "Let me look."}], {}),
+        ("c4", "c3", "assistant", [call], {}),
+        ("c5", "c4", "user", [result], {"toolUseResult": {"stdout": "red blue"}}),
+        ("s1", None, "user", "Search for boats", {"isSidechain": True}),
+        ("c6", "c5", "assistant", [{"type": "text", "text": "The red one."}], {}),
+        ("c7", "c5", "assistant", [{"type": "text", "text": "The blue one."}], {}),
+        ("c8", "c7", "assistant", [{**call, "name": "Edit", "input": edit}], {}),
+        ("c9", "c8", "user", [{"type": "text", "text": "Thank you"}], {}),
+    ]
+    lines: list[dict[str, Any]] = [{"type": "summary", "summary": "Boats", "leafUuid": "c9"}]
+    for number, (key, above, kind, content, more) in enumerate(rows):
+        message: dict[str, Any] = {"role": kind, "content": content}
+        if kind == "assistant":
+            message |= {"id": "msg_1", "type": "message", "model": "claude-opus-4-6", "usage": {}}
+        lines.append({
+            **{"parentUuid": above, "isSidechain": False, "userType": "external", "cwd": "/b"},
+            **{"sessionId": "code", "version": "2.1.71", "gitBranch": "main", "type": kind},
+            **{"message": message, "uuid": key, "timestamp": f"2026-03-09T08:{number:02}:00.145Z"},
+            **more,
+        })  # fmt: skip
+    snapshot = {"type": "file-history-snapshot", "messageId": "c1", "snapshot": {}}
+    return [*lines[:3], {**snapshot, "sessionId": "code"}, *lines[3:]]
+
+
+def codex(*, old: bool = False) -> list[dict[str, Any]]:
+    """A session of Codex, also as it was before September 2025."""
+
+    def said(role: str, text: str) -> dict[str, Any]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    shell = json.dumps({"command": ["bash", "-lc", "ls boats"]})
+    patch = {
+        "type": "custom_tool_call",
+        "name": "apply_patch",
+        "call_id": "2",
+        "input": "+ a yacht",
+    }
+    items = [
+        said("user", "<environment_context>\n<cwd>/b</cwd>"),
+        said("user", "Which boat?"),
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "function_call", "name": "shell", "arguments": shell, "call_id": "1"},
+        {"type": "function_call_output", "call_id": "1", "output": "red blue"},
+        said("assistant", "The blue one."),
+        patch,
+    ]
+    meta = {"id": "codex", "timestamp": "2026-03-09T08:00:00.145Z", "instructions": None}
+    if old:
+        return [meta, {"record_type": "state"}, *items]
+    at = {"timestamp": "2026-03-09T08:00:00.145Z"}
+    lines: list[dict[str, Any]] = [{**at, "type": "session_meta", "payload": {**meta, "cwd": "/b"}}]
+    lines.append({**at, "type": "turn_context", "payload": {"cwd": "/b", "model": "gpt-5-codex"}})
+    for item in items:
+        lines.append({**at, "type": "response_item", "payload": item})
+    event = {"type": "agent_message", "message": "The blue one."}
+    return [*lines, {**at, "type": "event_msg", "payload": event}]
+
+
 def langgraph_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, Any]:
     """The state of a thread after some of its messages, as LangGraph's server gives it."""
     call = {"name": "depth", "args": {"m": 1}, "id": "call-1", "type": "tool_call"}

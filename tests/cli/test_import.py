@@ -43,10 +43,14 @@ from tests.cli.exports import (
     START,
     Talk,
     claude,
+    claude_code,
     claude_files,
+    codex,
     deep_research,
     langgraph_state,
+    librechat,
     lines,
+    open_webui,
     tools,
     written,
     zipped,
@@ -555,7 +559,11 @@ BRANCHED = {
     "messages": [{**USER, "id": "1", **EXACT}, {**USER, "id": "2"}],
     "branches": [{"after": 1, "messages": [{**USER, "id": "3", **EXACT}]}],
 }
-EXPORTS = [tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}, BRANCHED]
+EXPORTS = [
+    *(tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}, BRANCHED),
+    *(open_webui(), librechat(), claude_code(), codex(), codex(old=True), langgraph_state(4)),
+    [*claude_files().values()],
+]
 
 
 @given(st.data(), st.sampled_from(EXPORTS))
@@ -716,6 +724,84 @@ def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
     assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
     with SQLiteCheckpointer.open("x.db") as saver:
         assert not [item for item in saver.history("birds") if item.branch]
+
+
+# -- other programs
+
+
+@pytest.mark.parametrize(
+    "export", [open_webui(), librechat(), librechat(nested=False)], ids=["webui", "nested", "flat"]
+)
+def test_exports_of_open_webui_and_librechat_are_imported(export: Any, tmp_path: Path) -> None:
+    """With branches, times, titles and ids; what a model thought is left out and counted."""
+    (tmp_path / "e.json").write_text(json.dumps([export]))
+    report = read("import", "e.json")
+    name = only_thread()
+
+    assert (report["conversations"], report["messages"], report["skipped"]) == (1, 4, [])
+    assert done("e.json") == (1, 0, 1)
+    assert name == export.get("id", "libre")
+    assert [line.replace("[file: boat.pdf]\n", "") for line in said(name)] == [
+        *("human: Which boat?", "ai: The blue one.", "human: Thank you")
+    ]
+    assert [*report["left_out"].values()] == [1]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert [i.value.text for i in saver.history(name) if i.branch] == ["The red one."]
+        assert saver.checkpoints(name)[0].metadata["title"] == "Boats"
+        assert saver.thread(name).active_at.year in (2023, 2024)
+    assert "assistant: The blue one." in memories()
+
+
+@pytest.mark.parametrize(
+    ("session", "expected", "left_out"),
+    [
+        (
+            claude_code(),
+            [
+                *("human: Which boat?", "ai: Let me look."),
+                *("ai: [Bash]\n```bash\nls boats\n```", "ai: The blue one."),
+                *("ai: [Edit: /b.md]\na yacht", "human: Thank you"),
+            ],
+            {"command": 1, "thinking": 1, "tool_result": 1, "sidechain": 1},
+        ),
+        *(
+            (
+                codex(old=old),
+                [
+                    *("human: Which boat?", "ai: [shell]\n```bash\nbash -lc ls boats\n```"),
+                    *("ai: The blue one.", "ai: [apply_patch]\n+ a yacht"),
+                ],
+                {"context": 1, "reasoning": 1, "function_call_output": 1},
+            )
+            for old in (False, True)
+        ),
+    ],
+    ids=["claude code", "codex", "codex of old"],
+)
+def test_sessions_of_coding_agents_are_imported(
+    session: Any, expected: list[str], left_out: dict[str, int], tmp_path: Path
+) -> None:
+    """What was said and what tools were asked, of a file or a folder; a session may go on."""
+    (tmp_path / "logs" / "p").mkdir(parents=True)
+    file = lines(tmp_path / "logs" / "p" / "rollout.jsonl", session[:-2])
+    run("import", "logs")
+    lines(file, session)
+    report = read("import", str(file))
+    name = only_thread()
+
+    assert (report["conversations"], report["skipped"], report["left_out"]) == (1, [], left_out)
+    assert said(name) == expected
+    assert (name, len(threads())) == (session[2].get("sessionId", "codex"), 1)
+    assert done("logs") == (1, 0, 1)
+    assert {"user: Which boat?", "assistant: The blue one."} <= {*memories()}
+    assert not [text for text in memories() if "[" in text or "<" in text]
+    assert found("yacht")
+    with SQLiteCheckpointer.open("x.db") as saver:
+        branches = [item.value.text for item in saver.history(name) if item.branch]
+        about = saver.checkpoints(name)[0].metadata
+    if name == "code":
+        assert branches == ["The red one."]
+        assert about["title"] == "Boats"
 
 
 # -- JSONL

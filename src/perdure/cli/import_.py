@@ -8,10 +8,10 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -22,6 +22,7 @@ from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation, Odd, SavedText
+    from perdure.cli.import_agents import Sessions
     from perdure.cli.import_lines import Lines
     from perdure.cli.import_thread import ConversationsReport
 
@@ -67,10 +68,11 @@ def import_(
 ) -> None:
     """Import conversations as threads, with memories.
 
-    Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), the JSON of a
-    shared link, JSONL of messages, databases of langgraph's own savers, and files of perdure, which
-    are merged with their items. Regenerated answers become forks. What was imported before stays
-    as it is, so an import can be repeated. Exit code 1 if no message was read.
+    Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), of Open WebUI and
+    LibreChat, sessions of Claude Code and Codex, the JSON of a shared link, JSONL of messages,
+    databases of langgraph's own savers, and files of perdure, which are merged with their items.
+    Regenerated answers become forks. What was imported before stays as it is, so an import can be
+    repeated. Exit code 1 if no message was read.
     """
     from perdure.cli.import_thread import ConversationsReport, Importing
 
@@ -171,6 +173,7 @@ def _read(
 ) -> list[Conversation]:
     """The conversations of a file or folder; an error if it holds nothing of a known kind."""
     from perdure.cli.conversation import Odd, Problem, values
+    from perdure.cli.import_agents import Sessions
     from perdure.cli.import_lines import Lines
 
     called = "stdin" if path == Path("-") else str(path)
@@ -181,18 +184,19 @@ def _read(
         for name, data in _files(path, called, source, report):
             where = "" if name == called else f"{name!r}, "
             text = data.decode(jsonlib.detect_encoding(data))
-            lines = Lines(name if name == called else f"{called}/{name}")
+            file = name if name == called else f"{called}/{name}"
+            found = _Found(Lines(file), Sessions(file), talks, texts)
             for number, value in values(text):
                 try:
                     if isinstance(value, Odd):
                         raise value
-                    if not _collect(str(number), value, lines, talks, texts):
+                    if not _collect(str(number), value, found):
                         raise _explain_unknown(value)
                     is_any = True
                 except Odd as exc:
                     why = why or _explain_failure(exc, where)
                     report.skipped.append(Problem(str(exc), f"{name}, {number}"))
-            talks += lines.talks()
+            talks += [*found.lines.talks(), *found.sessions.talks()]
     except zipfile.BadZipFile as exc:
         raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
     except UnicodeDecodeError as exc:
@@ -200,8 +204,9 @@ def _read(
     if not is_any:
         raise ImportFailed(
             f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
-            "Claude (ZIP, folder, conversations.json), a shared link's JSON, JSONL of messages, or "
-            "a database of langgraph or of perdure"
+            "Claude (ZIP, folder, conversations.json), of Open WebUI or LibreChat, a session of "
+            "Claude Code or Codex, a shared link's JSON, JSONL of messages, or a database of "
+            "langgraph or of perdure"
         )
     return talks
 
@@ -272,42 +277,58 @@ def _wanted(names: list[str], report: ConversationsReport) -> list[str]:
     return wanted
 
 
-def _collect(
-    number: str,
-    value: Any,
-    lines: Lines,
-    talks: list[Conversation],
-    texts: list[SavedText],
-    depth: int = _DEPTH,
-) -> bool:
-    """Find the conversations in a value, also deep in it; returns whether there is one.
+class _Found(NamedTuple):
+    """What is found in a file: by lines and sessions, and what is whole by itself."""
 
-    What is in the form of `lines` goes there, and what Claude remembered to `texts`.
-    """
-    from perdure.cli import import_chatgpt, import_claude
+    lines: Lines
+    sessions: Sessions
+    talks: list[Conversation]
+    texts: list[SavedText]
+
+
+def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
+    """Find the conversations in a value, also deep in it; returns whether there is one."""
     from perdure.cli.import_lines import has_messages
     from perdure.cli.import_messages import is_message
 
-    keys = value.keys() if isinstance(value, dict) else set()
-    if keys & {"mapping", "linear_conversation"}:
-        talks.append(import_chatgpt.read(value))
-    elif "chat_messages" in keys:
-        talks.append(import_claude.read(value))
-    elif keys and import_claude.is_memories(value):
-        texts += import_claude.read_memories(value)
-    elif keys and import_claude.is_project(value):
-        texts += import_claude.read_project(value)
-    elif keys and import_claude.is_design(value):
-        talks.append(import_claude.read_design(value))
-    elif keys and has_messages(value):
-        lines.add_conversation(number, value)
+    is_object = isinstance(value, dict)
+    if is_object and (read := _reader_of(value)) is not None:
+        found.talks.append(read(value))
+    elif is_object and (read_texts := _text_reader_of(value)) is not None:
+        found.texts.extend(read_texts(value))
+    elif is_object and depth == _DEPTH and found.sessions.takes(value):
+        pass
+    elif is_object and has_messages(value):
+        found.lines.add_conversation(number, value)
     elif depth == _DEPTH and is_message(value):
-        lines.add_message(value)
+        found.lines.add_message(value)
     else:
-        parts = value.values() if keys else value if isinstance(value, list) else ()
+        parts = value.values() if is_object else value if isinstance(value, list) else ()
         within = enumerate(parts, 1) if depth else ()
-        kinds = [
-            _collect(f"{number}.{n}", part, lines, talks, texts, depth - 1) for n, part in within
-        ]
+        kinds = [_collect(f"{number}.{n}", part, found, depth - 1) for n, part in within]
         return any(kinds)
     return True
+
+
+def _reader_of(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
+    """Return the function that reads an object as one conversation, if there is one."""
+    from perdure.cli import import_chatgpt, import_claude, import_webui
+
+    if value.keys() & {"mapping", "linear_conversation"}:
+        return import_chatgpt.read
+    if "chat_messages" in value:
+        return import_claude.read
+    if import_claude.is_design(value):
+        return import_claude.read_design
+    if import_webui.is_open_webui(value):
+        return import_webui.read_open_webui
+    return import_webui.read_librechat if import_webui.is_librechat(value) else None
+
+
+def _text_reader_of(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
+    """Return the function that reads an object as memories or documents, if there is one."""
+    from perdure.cli import import_claude
+
+    if import_claude.is_memories(value):
+        return import_claude.read_memories
+    return import_claude.read_project if import_claude.is_project(value) else None

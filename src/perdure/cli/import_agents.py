@@ -1,0 +1,255 @@
+"""Sessions of the coding agents Claude Code and Codex, which have a JSON Lines file each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+
+from perdure.cli.conversation import (
+    Conversation,
+    described,
+    fenced,
+    find,
+    label,
+    made_up_id,
+    seconds,
+    short,
+    spoken,
+    whole,
+)
+
+_CLAUDE: Final = ("user", "assistant")
+_TITLES: Final = ("customTitle", "aiTitle", "title")
+_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_CODEX_ITEMS: Final = (
+    *("message", "reasoning", "function_call", "function_call_output", "local_shell_call"),
+    *("custom_tool_call", "custom_tool_call_output", "web_search_call", "ghost_snapshot"),
+)
+_MACHINE: Final = re.compile(
+    r"\s*(<(command-|local-command|system-reminder|environment_context|user_instructions|"
+    r"user_shell_command|turn_aborted|permissions)|Caveat: The messages below|# AGENTS\.md )"
+)
+"""What a program puts into the place of a user's message."""
+_TAGGED: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
+_ASKED: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "description")
+_WRITTEN: Final = ("content", "new_string", "new_str", "prompt", "plan", "input", "patch")
+
+
+class Sessions:
+    """The sessions of one file.
+
+    Args:
+        file: The path of the file.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._stem = Path(file).stem
+        self._sessions: dict[str, _Session] = {}
+        self._codex: _Session | None = None  # whose lines do not name it
+        self._summaries: dict[str, str] = {}  # titles of sessions, by a message that is in them
+
+    def takes(self, line: Mapping[str, Any]) -> bool:
+        """Return whether a line is one of a session, and add it if so."""
+        kind = line.get("type")
+        if kind in _CODEX and isinstance(line.get("payload"), dict):
+            self._add_codex(str(kind), line["payload"], line.get("timestamp"))
+        elif _is_codex_beginning(line) or (self._codex is not None and "sessionId" not in line):
+            is_item = kind in _CODEX_ITEMS or "record_type" in line
+            if not (is_item or _is_codex_beginning(line)):
+                return False
+            kind = "response_item" if kind in _CODEX_ITEMS else "session_meta"
+            self._add_codex(kind, line, line.get("timestamp"))
+        elif _is_claude(line):
+            self._add_claude(line)
+        else:
+            return False
+        return True
+
+    def talks(self) -> list[Conversation]:
+        """The conversations of all sessions."""
+        for session in self._sessions.values():
+            titles = [text for key, text in self._summaries.items() if key in session.parents]
+            session.title = session.title or (titles[-1] if titles else "")
+        return [session.finish() for session in self._sessions.values() if session.parents]
+
+    def _session(self, name: object) -> _Session:
+        known = name if isinstance(name, str) and name else self._stem
+        return self._sessions.setdefault(known, _Session(known))
+
+    def _add_claude(self, line: Mapping[str, Any]) -> None:
+        kind, message = find(line, str, "type"), find(line, dict, "message")
+        if kind == "summary":  # it may be of another session
+            self._summaries[find(line, str, "leafUuid")] = find(line, str, "summary")
+            return
+        session = self._session(line.get("sessionId"))
+        if kind not in _CLAUDE or not message:
+            if kind.endswith("title"):
+                titles = (find(line, str, name) for name in _TITLES)
+                session.title = next(filter(None, titles), session.title)
+            if find(line, str, "uuid"):
+                session.parents[whole(line["uuid"])] = _parent_of(line)
+            return
+        key = find(line, str, "uuid") or made_up_id(session.id, len(session.parents))
+        session.parents[key], session.seen = _parent_of(line), session.seen + 1
+        session.model = find(message, str, "model") or session.model
+        at = seconds(line.get("timestamp"))
+        if line.get("isSidechain") is True:
+            session.left_out("sidechain")
+            del session.parents[key]
+        elif line.get("isMeta") is True:
+            session.left_out("meta")
+        else:
+            session.last = key
+            session.messages[key] = _read_claude(session, key, kind, message, at)
+
+    def _add_codex(self, kind: str, payload: Mapping[str, Any], time: Any) -> None:
+        if kind == "session_meta":
+            if self._codex is None or find(payload, str, "id"):
+                self._codex = self._session(payload.get("id"))
+            return
+        session = self._codex = self._codex or self._session(None)
+        if kind == "turn_context":
+            session.model = find(payload, str, "model") or session.model
+        if kind != "response_item":  # events tell again what items say
+            return
+        session.seen += 1
+        at, item = seconds(time), find(payload, str, "type")
+        key = made_up_id(session.id, len(session.parents), item, payload.get("content"))
+        text, is_document = _read_codex(session, item, payload)
+        if not text.strip():
+            return
+        role = find(payload, str, "role") if item == "message" else "assistant"
+        session.parents[key], session.last = session.last, key
+        tool = item != "message"
+        session.messages[key] = [
+            spoken(role, text, key, tool=tool, document=is_document, create_time=at)
+        ]
+
+
+class _Session:
+    """A session that is being read; see `Conversation`."""
+
+    def __init__(self, id: str) -> None:
+        self.id, self.title, self.model = id, "", ""
+        self.parents: dict[str, str | None] = {}
+        self.messages: dict[str, list[BaseMessage]] = {}
+        self.last: str | None = None
+        self.seen = 0
+        self._left_out: list[str] = []
+        self.problems: list[tuple[str, str]] = []
+
+    def left_out(self, kind: str) -> None:
+        self._left_out.append(kind)
+
+    def finish(self) -> Conversation:
+        about = {"title": self.title, "model": self.model}
+        talk = described(self.id, about, {name: name for name in about})
+        talk.seen = self.seen
+        talk.left_out.update(self._left_out)
+        for reason, key in self.problems:
+            talk.problem(reason, key)
+        parents = {key: above if above in self.parents else None
+                   for key, above in self.parents.items()}  # fmt: skip
+        talk.fill(parents, self.messages, self.last or "")
+        return talk
+
+
+def _is_claude(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is one of a session of Claude Code."""
+    if "sessionId" in line and "type" in line:
+        return True
+    is_message = line.get("type") in _CLAUDE and isinstance(line.get("message"), dict)
+    return is_message or (line.get("type") == "summary" and "leafUuid" in line)
+
+
+def _is_codex_beginning(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is the first one of a session of Codex before September 2025."""
+    return {"id", "timestamp", "instructions"} <= line.keys() and "role" not in line
+
+
+def _parent_of(line: Mapping[str, Any]) -> str | None:
+    above = line.get("parentUuid") or line.get("logicalParentUuid")
+    return whole(above) if isinstance(above, str) else None
+
+
+def _read_claude(
+    session: _Session, key: str, role: str, message: Mapping[str, Any], at: float | None
+) -> list[BaseMessage]:
+    """Return what a line of Claude Code says: its text, and apart from it the calls of tools."""
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts, calls, is_document = list[str](), list[str](), False
+    for block in find({"c": blocks}, list, "c"):
+        kind, text = find(block, str, "type"), find(block, str, "text")
+        if kind == "text":
+            text = _TAGGED.sub("", text)
+            if role == "user" and _MACHINE.match(text):
+                session.left_out("command")
+            elif text.strip():
+                texts.append(text)
+        elif kind == "tool_use":
+            call, has_text = _show_call(find(block, str, "name"), find(block, dict, "input"))
+            calls.append(call)
+            is_document = is_document or has_text
+        elif kind in ("image", "document"):
+            calls.append(label(kind, find(block, str, "title")))
+        elif kind in ("thinking", "redacted_thinking", "tool_result"):
+            session.left_out(kind)
+        else:
+            session.problems.append((f"unknown content {short(kind, 40)!r}", key))
+    about: dict[str, Any] = {"create_time": at, "model_name": find(message, str, "model")}
+    said = [spoken(role, "\n\n".join(texts), key, **about)] if texts else []
+    if calls:
+        id = f"{key}/1" if texts else key
+        text = "\n\n".join(calls)
+        said.append(spoken(role, text, id, tool=True, document=is_document, **about))
+    return said
+
+
+def _read_codex(
+    session: _Session, item: str, payload: Mapping[str, Any]
+) -> tuple[str, bool]:  # fmt: skip
+    """Return what an item of Codex says, and whether it is the document of a tool's call."""
+    if item == "message" and payload.get("role") in ("user", "assistant"):
+        parts = find(payload, list, "content")
+        texts = [find(part, str, "text") for part in parts]
+        texts = [text for text in texts if text.strip()]
+        kept = [text for text in texts if not _MACHINE.match(text)]
+        for _ in range(len(texts) - len(kept)):
+            session.left_out("context")
+        pictures = [p for p in parts if find(p, str, "type") == "input_image"]
+        return "\n\n".join([*(label("image") for _ in pictures), *kept]), False
+    if item in ("function_call", "custom_tool_call", "local_shell_call"):
+        name = find(payload, str, "name") or "shell"
+        given = payload.get("arguments") or payload.get("input") or payload.get("action")
+        return _show_call(name, _arguments(given))
+    session.left_out(item if item != "message" else find(payload, str, "role") or item)
+    return "", False
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, str):
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError):
+            value = given
+        return value if isinstance(value, dict) else {"input": given}
+    return given if isinstance(given, dict) else {}
+
+
+def _show_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return what a tool was asked, and whether that has a text of its own."""
+    subjects = ((field, arguments[field]) for field in _ASKED if arguments.get(field))
+    field, subject = next(subjects, ("", ""))
+    subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)
+    texts = [find(arguments, str, name) for name in _WRITTEN]
+    texts = [text for text in texts if text.strip()]
+    is_code = field in ("command", "cmd") and len(subject) > 0
+    body = [fenced(subject, "bash")] if is_code else []
+    head = label(name or "tool", find(arguments, str, "description") if is_code else subject)
+    return "\n".join([head, *body, *texts]), bool(body or texts)
