@@ -369,7 +369,13 @@ def main() -> None:
     parser.add_argument("--on", choices=("file", "postgres"), default="file")
     parser.add_argument("--threads", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--random", type=int, metavar="ROUNDS", help="rounds of random faults")
+    parser.add_argument("--seed", type=int, default=1, help="of the first random round")
     given = parser.parse_args()
+    if given.random:
+        from benchmarks.random_faults import run_rounds
+
+        sys.exit(not run_rounds(given.on, given.random, given.seed))
     for fault in given.faults or FAULTS[: 4 if given.on == "file" else 6]:
         rounds = [measured(fault, given.on, given.threads) for _ in range(given.rounds)]
         took = [each.pop("takeover_ms") for each in rounds]
