@@ -18,7 +18,7 @@ from math import inf
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
+from langgraph.checkpoint.serde.types import INTERRUPT, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.additions import Additions
@@ -69,6 +69,7 @@ from perdure.checkpointers.removal import (
     NEXT_NODE,
     NO_WRITES,
     TASK_CHANNELS,
+    UNALTERED,
     Remover,
     TextSet,
     Where,
@@ -417,7 +418,7 @@ class _Eraser:
         kept = []
         for index, channel, ref in writes:
             new = yield from self._ref(channel, ref, True)
-            if new is ref or (new is not GONE and channel not in (INTERRUPT, RESUME)):
+            if new is ref or (new is not GONE and channel not in UNALTERED):
                 kept.append([index, channel, new])
             elif waits and channel == TASKS:
                 sent = yield from self._value(ref)

@@ -26,10 +26,12 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
-from perdure.checkpointers.status import CANCELLED
+from perdure.checkpointers.status import CANCELLED, FORMER
 
-TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
+TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS, FORMER}
 """The channels whose values describe tasks."""
+UNALTERED: Final = {INTERRUPT, RESUME, FORMER}
+"""The channels whose values are removed as a whole if a part of them is to be removed."""
 NO_WRITES: Final = "__no_writes__"
 """The channel to which langgraph writes when a task returns nothing."""
 NEXT_NODE: Final = "branch:to:"

@@ -376,6 +376,9 @@ SELECT coalesce(sum(length(body)), 0) FROM writes WHERE namespace = ? AND uid = 
 -- drop_writes: the pending writes of a checkpoint
 DELETE FROM writes WHERE namespace = ? AND uid = ?;
 
+-- drop_task_writes: the pending writes of one task of a checkpoint
+DELETE FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
+
 -- add_tag: make a checkpoint findable by one of its metadata values
 INSERT INTO tags (tag, checkpoint) VALUES (?, ?) ON CONFLICT DO NOTHING;
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
+from langgraph.checkpoint.serde.types import INTERRUPT, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.cache import Write
@@ -24,6 +24,7 @@ from perdure.checkpointers.removal import (
     NEXT_NODE,
     NO_WRITES,
     TASK_CHANNELS,
+    UNALTERED,
     Remover,
     TextSet,
     Where,
@@ -223,7 +224,7 @@ class StalePut:
             new = self._remove_erased(channel, value, inputs=True)
             if new is value:
                 kept.append([index, channel, ref])
-            elif new is not GONE and channel not in (INTERRUPT, RESUME):
+            elif new is not GONE and channel not in UNALTERED:
                 path = f"the write to {channel!r}"
                 kept.append([index, channel, here(self._codec, None, channel, new, path)])
         if len(kept) < len(writes) and has_no_result(kept):  # otherwise the task would run again

@@ -89,6 +89,31 @@ def test_an_equal_answer_is_not_lost_with_its_server(db: Settings, gate: Gate, h
     assert values["heard"] == ["yes", "yes", "yes"]
 
 
+@pytest.mark.parametrize("died", [True, False])
+def test_a_run_that_rejects_waits_for_the_lock_of_its_thread(
+    db: Settings, gate: Gate, died: bool
+) -> None:
+    """Its client was told that it is accepted, before a program took the lock for a moment."""
+    body: Any = {"input": says("one"), "multitask_strategy": "reject"}
+    with served(db, gate) as client:
+        client.threads.create(thread_id="t")
+        if died:
+            run = client.runs.create("t", "talk", **body)["run_id"]
+            assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(db.db) as saver, served(db, gate) as client:
+        with saver.lock("t"):
+            if not died:
+                run = client.runs.create("t", "talk", **body)["run_id"]
+            time.sleep(0.3)
+            before = client.runs.get("t", run)["status"]
+        values: Any = client.runs.join("t", run)
+        stands = client.runs.get("t", run)["status"]
+
+    assert (before, stands) == ("running", "success")
+    assert [message["content"] for message in values["messages"]] == ["one", "heard 1"]
+
+
 @pytest.mark.parametrize("what", ["update", "turn"])
 def test_an_input_is_not_applied_twice_if_others_wrote(db: Settings, gate: Gate, what: str) -> None:
     """A program changes the thread between two servers; the run ends, and says why."""
@@ -160,8 +185,9 @@ def test_a_thread_whose_run_lost_its_server_is_not_changed(
     assert after == before
 
 
+@pytest.mark.parametrize("asked_of", ["another server", "its server"])
 def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
-    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, asked_of: str
 ) -> None:
     """Once the cancellation is accepted, the run and its checkpoints go."""
     gate.open.set()
@@ -172,6 +198,8 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
             asked.append(run.run_id)
             await tidy(self, run)
             await self.table.cancel("t", run.run_id, "rollback")
+            if asked_of == "its server":
+                await self.refresh(run)
         else:
             await tidy(self, run)
 

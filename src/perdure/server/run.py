@@ -44,6 +44,7 @@ class Run:
         output: The values after its last step, with its interrupts, if it ran here.
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
+        knows_rollback: A rollback was asked for before its thread was tidied.
         rolled_back: What it has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
@@ -79,6 +80,7 @@ class Run:
     failure: Exception | None = None
     outcome: RunState = "pending"
     unheard: bool = False
+    knows_rollback: bool = False
     rolled_back: bool = False
     former_status: RunStatus | None = None
     removals: int | None = None
@@ -198,7 +200,7 @@ class Run:
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
         """While it lasts, the run is under way here."""
-        self.lost = self.unheard = self.tidied = False
+        self.lost = self.unheard = self.tidied = self.knows_rollback = False
         self.failure, self.outcome = None, "pending"
         self.cancelled = self.cancelled or self.row.live.cancel
         self._executing = True

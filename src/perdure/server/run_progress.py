@@ -4,6 +4,9 @@ A checkpoint carries the id of the run that put it, in its metadata. The answer 
 stored before the next checkpoint, as a pending write that does not name the run. So a run with a
 `Command` first stores how many answers and updates the checkpoint has. The next server compares.
 Values are never compared, because the same answer may be given twice.
+
+A run without an input writes to a checkpoint that another run has put. So it first stores what the
+tasks had written there, and a rollback of the run restores that.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.status import ASIDE, NULL_TASK
+from perdure.checkpointers.status import ASIDE, FORMER, NULL_TASK
+from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, undo_writes
 from perdure.server.run import Run
 
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
@@ -27,7 +31,7 @@ _PATH: Final = f"run start{ASIDE}"
 _MAX_CHECKPOINTS: Final = (
     64  # of a thread, from the newest, in which the start of a run is looked up
 )
-_SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START})
+_SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START, FORMER})
 
 
 class _Counts(NamedTuple):
@@ -48,8 +52,11 @@ class _Counts(NamedTuple):
 
 
 async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> None:
-    """Store the counts of the checkpoint from which a run with a `Command` starts."""
-    if run.request.command is None:
+    """Store the counts, and the former writes, of the checkpoint from which a run starts.
+
+    A run with an input puts a checkpoint of its own first, so nothing is stored for it.
+    """
+    if run.request.command is None and run.request.input is not None:
         return
     given = config["configurable"]
     names = ("thread_id", "checkpoint_ns", "checkpoint_id")
@@ -57,7 +64,39 @@ async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> 
     start = await saver.aget_tuple({"configurable": at})
     if start is not None:
         counts = _Counts.of(start.pending_writes or ())
-        await saver.aput_writes(start.config, [(_START, [*counts])], run.run_id, _PATH)
+        former = await _read_former_writes(saver, start)
+        writes = [(_START, [*counts]), (FORMER, former)]
+        await saver.aput_writes(start.config, writes, run.run_id, _PATH)
+
+
+async def restore_start(saver: Checkpointer, run: Run) -> None:
+    """Undo what a run has written to checkpoints of other runs.
+
+    The caller holds the lock of the thread, and has removed the checkpoints of the run.
+    """
+    at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+    start = await _find_start(saver, at, run)
+    if start is None:
+        return
+    of_run = [each for each in start[0].pending_writes or () if each[0] == run.run_id]
+    stored = [value for _, channel, value in of_run if channel == FORMER]
+    for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start is the last
+        place = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+        now = await saver.aget_tuple({"configurable": {"thread_id": run.thread_id, **place}})
+        if now is None:
+            continue
+        answers = {
+            task: value
+            for task, channel, value in now.pending_writes or ()
+            if channel == RESUME and isinstance(value, list)
+        }
+        former = {}
+        for task, (has_result, count, control) in tasks.items():
+            given = {RESUME: answers.get(task, [])[:count]} if count else {}
+            former[task] = FormerWrites(has_result, {**control, **given})
+        await undo_writes(
+            saver, run.thread_id, run.run_id, FormerCheckpoint(ns, checkpoint_id, former)
+        )
 
 
 async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
@@ -105,3 +144,36 @@ async def _find_start(
             if (task, channel) == (run.run_id, _START):
                 return checkpoint, _Counts(*value)
     return None
+
+
+async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
+    """Return what tasks have written to a checkpoint, and to those of subgraphs that wait in it.
+
+    Each element has the namespace and the id of a checkpoint, and for each task whether it has a
+    result, the number of its answers, and its questions and errors by their channels. Answers are
+    only appended, so their number is enough.
+    """
+    thread_id = start.config["configurable"]["thread_id"]
+    former, checkpoints = list[list[Any]](), [start]
+    while checkpoints:
+        checkpoint = checkpoints.pop()
+        place = checkpoint.config["configurable"]
+        ns, tasks = place.get("checkpoint_ns", ""), dict[str, list[Any]]()
+        for task, channel, value in checkpoint.pending_writes or ():
+            entry = tasks.setdefault(task, [False, 0, {}])
+            if channel not in WRITES_IDX_MAP:
+                entry[0] = True
+            elif channel == RESUME and isinstance(value, list):
+                entry[1] = len(value)
+            else:
+                entry[2][channel] = value
+        former.append([ns, place["checkpoint_id"], tasks])
+        status = await saver.astatus(
+            thread_id, checkpoint_ns=ns, checkpoint_id=place["checkpoint_id"]
+        )
+        for waiting in status.tasks:
+            inner = f"{ns}|{waiting.node}:{waiting.id}".removeprefix("|")
+            at: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": inner}}
+            nested = await saver.aget_tuple(at) if waiting.id and waiting.interrupts else None
+            checkpoints += [nested] if nested is not None else []
+    return former

@@ -45,7 +45,12 @@ from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of, shown
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import Log, LoggedEvent
-from perdure.server.run_progress import find_progress, is_input_stored, store_start
+from perdure.server.run_progress import (
+    find_progress,
+    is_input_stored,
+    restore_start,
+    store_start,
+)
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -367,7 +372,8 @@ class DatabaseRuns:
 
     async def _execute(self, run: Run, live: LiveRun) -> None:
         """Run it here, and end it, unless it was lost."""
-        patience_s = 0 if run.request.multitask_strategy == "reject" else None
+        is_first = run.request.multitask_strategy == "reject" and not run.begun
+        patience_s = ENDS_S if is_first else None  # requests hold the lock for a moment
         with run.executing():
             with run.playing():
                 run.check()
@@ -416,11 +422,14 @@ class DatabaseRuns:
         return True
 
     async def _tidy(self, run: Run) -> None:
-        if run.cancelled == "rollback":  # its thread stands as before
+        run.knows_rollback = run.cancelled == "rollback"
+        if run.knows_rollback:  # its thread stands as before
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
                 await self.saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
+                await restore_start(self.saver, run)
                 if run.former_status is not None:  # it had ended when the rollback was asked for
                     await self._threads.set_status(run.thread_id, run.former_status)
+                if run.request.webhook:
                     await WebhookTable(self.saver).drop(run.run_id)
             run.rolled_back = True
         if run.request.webhook and not run.rolled_back:
@@ -456,7 +465,7 @@ class DatabaseRuns:
         closing = self._runs.player(run).closing(error)
         last = await self.events.last(run, closing)
         how: Any = "rolled back" if run.rolled_back else run.outcome
-        knows = run.cancelled == "rollback"
+        knows = run.knows_rollback  # one that came later has yet to be done
         claimed = await self.table.end(live, how, error, asked, last, knows_rollback=knows)
         if run.rolled_back:
             self.known.pop(run.run_id, None)

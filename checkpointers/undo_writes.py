@@ -1,0 +1,94 @@
+"""Undo what a run has written to checkpoints that other runs have put.
+
+The answers to questions, and the results of nodes that ran after an answer, are pending writes of
+the checkpoint at which the thread waited. They stay when the checkpoints of the run are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.put import here
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.records import open_writes, pack_id, seal_writes, unpack_id
+from perdure.checkpointers.status import is_by_update
+from perdure.storage.flow import Flow
+
+
+class FormerWrites(NamedTuple):
+    """What a task had written to a checkpoint at an earlier time.
+
+    Attributes:
+        has_result: Whether the task had written to channels of the graph.
+        control: Its questions, answers and errors, by langgraph's channel for them.
+    """
+
+    has_result: bool
+    control: Mapping[str, Any]
+
+
+class FormerCheckpoint(NamedTuple):
+    """The pending writes of a checkpoint at an earlier time.
+
+    Attributes:
+        checkpoint_ns: The namespace of the checkpoint.
+        checkpoint_id: The id of the checkpoint.
+        tasks: The writes of each task, by its id.
+    """
+
+    checkpoint_ns: str
+    checkpoint_id: str
+    tasks: Mapping[str, FormerWrites]
+
+
+async def undo_writes(
+    saver: Checkpointer, thread_id: str, run_id: str, former: FormerCheckpoint
+) -> None:
+    """Restore the pending writes of a checkpoint to an earlier state, in one transaction.
+
+    Writes of `update_state` are kept. The rows in the name of the run itself are removed.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread of the checkpoint. The caller holds the lock of the thread.
+        run_id: The run that has written since.
+        former: The earlier state.
+    """
+    reader = saver._reader
+    await saver.database.awrite(
+        lambda: _undo(reader, thread_id, run_id, former),
+        lambda _: reader.cache.forget(thread_id),
+        exclusive=(thread_id,),
+        removes=True,
+    )
+
+
+def _undo(
+    reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
+) -> Flow[None]:
+    ns, checkpoint_id, tasks = former
+    for thread, *_ in (yield reader.sql("find_thread", thread_id)):
+        namespaces = {name: key for key, name, _ in (yield reader.sql("thread_namespaces", thread))}
+        rows = (yield reader.sql("namespace_writes", namespaces[ns])) if ns in namespaces else ()
+        for row in rows:
+            task, path = unpack_id(row[1]) or "", row[2]
+            if unpack_id(row[0]) != checkpoint_id or (is_by_update(path) and task != run_id):
+                continue
+            at = namespaces[ns], pack_id(checkpoint_id), pack_id(task)
+            if task == run_id or task not in tasks:
+                yield reader.sql("drop_task_writes", *at)
+                continue
+            has_result, control = tasks[task]
+            writes = open_writes(reader.seal, thread_id, ns, row)
+            left = [write for write in writes if has_result and write[0] >= 0]
+            for channel, value in control.items():
+                ref = here(reader.codec, None, channel, value, f"the write to {channel!r}")
+                left.append([WRITES_IDX_MAP[channel], channel, ref])
+            place = thread_id, ns, checkpoint_id, task, path
+            body = seal_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))
+            yield reader.sql("put_writes", *at, path, body)
+        yield reader.sql("changed", thread)
