@@ -36,6 +36,7 @@ _OTHERS: Final = re.compile(  # what Claude's export has beside them
 _ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # parts of Claude's export
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINKS: Final = "is a list of links to the files of an export"
+_UNKNOWN: Final = "no conversation"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
 _DEPTH: Final = 8  # of a shared link's page, which holds the conversation somewhere within
 
@@ -78,14 +79,13 @@ def import_(
 
     names = _names(renamed or [])
     report = ConversationsReport()
-    read: list[Conversation] = []
-    texts: list[SavedText] = []
+    reading = _Reading(report)
     databases = [name for name in files if is_dsn(name)]
     with tempfile.TemporaryDirectory() as folder:
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             with at_work(f"reading {path}"), _opened(path) as source:
                 if source is None or not _begins(source, _SQLITE):
-                    read += _read(path, source, report, texts)
+                    reading.read(path, source)
                 elif path.is_file():
                     databases.append(str(path))
                 else:  # a pipe
@@ -93,6 +93,7 @@ def import_(
                     Path(databases[-1]).write_bytes(source.read())
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
+        read = reading.finish()
         read.sort(key=lambda talk: talk.at(next(reversed(talk.nodes), None)))
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
@@ -100,7 +101,7 @@ def import_(
             for database in databases:
                 importing.take_over(database, names)
             importing.store(prefix, read)
-            importing.store_texts(texts)
+            importing.store_texts(reading.texts)
             if report.memories:
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
@@ -168,47 +169,73 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
     return first == mark
 
 
-def _read(
-    path: Path, source: IO[bytes] | None, report: ConversationsReport, texts: list[SavedText]
-) -> list[Conversation]:
-    """The conversations of a file or folder; an error if it holds nothing of a known kind."""
-    from perdure.cli.conversation import Odd, Problem, values
-    from perdure.cli.import_agents import Sessions
-    from perdure.cli.import_lines import Lines
+class _Reading:
+    """What is read of the files of one import, and reported.
 
-    called = "stdin" if path == Path("-") else str(path)
-    talks: list[Conversation] = []
-    is_any = False
-    why = where = ""
-    try:
-        for name, data in _files(path, called, source, report):
-            where = "" if name == called else f"{name!r}, "
-            text = data.decode(jsonlib.detect_encoding(data))
-            file = name if name == called else f"{called}/{name}"
-            found = _Found(Lines(file), Sessions(file), talks, texts)
-            for number, value in values(text):
-                try:
-                    if isinstance(value, Odd):
-                        raise value
-                    if not _collect(str(number), value, found):
-                        raise _explain_unknown(value)
-                    is_any = True
-                except Odd as exc:
-                    why = why or _explain_failure(exc, where)
-                    report.skipped.append(Problem(str(exc), f"{name}, {number}"))
-            talks += [*found.lines.talks(), *found.sessions.talks()]
-    except zipfile.BadZipFile as exc:
-        raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise ImportFailed(f"{called!r} is not UTF-8 text: {where}byte {exc.start}") from exc
-    if not is_any:
-        raise ImportFailed(
-            f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
-            "Claude (ZIP, folder, conversations.json), of Open WebUI or LibreChat, a session of "
-            "Claude Code or Codex, a shared link's JSON, JSONL of messages, or a database of "
-            "langgraph or of perdure"
-        )
-    return talks
+    Attributes:
+        talks: Conversations that are whole by themselves.
+        texts: Memories and documents.
+        batches: Requests of batches, and answers to them, which may be in another file.
+    """
+
+    def __init__(self, report: ConversationsReport) -> None:
+        from perdure.cli.import_openai import Batches
+
+        self._report = report
+        self.talks: list[Conversation] = []
+        self.texts: list[SavedText] = []
+        self.batches = Batches()
+        self._files: list[_Found] = []
+
+    def finish(self) -> list[Conversation]:
+        """Return the conversations of all files."""
+        self._report.skipped += self.batches.finish()
+        for found in self._files:
+            self.talks += [*found.lines.talks(), *found.sessions.talks()]
+        return self.talks
+
+    def read(self, path: Path, source: IO[bytes] | None) -> None:
+        """Read a file or a folder; an error if it holds nothing of a known kind."""
+        called = "stdin" if path == Path("-") else str(path)
+        is_any, why, where = False, "", ""
+        try:
+            for name, data in _files(path, called, source, self._report):
+                where = "" if name == called else f"{name!r}, "
+                text = data.decode(jsonlib.detect_encoding(data))
+                is_found, problem = self._read_text(name, called, text, where)
+                is_any, why = is_any or is_found, why or problem
+        except zipfile.BadZipFile as exc:
+            raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
+        except UnicodeDecodeError as exc:
+            raise ImportFailed(f"{called!r} is not UTF-8 text: {where}byte {exc.start}") from exc
+        if not is_any:
+            raise ImportFailed(
+                f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
+                "Claude (ZIP, folder, conversations.json), of Open WebUI or LibreChat, a session "
+                "of Claude Code or Codex, a shared link's JSON, JSONL of messages, or a database "
+                "of langgraph or of perdure"
+            )
+
+    def _read_text(self, name: str, called: str, text: str, where: str) -> tuple[bool, str]:
+        """Read the text of a file; returns whether it has a conversation, and else why not."""
+        from perdure.cli.conversation import Odd, Problem, values
+        from perdure.cli.import_agents import Sessions
+        from perdure.cli.import_lines import Lines
+
+        file, is_any, why = name if name == called else f"{called}/{name}", False, ""
+        found = _Found(file, Lines(file), Sessions(file), self)
+        self._files.append(found)
+        for number, value in values(text):
+            try:
+                if isinstance(value, Odd):
+                    raise value
+                if not _collect(str(number), value, found):
+                    raise _explain_unknown(value)
+                is_any = True
+            except Odd as exc:
+                why = why or _explain_failure(exc, where)
+                self._report.skipped.append(Problem(str(exc), f"{name}, {number}"))
+        return is_any, why
 
 
 def _explain_failure(problem: Odd, where: str) -> str:
@@ -216,7 +243,10 @@ def _explain_failure(problem: Odd, where: str) -> str:
     wrong = problem.__cause__
     if isinstance(wrong, jsonlib.JSONDecodeError):
         return f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
-    return str(problem) if str(problem).startswith(_LINKS) else ""
+    if str(problem) == _UNKNOWN:
+        return ""
+    why = str(problem)
+    return why if why.startswith(_LINKS) else f"holds no conversations: {where}{why}"
 
 
 def _explain_unknown(value: Any) -> Odd:
@@ -227,7 +257,7 @@ def _explain_unknown(value: Any) -> Odd:
     zips = files_of_manifest(value) if isinstance(value, dict) else []
     if zips:
         return Odd(f"{_LINKS}: download {', '.join(zips)} from them, and import these files")
-    return Odd("no conversation")
+    return Odd(_UNKNOWN)
 
 
 def _files(
@@ -278,26 +308,31 @@ def _wanted(names: list[str], report: ConversationsReport) -> list[str]:
 
 
 class _Found(NamedTuple):
-    """What is found in a file: by lines and sessions, and what is whole by itself."""
+    """What is found in a file: lines and sessions, and what is whole by itself."""
 
+    file: str
     lines: Lines
     sessions: Sessions
-    talks: list[Conversation]
-    texts: list[SavedText]
+    reading: _Reading
 
 
 def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
     """Find the conversations in a value, also deep in it; returns whether there is one."""
     from perdure.cli.import_lines import has_messages
     from perdure.cli.import_messages import is_message
+    from perdure.cli.import_openai import convert_example, is_batch
 
     is_object = isinstance(value, dict)
     if is_object and (read := _reader_of(value)) is not None:
-        found.talks.append(read(value))
+        found.reading.talks.append(read(value))
     elif is_object and (read_texts := _text_reader_of(value)) is not None:
-        found.texts.extend(read_texts(value))
+        found.reading.texts.extend(read_texts(value))
     elif is_object and depth == _DEPTH and found.sessions.takes(value):
         pass
+    elif is_object and is_batch(value):
+        found.reading.batches.take(found.file, number, value, found.lines.add_conversation)
+    elif is_object and (example := convert_example(value)) is not None:
+        found.lines.add_conversation(number, example)
     elif is_object and has_messages(value):
         found.lines.add_conversation(number, value)
     elif depth == _DEPTH and is_message(value):

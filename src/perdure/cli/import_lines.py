@@ -23,6 +23,16 @@ _OTHER_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time"
 """Other names of what is in `ABOUT`."""
 
 
+_READ: Final = frozenset(
+    (
+        *("messages", "branches", *ABOUT, *USER_LABELS, "values", "metadata"),
+        *(name for names in _OTHER_NAMES.values() for name in names),
+        *("next", "tasks", "interrupts", "parent_checkpoint", "status", "config", "checkpoint"),
+    )
+)
+"""The fields that are read, or that only LangGraph's server has."""
+
+
 def has_messages(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a conversation with its messages, or a state of LangGraph."""
     return "messages" in value or "messages" in find(value, dict, "values")
@@ -92,6 +102,7 @@ class Lines:
         def build(id: str, is_timed: bool) -> Conversation:
             talk = Conversation(id, _describe(name, conversation).about)
             _add_messages(talk, {}, conversation, is_timed=is_timed)
+            talk.left_out.update(_left_out(conversation))
             return talk
 
         draft = build(_describe(name, conversation).id, False)
@@ -111,6 +122,11 @@ class Lines:
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path
+
+
+def _left_out(conversation: Mapping[str, Any]) -> list[str]:
+    """Return the fields of an object without an id that are imported nowhere, such as `tools`."""
+    return [key for key, value in conversation.items() if key not in _READ and value]
 
 
 def _describe(name: object, line: Mapping[str, Any]) -> Conversation:

@@ -59,7 +59,7 @@ def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMes
         return _read_langchain(kind, line, *place)
     form = _checked(line)
     key = whole(str(line.get("id") or made_up_id(*place, line["role"], line.get("content"))))
-    form |= {"id": key, "content": line.get("content") or ""}
+    form |= {"id": key, "content": form.get("content") or ""}
     _take_out_times(form)
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
@@ -154,4 +154,16 @@ def _checked(message: Any) -> dict[str, Any]:
     parts = all(isinstance(part, str | dict) for part in find(content, list))
     if not (parts and isinstance(content, str | list | None)):
         raise Odd("content is neither text nor a list of parts")
-    return {**message, "role": role}
+    if isinstance(content, list):
+        content = [_read_part(part) for part in content]
+    return {**message, "role": role, **({"content": content} if "content" in message else {})}
+
+
+def _read_part(part: Any) -> Any:
+    """Return a part of the Responses API in the form that chat completions have."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text"):
+        return {"type": "text", "text": find(part, str, "text")}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return part

@@ -1,0 +1,159 @@
+"""Files of OpenAI's fine-tuning and batch documentation that are more than lines of messages.
+
+Each line becomes an object with `messages`, which `Lines` reads. A batch has two files: the answers
+of one belong to the requests of the other, by `custom_id`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from perdure.cli.conversation import Odd, Problem, find, short
+
+_PAIR: Final = ("preferred_output", "non_preferred_output")
+_CHATS: Final = ("messages", "input", "prompt")  # what a request has that is a conversation
+_Add = Callable[[str, Mapping[str, Any]], None]
+
+
+def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return an example of a training file as an object with messages; None: it is another thing.
+
+    An example of preference has the preferred answer on its main branch, and the other one beside
+    it. An example of a completion has a prompt and what completes it.
+
+    Raises:
+        Odd: The example lacks a part.
+    """
+    rest = {k: v for k, v in line.items() if k not in (*_PAIR, "input", "prompt", "completion")}
+    if any(name in line for name in _PAIR):
+        given = find(line, dict, "input")
+        if not isinstance(given.get("messages"), list):
+            raise Odd("an example of preference without 'input.messages'")
+        preferred, other = (line.get(name) for name in _PAIR)
+        if not isinstance(preferred, list) or not isinstance(other, list):
+            raise Odd(f"an example of preference without {' and '.join(map(repr, _PAIR))}")
+        messages = given["messages"]
+        branch = {"after": len(messages), "messages": other}
+        about = {**rest, **{k: v for k, v in given.items() if k != "messages"}}
+        return {**about, "messages": [*messages, *preferred], "branches": [branch]}
+    if {"prompt", "completion"} <= line.keys() and "messages" not in line:
+        prompt, completion = line["prompt"], line["completion"]
+        if not isinstance(prompt, str) or not isinstance(completion, str):
+            raise Odd("the prompt or its completion is no text")
+        said = ("user", prompt), ("assistant", completion)
+        return {**rest, "messages": [{"role": r, "content": text} for r, text in said]}
+    return None
+
+
+def is_batch(line: Mapping[str, Any]) -> bool:
+    """Return whether a line is a request of a batch, or the answer to one."""
+    return "custom_id" in line and ("body" in line or "response" in line)
+
+
+class Batches:
+    """The requests and answers of the batches among the files of one import."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, list[tuple[_Add, str, dict[str, Any]]]] = defaultdict(list)
+        self._answers: list[tuple[str, Mapping[str, Any]]] = []
+
+    def take(self, file: str, number: str, line: Mapping[str, Any], add: _Add) -> None:
+        """Take a line; `add` adds the conversation of a request to its file.
+
+        Raises:
+            Odd: The line is no request for an answer that is a message.
+        """
+        if "response" in line:
+            self._answers.append((f"{file}, {number}", line))
+            return
+        body = find(line, dict, "body")
+        if not any(name in body for name in _CHATS):
+            raise Odd(f"a batch request to {short(line.get('url'), 40)!r}, which has no messages")
+        if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
+            raise Odd(f"a batch request to {short(line['url'], 40)!r}, which is no conversation")
+        request: dict[str, Any] = {"messages": _read_request(body), "branches": []}
+        request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
+        self._requests[str(line["custom_id"])].append((add, number, request))
+
+    def finish(self) -> list[Problem]:
+        """Add the conversations, with their answers, and return what is wrong with answers."""
+        problems = []
+        for place, line in self._answers:
+            try:
+                self._join(line)
+            except Odd as exc:
+                problems.append(Problem(str(exc), place))
+        for add, number, request in (each for group in self._requests.values() for each in group):
+            add(number, request)
+        return problems
+
+    def _join(self, line: Mapping[str, Any]) -> None:
+        """Add an answer to the conversation of its request."""
+        name = str(line["custom_id"])
+        requests = self._requests.get(name, [])
+        body, error = find(line, dict, "response", "body"), line.get("error")
+        failure = error if isinstance(error, dict) else find(body, dict, "error")
+        if failure or not body:
+            why = find(failure, str, "code") or find(failure, str, "message") or "no answer"
+            raise Odd(f"a batch request failed: {short(why, 80)}")
+        if not requests:
+            raise Odd(
+                "the answer to a batch request that is in none of the files; import the batch's "
+                "input file in the same command"
+            )
+        if len(requests) > 1:
+            raise Odd("the answer to one of several batch requests with the same 'custom_id'")
+        answers = [*_read_answers(body)]
+        if not answers:
+            raise Odd("the answer to a batch request has no message")
+        request, at = requests[0][2], body.get("created") or body.get("created_at")
+        for answer in answers:
+            answer[-1] = {"created_at": at, **answer[-1]} if at else answer[-1]
+        after = len(request["messages"])
+        request["branches"] += [{"after": after, "messages": each} for each in answers[1:]]
+        request["messages"] = [*request["messages"], *answers[0]]
+
+
+def _read_request(body: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a request for a chat completion, a response or a completion."""
+    if isinstance(body.get("messages"), list):
+        return [*body["messages"]]
+    if isinstance(body.get("prompt"), str):
+        return [{"role": "user", "content": body["prompt"]}]
+    instructions, given = find(body, str, "instructions"), body.get("input")
+    first = [{"role": "developer", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*first, {"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise Odd("the batch request has no messages")
+    return [*first, *map(_read_item, given)]
+
+
+def _read_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Yield the messages of each answer to a request."""
+    for choice in find(body, list, "choices"):
+        if isinstance(find(choice, dict).get("message"), dict):
+            yield [choice["message"]]
+        elif find(choice, str, "text"):
+            yield [{"role": "assistant", "content": choice["text"]}]
+    items = [item for item in find(body, list, "output") if find(item, str, "type") != "reasoning"]
+    if items:
+        yield [_read_item(item) for item in items]
+
+
+def _read_item(item: Any) -> Any:
+    """Return an item of the Responses API as a message; others are named by their type."""
+    kind = find(item, str, "type")
+    if kind == "function_call":
+        function = {"name": find(item, str, "name"), "arguments": find(item, str, "arguments")}
+        call = {"id": find(item, str, "call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        output = item.get("output")
+        text = output if isinstance(output, str) else str(output)
+        return {"role": "tool", "tool_call_id": find(item, str, "call_id"), "content": text}
+    if isinstance(item, dict) and "role" in item:
+        return {k: v for k, v in item.items() if k not in ("type", "status")}
+    return {"role": kind or "unknown item", "content": ""}
