@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -48,6 +49,7 @@ from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
 from perdure.storage.database import Lock, awaited
 from perdure.storage.flow import by_month, rows_of
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _List = list  # within the class the name is a method's
 
@@ -509,6 +511,7 @@ class Checkpointer(CheckpointSaver):
         *,
         serde: SerializerProtocol | None = None,
         names: Mapping[str, str] | None = None,
+        max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
         """Import a database of langgraph's own saver, or another checkpointer; it is only read.
 
@@ -522,15 +525,17 @@ class Checkpointer(CheckpointSaver):
             source: The path of a file, a Postgres DSN, or an open checkpointer.
             serde: The serializer with which langgraph's saver wrote; None: this checkpointer's own.
             names: New ids of threads of a checkpointer, by their ids there.
+            max_value_bytes: Of a file: the size of the largest value that is read.
 
         Raises:
             ConfigurationError: There is no such file, or no such thread to rename.
             MissingDependency: It is a DSN, and `langgraph-checkpoint-postgres` is not installed.
             NotADatabase: Another application wrote it.
+            StorageError: It is damaged, or has a larger value.
             ImportFailed: Threads went on in both, and are named; of a checkpointer, all others are
                 imported. Or a checkpoint differs when read back. The threads before it are kept.
         """
-        return self._importer(source, serde, names).run()
+        return self._importer(source, serde, names, max_value_bytes).run()
 
     async def aimport_from(
         self,
@@ -538,9 +543,11 @@ class Checkpointer(CheckpointSaver):
         *,
         serde: SerializerProtocol | None = None,
         names: Mapping[str, str] | None = None,
+        max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
         """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
-        importer = await asyncio.to_thread(self._importer, source, serde, names)
+        make = partial(self._importer, source, serde, names, max_value_bytes)
+        importer = await asyncio.to_thread(make)
         try:
             return await asyncio.to_thread(importer.run)
         finally:
@@ -551,6 +558,7 @@ class Checkpointer(CheckpointSaver):
         source: str | os.PathLike[str] | Checkpointer,
         serde: SerializerProtocol | None,
         names: Mapping[str, str] | None,
+        max_value_bytes: int,
     ) -> Importer | Merge:
         for new in (names or {}).values():
             check_thread_id(new)
@@ -558,5 +566,6 @@ class Checkpointer(CheckpointSaver):
             return Merge(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
-        other = source_of(source, Codec(serde or self.serde, self.types))
+        codec = Codec(serde or self.serde, self.types)
+        other = source_of(source, codec, max_value_bytes)
         return Importer(other, self._reader, self._read, self._write)

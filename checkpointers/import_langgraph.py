@@ -24,17 +24,21 @@ from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatab
 from perdure.settings import is_dsn
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_PAGE: Final = 64  # checkpoints
+_PAGE: Final = 64  # ids of checkpoints; each checkpoint is read by itself, as it may be large
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
     "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
 )
 _ADDRESSES: Final = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
-_CHECKPOINTS: Final = """
-SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata
-FROM checkpoints WHERE thread_id = ? AND (checkpoint_id, checkpoint_ns) > (?, ?)
+_NEXT_ADDRESSES: Final = f"""
+{_ADDRESSES} AND (checkpoint_id, checkpoint_ns) > (?, ?)
 ORDER BY checkpoint_id, checkpoint_ns LIMIT ?
+"""
+_CHECKPOINT: Final = """
+SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
+WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
 # the special ones, numbered below zero, come last: put_writes numbers the others from zero on
 _WRITES: Final = """
@@ -42,6 +46,7 @@ SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 ORDER BY {path}, task_id, idx < 0, idx
 """
+SAVER_TABLES: Final = "checkpoints", "writes"
 _PATHS: Final = """
 SELECT DISTINCT task_id, {path} FROM checkpoint_writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -69,18 +74,23 @@ class SourceCheckpoint(NamedTuple):
     tasks: list[Task]
 
 
-def source_of(source: str | os.PathLike[str], codec: Codec) -> _SQLiteFile | _PostgresTables:
+def source_of(
+    source: str | os.PathLike[str], codec: Codec, max_value_bytes: int = IMPORT_VALUE_BYTES
+) -> _SQLiteFile | _PostgresTables:
     """The source at a path or a Postgres DSN; `codec` reads its values."""
     if isinstance(source, str) and is_dsn(source):
         return _PostgresTables(source, codec)
-    return _SQLiteFile(source, codec)
+    return _SQLiteFile(source, codec, max_value_bytes)
 
 
 class _SQLiteFile:
     """What langgraph-checkpoint-sqlite wrote, read a page at a time."""
 
-    def __init__(self, path: str | os.PathLike[str], codec: Codec) -> None:
-        self._file, self._codec = SQLiteDatabase(path, None, read_only=True), codec
+    def __init__(self, path: str | os.PathLike[str], codec: Codec, max_value_bytes: int) -> None:
+        self._file = SQLiteDatabase(
+            path, None, read_only=True, tables=SAVER_TABLES, max_value_bytes=max_value_bytes
+        )
+        self._codec = codec
         self.path, self.close = self._file.path, self._file.close
 
     def rows(self, sql: str, *params: Any) -> list[Row]:
@@ -108,19 +118,39 @@ class _SQLiteFile:
     def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
         writes = self._file.read(self._writes_statement)
         last = ("", "")
-        while rows := self.rows(_CHECKPOINTS, thread_id, *last, _PAGE):
-            for ns, uid, parent, name, blob, metadata in rows:
+        while page := self.rows(_NEXT_ADDRESSES, thread_id, *last, _PAGE):
+            for ns, uid in page:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-                stored = self.rows(writes, thread_id, ns, uid)
-                tasks = _by_task(
-                    (task, path, channel, self._load(where, kind, value))
-                    for task, path, channel, kind, value in stored
-                )
-                checkpoint = {**self._load(where, name, blob), "id": uid}
-                about = json.loads(metadata) if metadata is not None else {}
-                upon = Address(thread_id, ns, parent or None)
-                yield SourceCheckpoint(where, upon, checkpoint, about, tasks)
-            last = rows[-1][1], rows[-1][0]
+                if not isinstance(ns, str) or not isinstance(uid, str):
+                    raise CorruptRecord(f"{where}: its ids are no text")
+                for row in self.rows(_CHECKPOINT, thread_id, ns, uid):  # unless it is deleted
+                    at = Address(thread_id, ns, uid)
+                    yield self._checkpoint(where, at, row, self.rows(writes, *at))
+            last = uid, ns
+
+    def _checkpoint(
+        self, where: str, at: Address, row: Row, written: list[Row]
+    ) -> SourceCheckpoint:
+        """Decode the row of a checkpoint, and the rows of its writes."""
+        parent, name, blob, metadata = row
+        if not isinstance(parent, str | None):
+            raise CorruptRecord(f"{where}: the id of its parent is no text")
+        rows = []
+        for task, path, channel, kind, value in written:
+            if not all(isinstance(text, str) for text in (task, path, channel)):
+                raise CorruptRecord(f"{where}: the ids of a write are no text")
+            rows.append((task, path, channel, self._load(where, kind, value)))
+        checkpoint = self._load(where, name, blob)
+        try:
+            about = json.loads(metadata) if metadata is not None else {}
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise CorruptRecord(f"{where}: its metadata is no JSON: {exc}") from exc
+        if not isinstance(checkpoint, dict) or not isinstance(about, dict):
+            raise CorruptRecord(f"{where}: it, or its metadata, is no mapping: it was damaged")
+        upon = at._replace(checkpoint_id=parent or None)
+        return SourceCheckpoint(
+            where, upon, {**checkpoint, "id": at.checkpoint_id}, about, _by_task(rows)
+        )
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
         try:
@@ -198,8 +228,10 @@ def _by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
 def _thread_ids(rows: Callable[..., list[Row]]) -> Iterator[str]:
     last = ""
     while page := rows(_THREADS, last):
-        yield from (thread_id for (thread_id,) in page)
-        last = page[-1][0]
+        for (last,) in page:
+            if not isinstance(last, str):
+                raise CorruptRecord(f"the id of a thread is {last!r:.80}; expected text")
+            yield last
 
 
 class Importer:

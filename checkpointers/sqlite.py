@@ -17,6 +17,7 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
@@ -51,6 +52,9 @@ class SQLiteCheckpointer(Checkpointer):
         timeout_s: How long to wait for another process that is writing.
         cache_bytes: About how much memory decoded messages may take.
         factory: The class of SQLite connections.
+        untrusted: Open a file from elsewhere, whose threads are to be imported. It is only read,
+            and refused if its tables are not perdure's own, or damaged; see docs/threads.md.
+        max_value_bytes: With `untrusted`, the size of the largest value that is read.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -71,7 +75,10 @@ class SQLiteCheckpointer(Checkpointer):
         timeout_s: float = TIMEOUT_S,
         cache_bytes: int = 128 << 20,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
+        untrusted: bool = False,
+        max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
+        read_only = read_only or untrusted
         serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
         database = SQLiteDatabase(
             path,
@@ -81,5 +88,7 @@ class SQLiteCheckpointer(Checkpointer):
             read_only=read_only,
             timeout_s=timeout_s,
             factory=factory,
+            untrusted=untrusted,
+            max_value_bytes=max_value_bytes,
         )
         super().__init__(database, _SQL, serde, seal, cache_bytes, known)

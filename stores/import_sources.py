@@ -20,12 +20,15 @@ from perdure.errors import ConfigurationError, ImportFailed, NotADatabase, Stora
 from perdure.settings import is_dsn
 from perdure.storage.flow import Row, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.values import decode, meant
 
 PAGE = 500  # items or namespaces read at a time
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
 """The fields of a line with times."""
+STORE_TABLES: Final = ("store",)
+"""The tables of langgraph's store that are read."""
 _FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index", "provenance")
 
 Line = tuple[str, Mapping[str, Any] | ImportFailed]
@@ -106,7 +109,7 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
         op = op._replace(offset=op.offset + len(page))
 
 
-def of_langgraph(path: str | os.PathLike[str]) -> Lines:
+def of_langgraph(path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES) -> Lines:
     """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
     if isinstance(path, str) and is_dsn(path):
         from perdure.storage.foreign_postgres import ForeignPostgres
@@ -121,21 +124,40 @@ def of_langgraph(path: str | os.PathLike[str]) -> Lines:
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
     if not os.path.isfile(path):
         raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
-    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
-        if not {"prefix", "key", "value"} <= columns:
-            ours = "SELECT 1 FROM sqlite_master WHERE name = 'store_items'"
-            if file.read(lambda: rows_of(ours)):
-                raise NotADatabase(
-                    f"{file.path!r} is a file of perdure's own: export its items to "
-                    "JSON Lines and import those, or open it and give the open store"
-                )
-            raise NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
-        sql = _THEIRS.format(_lives(columns))
-        try:
-            yield from _of_pages(file.path, lambda *last: file.read(partial(rows_of, sql, *last)))
-        except StorageError as exc:
-            raise ImportFailed(f"an item cannot be read: {exc}") from exc
+    yield from _of_file(path, max_value_bytes)
+
+
+def _of_file(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
+    """The items of a file; each is read by itself, as it may be large."""
+    database = SQLiteDatabase(
+        path, None, read_only=True, tables=STORE_TABLES, max_value_bytes=max_value_bytes
+    )
+    try:
+        with closing(database) as file:
+            columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
+            if not {"prefix", "key", "value"} <= columns:
+                raise _not_langgraphs(file)
+            sql = _THEIRS.format(_lives(columns))
+            last: Row = ("", "")
+            while page := file.read(partial(rows_of, _THEIR_KEYS, *last, PAGE)):
+                for at in page:
+                    for row in file.read(partial(rows_of, sql, *at)):
+                        yield _of_row(file.path, row)
+                last = page[-1]
+    except NotADatabase:
+        raise
+    except StorageError as exc:
+        raise ImportFailed(f"an item cannot be read: {exc}") from exc
+
+
+def _not_langgraphs(file: SQLiteDatabase) -> NotADatabase:
+    """Build the error for a file without the items of langgraph's store."""
+    if file.read(lambda: rows_of("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
+        return NotADatabase(
+            f"{file.path!r} is a file of perdure's own: export its items to JSON Lines and import "
+            "those, or open it and give the open store"
+        )
+    return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
 
 def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
@@ -152,9 +174,12 @@ def _lives(columns: set[str]) -> str:
 
 
 _COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
+_THEIR_KEYS: Final = """
+SELECT prefix, key FROM store WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
+"""
 _THEIRS: Final = """
 SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
-WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
+WHERE prefix = ? AND key = ? LIMIT 1
 """
 _THEIRS_IN_POSTGRES: Final = """
 SELECT prefix, key, value::text, created_at, updated_at, {} FROM store
@@ -172,7 +197,7 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
             line["expires_at"] = _moment(expires).isoformat()
         if ttl is not None:
             line["ttl"] = ttl
-    except (ValueError, TypeError) as exc:
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as exc:
         return where, ImportFailed(f"{where}: {exc}")
     return where, line
 

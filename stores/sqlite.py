@@ -13,6 +13,7 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.filter_sql import JSONPlace
 from perdure.stores.parts import TextIndex, with_said
 from perdure.stores.values import MAX_BYTES
@@ -53,6 +54,9 @@ class SQLiteStore(WholeStore):
             `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created, and reading refreshes no time to live.
         timeout_s: How long to wait for another process that is writing.
+        untrusted: Open a file from elsewhere, whose items are to be imported. It is only read, and
+            refused if its tables are not perdure's own, or damaged, or have a value of more than
+            256 MB, or of more than `max_value_bytes` if that is given; see docs/threads.md.
 
     Attributes:
         index_config: Langgraph's `IndexConfig` as it was given; with `"offline"`, that of the
@@ -79,7 +83,10 @@ class SQLiteStore(WholeStore):
         synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = TIMEOUT_S,
+        untrusted: bool = False,
     ) -> None:
+        read_only = read_only or untrusted
+        is_given = max_value_bytes != MAX_BYTES
         super().__init__(
             _SQL,
             JSONPlace("i.value"),
@@ -91,6 +98,8 @@ class SQLiteStore(WholeStore):
                 read_only=read_only,
                 timeout_s=timeout_s,
                 factory=self._connection_class,
+                untrusted=untrusted,
+                max_value_bytes=max_value_bytes if is_given else IMPORT_VALUE_BYTES,
             ),
             index=index,
             ttl=ttl,

@@ -320,13 +320,19 @@ def opened(
     from perdure.settings import is_dsn, load
 
     settings = load(db=db, user=user, key=key, graphs=graphs)
-    if not create and not is_dsn(settings.db) and not Path(settings.db).exists():
-        raise ConfigurationError(
-            f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' begins "
-            "one, --db names another"
-        )
+    if not create and not is_dsn(settings.db):
+        check_exists(settings.db)
     with ExitStack() as stack:
         yield OpenedDatabase(settings, stack, reads=reads, hasty=hasty)
+
+
+def check_exists(db: str) -> None:
+    """Raise ConfigurationError if there is no file with the database."""
+    if not Path(db).exists():
+        raise ConfigurationError(
+            f"there is no database {db!r} yet; 'perdure chat' or 'perdure import' begins one, "
+            "--db names another"
+        )
 
 
 # -- ids

@@ -31,7 +31,8 @@ def copy(
     Threads, checkpoints, branches, pending writes, items with their versions and provenance. At the
     end both are compared. After an interruption, repeat the command: it continues where it was.
     """
-    from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
+    from perdure.cli.sources import open_copy
+    from perdure.cli.table_copy import Copy, StoreTables, Tables, ThreadTables
 
     done = 0
 
@@ -41,19 +42,22 @@ def copy(
         show(None, done)
 
     def indexes() -> None:
-        for path in old.store.indexes():
+        for path in old.store.indexes() if old.store is not None else ():
             with suppress(ConfigurationError):  # not every database has such indexes
                 new.store.create_index(path)
 
     with (
-        opened(source, reads=True, key=_key(from_key_file)) as old,
+        open_copy(source, _key(from_key_file)) as old,
         opened(target, create=True, key=_key(to_key_file)) as new,
         resumable(lambda: f"{counted(done, 'row')} copied; that is kept"),
         progress_bar("copying", "row") as show,
     ):
-        threads = ThreadTables.of(old.saver), ThreadTables.of(new.saver)
-        items = StoreTables.of(old.store), StoreTables.of(new.store)
-        made = Copy([threads, items], advance, indexes)
+        ends = list[tuple[Tables, Tables]]()
+        if old.saver is not None:
+            ends.append((ThreadTables.of(old.saver), ThreadTables.of(new.saver)))
+        if old.store is not None:
+            ends.append((StoreTables.of(old.store), StoreTables.of(new.store)))
+        made = Copy(ends, advance, indexes)
         made.run()
     nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
     counts = (counted(made.rows[table], noun) for table, noun in nouns.items())

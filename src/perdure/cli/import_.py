@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json as jsonlib
 import re
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.cli.import_thread import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
+_CHUNK: Final = 1 << 20  # bytes of a pipe that are read at once
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
 _RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a thousandth
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
@@ -63,6 +65,16 @@ def import_(
             "--as", metavar="ID=NEW", help="A new id of a thread of a database of perdure."
         ),
     ] = None,
+    max_value_mb: Annotated[
+        int,
+        typer.Option(
+            "--max-value-mb",
+            min=1,
+            max=2047,
+            metavar="N",
+            help="Refuse larger values.",
+        ),
+    ] = 256,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
@@ -76,29 +88,31 @@ def import_(
     repeated. Exit code 1 if no message was read.
     """
     from perdure.cli.import_thread import ConversationsReport, Importing
+    from perdure.cli.sources import open_import
 
     names = _names(renamed or [])
     report = ConversationsReport()
     reading = _Reading(report)
     databases = [name for name in files if is_dsn(name)]
-    with tempfile.TemporaryDirectory() as folder:
+    with ended_by_signals(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
-            with at_work(f"reading {path}"), _opened(path) as source:
+            copied = Path(folder) / str(number)
+            with at_work(f"reading {path}"), _opened(path, copied) as source:
                 if source is None or not _begins(source, _SQLITE):
                     reading.read(path, source)
-                elif path.is_file():
-                    databases.append(str(path))
-                else:  # a pipe
-                    databases.append(str(Path(folder) / str(number)))
-                    Path(databases[-1]).write_bytes(source.read())
+                else:
+                    databases.append(str(copied if copied.exists() else path))
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         read = reading.finish()
         read.sort(key=lambda talk: talk.at(next(reversed(talk.nodes), None)))
+        # they are checked before anything is written
+        with at_work("checking databases") if databases else nullcontext():
+            sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
             importing = Importing(file, report, wanted=not no_memories, later=later)
-            for database in databases:
+            for database in sources:
                 importing.take_over(database, names)
             importing.store(prefix, read)
             importing.store_texts(reading.texts)
@@ -138,6 +152,21 @@ def export(
                 show(number / len(ids), number)
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes its files."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored
+                before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _names(renamed: list[str]) -> dict[str, str]:
     names = dict[str, str]()
     for option in renamed:
@@ -149,18 +178,41 @@ def _names(renamed: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes] | None]:
-    """A file that can be read again and again; None: it is a folder."""
+def _opened(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
+    """Open a file that can be read again and again, or None if the path is a folder.
+
+    What comes through a pipe is copied to the path `copied`.
+    """
     try:
-        if path == Path("-"):
-            yield io.BytesIO(sys.stdin.buffer.read())
-        elif path.is_dir():
+        is_stdin = path == Path("-")
+        if path.is_dir() and not is_stdin:
             yield None
-        else:
+        elif path.is_file() and not is_stdin:
             with path.open("rb") as file:
-                yield file if path.is_file() else io.BytesIO(file.read())
+                yield file
+        else:
+            with copied.open("w+b") as file:
+                _read_pipe(path, file)
+                yield file
     except OSError as exc:
         raise ImportFailed(f"{str(path)!r} cannot be read: {exc.strerror}") from exc
+
+
+def _read_pipe(path: Path, into: IO[bytes]) -> None:
+    if path == Path("-"):
+        _copy_chunks(sys.stdin.buffer, into)
+    elif path.is_char_device() or path.is_block_device():
+        raise ImportFailed(f"{str(path)!r} is a device; expected a file, a pipe or a folder")
+    else:
+        with path.open("rb") as pipe:
+            _copy_chunks(pipe, into)
+    into.seek(0)
+
+
+def _copy_chunks(source: Any, into: IO[bytes]) -> None:
+    """Copy a stream. A signal that comes between two of its chunks is not missed."""
+    while chunk := source.read1(_CHUNK):
+        into.write(chunk)
 
 
 def _begins(source: IO[bytes], mark: bytes) -> bool:

@@ -28,12 +28,14 @@ from perdure.checkpointers.put import TIMES, TITLE_AMONG
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
-from perdure.cli.app import OpenedDatabase, opened
+from perdure.cli.app import OpenedDatabase
 from perdure.cli.conversation import Conversation, Problem, SavedText, created
 from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.output import at_work, counted, note, progress_bar
+from perdure.cli.sources import Source
 from perdure.errors import (
     ConfigurationError,
+    ImportFailed,
     InvalidConfig,
     InvalidMessages,
     InvalidNamespace,
@@ -44,8 +46,6 @@ from perdure.errors import (
 from perdure.memory.extraction import labels_of
 from perdure.memory.thread_messages import SEARCHED
 from perdure.settings import is_dsn
-from perdure.storage.flow import rows_of
-from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.base import Namespace, Provenance, TransferReport
 
 if TYPE_CHECKING:
@@ -253,22 +253,24 @@ class Importing:
         self._report.unchanged += not (new or thread.updated)
         self._report.left_out += talk.left_out
 
-    def take_over(self, db: str, names: dict[str, str]) -> None:
+    def take_over(self, source: Source, names: dict[str, str]) -> None:
         """Import a database of langgraph; of a server also the items of its store.
 
         A file of perdure's is merged, threads and items; `names` are new ids of its threads.
         """
-        if not is_dsn(db) and _is_of_perdure(db):
-            self._merge(db, names)
+        if source.is_perdures:
+            self._merge(source, names)
             return
+        db = source.path
         if names:
             raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
-        saver = self._file.saver
-        with closing(source_of(db, Codec(saver.serde, saver.types))) as source:
+        saver, limit = self._file.saver, source.max_value_bytes
+        with closing(source_of(db, Codec(saver.serde, saver.types), limit)) as tables:
             done, threads, lacking = ImportReport(), list[str](), None
-            with at_work(f"importing {source.path}"):
+            with at_work(f"importing {tables.path}"):
                 try:
-                    done, threads = saver.import_from(db), [*source.threads()]
+                    done = saver.import_from(db, max_value_bytes=limit)
+                    threads = [*tables.threads()]
                 except NotADatabase as exc:  # it may have a store
                     lacking = exc
                 if is_dsn(db):
@@ -283,13 +285,19 @@ class Importing:
                 self._remember(thread_id)
                 show(number / done.threads, number)
 
-    def _merge(self, db: str, names: dict[str, str]) -> None:
-        with opened(db, reads=True) as source, at_work(f"importing {db}"):
-            try:
-                self._report.took(self._file.saver.import_from(source.saver, names=names))
-            finally:  # also if a thread was refused
+    def _merge(self, source: Source, names: dict[str, str]) -> None:
+        refused = None
+        with at_work(f"importing {source.path}"):
+            if source.saver is not None:
+                try:
+                    self._report.took(self._file.saver.import_from(source.saver, names=names))
+                except ImportFailed as exc:  # threads were refused; the items come all the same
+                    refused = exc
+            if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
                 self._report.took_items(items)
+        if refused is not None:
+            raise refused
 
     def _remember(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again.
@@ -315,12 +323,6 @@ class Importing:
         self._report.memories = (self._report.memories or 0) + done.added
         self._report.by_user += Counter({user: done.added})
         self._report.quarantined += done.quarantined
-
-
-def _is_of_perdure(path: str) -> bool:
-    sql = "SELECT 1 FROM sqlite_master WHERE name IN ('namespaces', 'store_items')"
-    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
-        return bool(file.read(lambda: rows_of(sql)))
 
 
 class _OwnCheckpoint(NamedTuple):

@@ -33,9 +33,11 @@ from perdure.storage.sqlite_connection import (
     check_path,
     execute,
     map_errors,
+    own_tables,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, settle
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _READING_THREADS: Final = 4
 _AT_ONCE: Final = 4  # coroutines that read at a moment: each has a thread
@@ -98,6 +100,9 @@ class SQLiteFile(Shared):
         # a database in memory has one connection only
         lent = self.readers.lent if self.connector.on_disk else self.writer.between_commits
         with map_errors(self.path), lent() as conn:
+            if self.connector.guard is not None:
+                with self.connector.reading(conn):
+                    return run(flow, partial(execute, conn))
             if not snapshot:
                 return run(flow, partial(execute, conn))
             conn.execute("BEGIN")
@@ -106,9 +111,9 @@ class SQLiteFile(Shared):
             return result
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """See `Database.aread`. A database in memory is read in a thread."""
+        """See `Database.aread`. A database in memory, or from elsewhere, is read in a thread."""
         self.check()
-        if not self.connector.on_disk:
+        if not self.connector.on_disk or self.connector.guard is not None:
             return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
         with self.gate:
             self.check()
@@ -195,6 +200,10 @@ class SQLiteDatabase(Opening[SQLiteFile]):
             and an empty `-wal` file beside a database that is read).
         timeout_s: How long to wait for another process that is writing.
         factory: The connection class; tests put one here that fails on demand.
+        untrusted: Whether the file comes from elsewhere. It is only read, and not before its tables
+            are checked; see `untrusted_sqlite.py`. Without a schema it always is.
+        tables: Without a schema, the names of the tables that are read.
+        max_value_bytes: The size of the largest value that is read of a file from elsewhere.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -212,11 +221,22 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         read_only: bool = False,
         timeout_s: float = TIMEOUT_S,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
+        untrusted: bool = False,
+        tables: Sequence[str] = (),
+        max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
+        read_only = read_only or untrusted
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
         text = check_name(path, read_only)
-        self._connector = Connector(text, synchronous, read_only, timeout_s, factory)
+        connector = Connector(text, synchronous, read_only, timeout_s, factory)
+        if schema is None:
+            connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
+        elif untrusted:
+            check_version = partial(connector.has_component, schema=schema)
+            own = own_tables(schema.script)
+            connector = connector.with_guard(own, max_value_bytes, check_version)
+        self._connector = connector
         self._schema = schema
         self._component = "" if schema is None else schema.component
         self._begin = begin

@@ -6,9 +6,9 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,6 +24,13 @@ from perdure.settings import is_dsn
 from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
 from perdure.storage.flow import Guarded, Request, Stale, T
 from perdure.storage.locks import file_lock
+from perdure.storage.untrusted_sqlite import (
+    Guard,
+    TableSQL,
+    UntrustedConnection,
+    find_impostors,
+    read_tables,
+)
 
 Synchronous = Literal["full", "normal"]
 DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
@@ -124,6 +131,16 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
+    guard: Guard | None = None  # of a file from elsewhere
+
+    def with_guard(
+        self,
+        tables: Mapping[str, TableSQL | None],
+        max_value_bytes: int,
+        check_version: Callable[[sqlite3.Connection], object] | None = None,
+    ) -> Connector:
+        """Return a connector for a file from elsewhere; see `Guard`."""
+        return replace(self, guard=Guard(self.path, tables, max_value_bytes, check_version))
 
     @property
     def on_disk(self) -> bool:
@@ -150,16 +167,20 @@ class Connector:
 
     def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
+        if self.guard is not None:
+            self.guard.check_file()
         conn = sqlite3.connect(
             target,
             timeout=self.timeout_s,
             isolation_level=None,
             check_same_thread=False,
-            factory=self.factory,
+            factory=self.factory if self.guard is None else UntrustedConnection,
             cached_statements=256,
             uri=bool(uri_mode),
         )
         try:
+            if self.guard is not None and isinstance(conn, UntrustedConnection):
+                self.guard.prepare(conn)
             conn.execute("PRAGMA mmap_size = 0")
             # a damaged page is more often noticed: https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
@@ -232,14 +253,23 @@ class Connector:
 
     def check_readable(self, schema: Schema) -> None:
         """Raise StorageError if there is nothing of the component yet, or in another form."""
-        with contextlib.closing(self.reader()) as conn:
-            if self._is_perdures(conn) and self._has(conn, schema):
+        with contextlib.closing(self.reader()) as conn, self.reading(conn):
+            if self.has_component(conn, schema):
                 return
         raise StorageError(
             f"{self.path!r} has no tables of {schema.component}; open it once without read_only"
         )
 
+    def has_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
+        """Return whether a database has the tables of a component, or raise as `_is_perdures`."""
+        return self._is_perdures(conn) and self._has(conn, schema)
+
     def _has(self, conn: sqlite3.Connection, schema: Schema) -> bool:
+        for name in find_impostors(conn, own_tables(schema.script)):
+            raise NotADatabase(
+                f"{self.path!r} has a view or a virtual table in the place of the table {name!r}; "
+                "expected a file as perdure made it"
+            )
         sql = "SELECT version FROM schemas WHERE component = ?"
         return schema.is_there(conn.execute(sql, (schema.component,)).fetchall(), self.path)
 
@@ -281,16 +311,39 @@ class Connector:
         except OSError as exc:
             raise _unusable(exc, path) from exc
 
+    @contextlib.contextmanager
+    def reading(self, conn: sqlite3.Connection) -> Iterator[None]:
+        """Read a file from elsewhere within its limits; of any other, nothing is checked."""
+        if not isinstance(conn, UntrustedConnection) or self.guard is None:
+            yield
+            return
+        with self.guard.reading(conn):
+            yield
+
     def reader(self) -> sqlite3.Connection:
         """A connection that only reads."""
         try:
-            conn = self._connect("mode=ro")
-            conn.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return self._try_reader("mode=ro")
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            conn = self._connect("immutable=1")  # a folder without write permission and no WAL
+            return self._try_reader("immutable=1")  # a folder without write permission and no WAL
+
+    def _try_reader(self, uri_mode: str) -> sqlite3.Connection:
+        conn = self._connect(uri_mode)
+        try:
+            with self.reading(conn):
+                conn.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except BaseException:
+            conn.close()
+            raise
         return conn
+
+
+@lru_cache(maxsize=16)
+def own_tables(script: str) -> dict[str, TableSQL]:
+    """Return the SQL of the tables of a component, and of those of every database of perdure."""
+    return read_tables(_TABLES + script)
 
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:

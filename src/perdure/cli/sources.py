@@ -1,0 +1,115 @@
+"""Databases that `perdure import` and `perdure copy` read, which may come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.import_langgraph import SAVER_TABLES
+from perdure.checkpointers.sqlite import SQLiteCheckpointer
+from perdure.cli.app import check_exists, opened
+from perdure.settings import is_dsn, load
+from perdure.storage.flow import Flow, Statement
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
+from perdure.stores.import_sources import STORE_TABLES
+from perdure.stores.sqlite import SQLiteStore
+from perdure.stores.whole_store import WholeStore
+
+_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
+_ANY_SIZE: Final = (1 << 31) - 1  # bytes; SQLite holds no larger value
+
+
+@dataclass(frozen=True)
+class Source:
+    """A database that is only read.
+
+    Attributes:
+        path: The file, or the DSN.
+        max_value_bytes: The size of the largest value that is read of a file.
+        saver: The threads of a database of perdure; None: it has none.
+        store: The items of one; None: it has none.
+    """
+
+    path: str
+    max_value_bytes: int = IMPORT_VALUE_BYTES
+    saver: Checkpointer | None = None
+    store: WholeStore | None = None
+
+    @property
+    def is_perdures(self) -> bool:
+        """Whether perdure wrote it, and not langgraph."""
+        return self.saver is not None or self.store is not None
+
+
+@contextmanager
+def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
+    """Open a database that is to be imported, of perdure or of langgraph; check it before.
+
+    Raises:
+        NotADatabase: A table that would be read is not one that perdure or langgraph makes.
+        StorageError: It is damaged, or has a larger value.
+    """
+    if is_dsn(path):  # of langgraph
+        yield Source(path)
+        return
+    if not _read_names(path) & {"namespaces", "store_items"}:
+        tables = *SAVER_TABLES, *STORE_TABLES
+        check = SQLiteDatabase(
+            path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes
+        )
+        with closing(check):
+            check.connect()
+        yield Source(path, max_value_bytes)
+        return
+    with _open_file(path, load(db=path).key, max_value_bytes) as source:
+        yield source
+
+
+@contextmanager
+def open_copy(db: str, key: str | None) -> Iterator[Source]:
+    """Open a database that is to be copied; `key` instead of the configured one.
+
+    Values of any size are read: a copy reads them one by one, and it is of a database of one's own.
+    """
+    if is_dsn(db):
+        with opened(db, reads=True, key=key) as file:
+            yield Source(db, saver=file.saver, store=file.store)
+        return
+    settings = load(db=db, key=key)
+    check_exists(settings.db)
+    with _open_file(settings.db, settings.key, _ANY_SIZE) as source:
+        yield source
+
+
+def _read_names(path: str) -> set[str]:
+    """Return the names in the schema of a file."""
+
+    def flow() -> Flow[set[str]]:
+        return {name for (name,) in (yield Statement(_NAMES))}
+
+    with closing(SQLiteDatabase(path, None, read_only=True)) as file:
+        return file.read(flow)
+
+
+@contextmanager
+def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
+    """Open what a file of perdure has of threads and items."""
+    names = _read_names(path)
+    saver: SQLiteCheckpointer | None = None
+    store: SQLiteStore | None = None
+    with ExitStack() as stack:
+        if "namespaces" in names or "store_items" not in names:
+            saver = SQLiteCheckpointer.open(
+                path, key=key, untrusted=True, max_value_bytes=max_value_bytes
+            )
+            stack.enter_context(saver)
+        if "store_items" in names:
+            store = SQLiteStore.open(
+                path, key=key, index=None, untrusted=True, max_value_bytes=max_value_bytes
+            )
+            stack.enter_context(store)
+        yield Source(path, max_value_bytes, saver, store)

@@ -1,0 +1,310 @@
+"""Checks and limits for SQLite files from elsewhere, such as those that `perdure import` reads.
+
+Whoever makes a file decides what a name in it stands for, and how its pages are linked. A view that
+is named like a table may never end, and so may a table whose pages lead back to each other. So
+before anything else of such a file is read, the SQL of the tables and the links of their pages are
+checked. Each read has a limit of steps, and each value a limit of bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+from perdure.errors import CorruptRecord, NotADatabase, StorageError
+
+IMPORT_VALUE_BYTES: Final = 256 << 20  # size of the largest value that an import reads by default
+_MB: Final = 1 << 20
+_STRIDE: Final = 100_000  # steps of SQLite's virtual machine between two checks
+_SCHEMA_STEPS: Final = 2 * _STRIDE  # steps that reading the schema may take: 20,000 objects
+_BASE_STEPS: Final = 50_000_000  # steps that a read of a small file may take: about a second
+_STEPS_PER_BYTE: Final = 32  # further steps for each byte of the file
+_VERSIONS: Final = "schemas"  # the table of the versions of perdure's tables, checked first
+_UNREAD: Final = {"store_indexes", "said_indexes"}  # large; searches make them anew
+_BESIDE: Final = ("-wal", "-shm", "-journal")  # suffixes of the files that SQLite opens as well
+
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<skipped> \s+ | --[^\n]* | /\*.*?(?:\*/|$) )
+    | (?P<text> '(?:[^']|'')*' )
+    | (?P<quoted> "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\] )
+    | (?P<word> \w+ )
+    | (?P<mark> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# what another application's table may not have: SQLite would evaluate it while it reads
+_EVALUATED: Final = {"check", "collate", "generated", "as", "references"}
+
+
+class TableSQL(NamedTuple):
+    """The SQL of a table, without what does not change its meaning.
+
+    Attributes:
+        definitions: The columns and constraints, in any order: a column that was added to an
+            existing table is the last one of its SQL.
+        options: The words after the columns, such as `STRICT`.
+    """
+
+    definitions: frozenset[str]
+    options: frozenset[str]
+
+
+def split_tokens(sql: str) -> list[str]:
+    """Split SQL into tokens, without spaces and comments; names and keywords are in lower case.
+
+    Quotation marks around a plain name are removed, as SQLite adds them when a table is renamed.
+    """
+    tokens = []
+    for found in _TOKEN.finditer(sql):
+        text = found.group()
+        if found["quoted"] and re.fullmatch(r"\w+", text[1:-1]):
+            text = text[1:-1]
+        if not found["skipped"]:
+            tokens.append(text if found["text"] else text.lower())
+    return tokens
+
+
+def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
+    """Return the name of a table and its SQL, or None if these tokens do not create a table."""
+    if tokens[:2] != ["create", "table"]:
+        return None
+    rest = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
+    if rest[1:2] != ["("]:
+        return None
+    parts, depth, end = [list[str]()], 1, len(rest)
+    for at, token in enumerate(rest[2:], 2):
+        depth += (token == "(") - (token == ")")
+        if not depth:
+            end = at
+            break
+        if token == "," and depth == 1:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    options = " ".join(rest[end + 1 :]).split(" , ")
+    return rest[0], TableSQL(frozenset(map(" ".join, parts)), frozenset(filter(None, options)))
+
+
+def read_tables(script: str) -> dict[str, TableSQL]:
+    """Return the SQL of the tables that a script creates, by name."""
+    found = (read_table_sql(split_tokens(sql)) for sql in script.split(";"))
+    return dict(table for table in found if table is not None)
+
+
+def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
+    """Return the views and virtual tables of a database that have the names of tables."""
+    sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
+    return sorted({name for (name,) in conn.execute(sql)} & {*names})
+
+
+def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL | None) -> None:
+    """Make sure that an object with the name of a table is a table as it must be.
+
+    Raises:
+        NotADatabase: It is not.
+    """
+    tokens = split_tokens(sql) if isinstance(sql, str) else []
+    made = read_table_sql(tokens)
+    if kind != "table" or made is None or made[0] != name:
+        kind = "virtual table" if tokens[1:2] == ["virtual"] else kind
+        raise NotADatabase(
+            f"{path!r} has a {kind} in the place of the table {name!r}, so it is not read; "
+            "expected a file as perdure or langgraph made it"
+        )
+    if expected is None:
+        evaluated = sorted(_EVALUATED.intersection(tokens))
+        if evaluated:
+            raise NotADatabase(
+                f"the table {name!r} of {path!r} has {evaluated[0].upper()} in its SQL, which "
+                "langgraph's tables do not have, so it is not read"
+            )
+    elif made[1] != expected:
+        odd = made[1].definitions ^ expected.definitions or made[1].options ^ expected.options
+        raise NotADatabase(
+            f"the table {name!r} of {path!r} is not the one that this version of perdure makes, "
+            f"so it is not read: they differ in {min(odd)!r:.200}"
+        )
+
+
+class UntrustedConnection(sqlite3.Connection):
+    """A connection that stops a read after a number of steps.
+
+    Attributes:
+        steps: How many the present read has taken.
+        limit: How many it may take.
+        schema: The version of the schema that was checked last.
+    """
+
+    steps = 0
+    limit = _SCHEMA_STEPS
+    schema: int | None = None
+
+    def advance(self) -> bool:
+        """Count some steps. Returns whether SQLite is to stop."""
+        self.steps += _STRIDE
+        return self.steps > self.limit
+
+
+class Guard:
+    """Checks one file that comes from elsewhere, and limits what is read of it.
+
+    Args:
+        path: The file.
+        tables: The tables that are read. Each has the SQL of perdure's table, or None if it is
+            another application's.
+        max_value_bytes: The size of the largest value that is read.
+        check_version: Raises an error if the file is of another version of perdure. It is called
+            before the other tables are checked, and reads the table `schemas`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tables: Mapping[str, TableSQL | None],
+        max_value_bytes: int,
+        check_version: Callable[[sqlite3.Connection], object] | None = None,
+    ) -> None:
+        self._path, self._tables, self._max_bytes = path, tables, max_value_bytes
+        self._check_version = check_version
+        self._lock = threading.Lock()
+        self._identity: tuple[int, int] | None = None
+        self._is_checked = False  # whether the pages of the tables were
+
+    def check_file(self) -> None:
+        """Make sure that the path is still that of the first call, and leads to a plain file.
+
+        Raises:
+            NotADatabase: It is a pipe or a device, or one of the files beside it is.
+            StorageError: The file was replaced.
+        """
+        real = os.path.realpath(self._path)
+        found = os.stat(real)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotADatabase(f"{self._path!r} is no regular file; expected an SQLite database")
+        for suffix in _BESIDE:
+            beside = real + suffix
+            if os.path.lexists(beside) and not stat.S_ISREG(os.lstat(beside).st_mode):
+                raise NotADatabase(
+                    f"{beside!r} is no regular file, so {self._path!r} is not read: SQLite would "
+                    "open both; remove it"
+                )
+        with self._lock:
+            self._identity = self._identity or (found.st_dev, found.st_ino)
+            if self._identity != (found.st_dev, found.st_ino):
+                raise StorageError(
+                    f"{self._path!r} was replaced by another file while it was read; read it again"
+                )
+
+    def prepare(self, conn: UntrustedConnection) -> None:
+        """Limit a new connection, before it reads the schema.
+
+        `PRAGMA trusted_schema = OFF` would refuse indexes on paths of values, which call
+        `json_extract`. Without it nothing else is called: nothing of the schema is evaluated by
+        reading a table that was checked, and the connection has no functions of its own.
+        """
+        conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
+        conn.execute("PRAGMA query_only = ON")
+        conn.set_progress_handler(conn.advance, _STRIDE)
+
+    @contextmanager
+    def reading(self, conn: UntrustedConnection) -> Iterator[None]:
+        """Read in one transaction, after the checks, and within the limit of steps.
+
+        Raises:
+            NotADatabase: A table is not as it must be; see `Guard`.
+            CorruptRecord: The pages of a table are not linked as a table's are, or a read takes
+                more steps than a file of this size can need.
+            StorageError: A value is too large.
+        """
+        conn.steps, conn.limit = 0, _SCHEMA_STEPS
+        try:
+            conn.execute("BEGIN")
+            self._check(conn)
+            yield
+            conn.execute("COMMIT")
+        except sqlite3.OperationalError as exc:
+            if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
+                raise
+            if conn.steps <= conn.limit:  # a signal, whose exception sqlite3 drops
+                raise KeyboardInterrupt from exc
+            raise CorruptRecord(
+                f"a read of {self._path!r} took more steps than a database of this size can need, "
+                "and was stopped: the file is damaged, or was made so that reading it never ends"
+            ) from exc
+        except sqlite3.DataError as exc:
+            if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
+                raise
+            raise self._too_large(repr(self._path)) from exc
+
+    def _size(self) -> int:
+        total = 0
+        for path in (self._path, self._path + "-wal"):
+            with suppress(FileNotFoundError):
+                total += os.path.getsize(path)
+        return total
+
+    def _check(self, conn: UntrustedConnection) -> None:
+        """Check the tables, unless the connection has checked this version of the schema."""
+        ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
+        found = list[tuple[str, str, Any]]()
+        if conn.schema != version:
+            found = [
+                (name, kind, sql)
+                for kind, name, sql in conn.execute(
+                    "SELECT type, lower(name), sql FROM sqlite_master"
+                )
+                if kind in ("table", "view") and name in self._tables
+            ]
+        conn.limit = _BASE_STEPS + _STEPS_PER_BYTE * self._size()
+        if conn.schema != version:
+            with self._lock:
+                self._check_tables(conn, [table for table in found if table[0] == _VERSIONS])
+                if self._check_version is not None:
+                    self._check_version(conn)
+                self._check_tables(conn, [table for table in found if table[0] != _VERSIONS])
+                self._is_checked = True
+            conn.schema = version
+
+    def _check_tables(
+        self, conn: UntrustedConnection, found: Sequence[tuple[str, str, Any]]
+    ) -> None:
+        """Check tables `(name, type, sql)`, and for the first connection also their pages."""
+        for name, kind, sql in found:
+            _check_table(self._path, name, kind, sql, self._tables[name])
+            if not self._is_checked:
+                self._check_pages(conn, name)
+                if name not in _UNREAD:
+                    self._check_sizes(conn, name)
+
+    def _check_pages(self, conn: UntrustedConnection, name: str) -> None:
+        """Make sure that no page belongs to two places: a tree of such pages may never end."""
+        for (problem,) in conn.execute(f"PRAGMA quick_check({name})"):
+            if problem != "ok":
+                first = str(problem).splitlines()
+                raise CorruptRecord(
+                    f"the table {name!r} of {self._path!r} is damaged, so nothing of the file is "
+                    f"read: {(first[1:] or first)[0]:.200}; restore it from a backup"
+                )
+
+    def _check_sizes(self, conn: UntrustedConnection, name: str) -> None:
+        """Make sure that no value is too large, before any is read."""
+        columns = [row[1] for row in conn.execute(f"PRAGMA table_info({name})")]
+        larger = " OR ".join(f'length("{column}") > ?1' for column in columns if '"' not in column)
+        if conn.execute(
+            f"SELECT 1 FROM {name} WHERE {larger} LIMIT 1", (self._max_bytes,)
+        ).fetchall():
+            raise self._too_large(f"the table {name!r} of {self._path!r}")
+
+    def _too_large(self, where: str) -> StorageError:
+        return StorageError(
+            f"{where} has a value of more than {self._max_bytes / _MB:,.0f} MB, "
+            "the most that is read of a file from elsewhere; if you trust the file, allow more: "
+            "max_value_bytes=, or 'perdure import --max-value-mb'"
+        )
