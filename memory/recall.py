@@ -15,6 +15,7 @@ from langgraph.store.base import BaseStore
 from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import instance, lowest_score, whole
+from perdure.memory.periods import Period
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import (
     TURN,
@@ -130,6 +131,7 @@ class MemorySearch:
         config: RunnableConfig | None,
         *,
         as_of: datetime | None = None,
+        during: Period | None = None,
         accepts: Callable[[Memory], bool] = lambda memory: True,
         max_tokens: int | None = None,
         rejected: int = 0,
@@ -146,6 +148,8 @@ class MemorySearch:
         if not query.strip():
             return RecallResult([], floor=floor)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
+        if during is not None:
+            options["during"] = during
         options["floor"] = 0.0 if explain else floor
         rankings, under = [], []
         for prefix in prefixes:
@@ -212,6 +216,7 @@ async def _recall(
     max_tokens: int | None = 1_000,
     min_score: float | None = None,
     as_of: datetime | None = None,
+    during: Period | None = None,
     explain: bool = False,
 ) -> RecallResult:
     """The memories that answer a query. `use_memories` does the same for a model's node.
@@ -234,11 +239,14 @@ async def _recall(
         min_score: The lowest score of an answer, 0 for any; None: `perdure.settings.MIN_SCORE`, and
             for a store that is not perdure's, whose scores mean something else, any.
         as_of: Recall what was remembered at that moment; only of a perdure store.
+        during: The period, start and end, that the query is about, such as last week. Memories from
+            it rank higher; others can still be recalled. It has no effect in a store that is not
+            perdure's.
         explain: Whether the result has the memories that were found below the floor, in `below`,
             `limit` of them at most.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
-    return await search.found(query, store, config, as_of=as_of, explain=explain)
+    return await search.found(query, store, config, as_of=as_of, during=during, explain=explain)
 
 
 recall, arecall = blocking(_recall), awaiting(_recall)

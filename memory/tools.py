@@ -30,6 +30,7 @@ from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import faults_of
 from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import lowest_score, text, whole
+from perdure.memory.periods import SINCE, UNTIL, parse_period
 from perdure.memory.quotation import section
 from perdure.memory.records import (
     FACT,
@@ -129,7 +130,8 @@ def search_memory(
     """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
     It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
-    `min_score` is that of `recall`.
+    With `since` and `until` the model says which days its question is about; memories from that
+    period rank higher. `min_score` is that of `recall`.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -137,6 +139,8 @@ def search_memory(
         "SearchMemory",
         query=(str, Field(description="What to look for: a question or a few words.")),
         limit=(int | None, number),
+        since=(str | None, Field(None, description=SINCE)),
+        until=(str | None, Field(None, description=UNTIL)),
     )
     kept, least = Collection(store, namespace), lowest_score(min_score)
 
@@ -145,7 +149,12 @@ def search_memory(
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
         most = arguments.get("limit") or limit
-        options = {"query": query, "floor": adapter_of(store).floor(least)}
+        options: dict[str, Any] = {"query": query, "floor": adapter_of(store).floor(least)}
+        try:
+            period = parse_period(arguments.get("since"), arguments.get("until"))
+        except errors.InvalidValue as exc:
+            raise ToolException(f"Nothing was searched: {exc}.") from exc
+        options |= {} if period is None else {"during": period}
         memories = await kept.found(options, most, config=attribution.config)
         if not memories:
             return "Nothing is known about that."

@@ -27,6 +27,7 @@ class Question(BaseModel):
     max_tokens: int | None = Field(None, ge=1)
     min_score: float | None = None
     as_of: AwareDatetime | None = None
+    during: tuple[AwareDatetime, AwareDatetime] | None = None
     explain: bool = False
 
 

@@ -102,6 +102,12 @@ def _optional(type: str, description: str, **more: Any) -> Schema:
     }
 
 
+_MAX_MOMENT: Final = 40  # characters of a day or a moment
+_SINCE: Final = (
+    "The first day or moment that the question is about, like 2026-11-02; memories from the period "
+    "rank higher."
+)
+_UNTIL: Final = "The last day or moment that the question is about, like 2026-11-08."
 _LIMIT: Final = _count("How many at most.", SEARCH_LIMIT)
 TOOLS: Final = (
     ToolSchema(
@@ -115,6 +121,8 @@ TOOLS: Final = (
             "min_score": _optional(
                 "number", "0: also what hardly answers the query.", minimum=0, maximum=1
             ),
+            "since": _optional("string", _SINCE, maxLength=_MAX_MOMENT),
+            "until": _optional("string", _UNTIL, maxLength=_MAX_MOMENT),
         },
         is_read_only=True,
     ),

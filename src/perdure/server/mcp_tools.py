@@ -18,6 +18,7 @@ from perdure import memory
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import InvalidValue, UnknownThread
 from perdure.memory.changes import TEXT
+from perdure.memory.periods import parse_period
 from perdure.memory.records import EPISODE, TURN, Outcome
 from perdure.server.access import action
 from perdure.server.call import Call
@@ -40,11 +41,16 @@ _UNCHANGEABLE: Final = {
 
 @action("store:search")
 async def recall(
-    call: Call, query: str, limit: int = SEARCH_LIMIT, min_score: float | None = None
+    call: Call,
+    query: str,
+    limit: int = SEARCH_LIMIT,
+    min_score: float | None = None,
+    since: str | None = None,
+    until: str | None = None,
 ) -> str:
     """Look up what is known of the user from earlier conversations, the best answers first."""
     place = await call.permit_memories({"query": query, "limit": limit})
-    place |= {"min_score": min_score, "explain": True}
+    place |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
     found = await memory.arecall(query, store=call.store, limit=limit, **place)
     if not found.memories:
         nearest = f"; {found.nearest()}" if found.below else ""
