@@ -22,7 +22,8 @@ def run_start(
 
     A put starts a run itself if it is an input, an update or a fork. A put that skips steps starts
     a run too, because durability `exit` writes a whole run at once. So does a put whose parent is
-    not the head and was read by its id.
+    not the head and was read by its id. If the parent of a put was pruned and another run or an
+    update has the head, the run started before those, at 0.
 
     Args:
         put: The put.
@@ -31,8 +32,10 @@ def run_start(
         steps: The step of the parent and the step of the put; None for metadata without a step.
         seq: The sequence number of the put.
     """
-    if parent is None or put.metadata.get("source") in START_SOURCES:
+    if put.metadata.get("source") in START_SOURCES:
         return seq
+    if parent is None:
+        return 0 if put.at.checkpoint_id is not None and put.merge is not None else seq
     if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
         return seq
     before, step = steps

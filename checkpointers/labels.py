@@ -21,6 +21,10 @@ LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
 MERGED: Final = "perdure_merged"
 """The metadata key that lists the channels which a checkpoint has taken over; see `merge`."""
+UPDATED: Final = "perdure_updated"
+"""The metadata key of an update that was put upon other updates, once those are pruned.
+
+Its value is the id of the checkpoint upon which the first of them was put."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
 _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces
@@ -32,6 +36,22 @@ def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
+
+
+def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
+    """Return the id of the checkpoint that an update changes, as far as its own row tells.
+
+    Args:
+        parent_id: The id of the parent of a checkpoint.
+        metadata: The metadata of the checkpoint.
+
+    Returns:
+        The id, which can be that of another update, or None if the checkpoint is no update.
+    """
+    if metadata.get("source") != "update":
+        return None
+    updated = metadata.get(UPDATED)
+    return updated if isinstance(updated, str) else parent_id
 
 
 def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.labels import UPDATED, find_updated
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -51,6 +52,9 @@ from perdure.storage.flow import ALL, Flow, Row, Statement
 T = TypeVar("T")
 
 PRUNE_BATCH: Final = 500  # checkpoints deleted per transaction
+RUN_DAYS: Final = 1
+"""The number of days after an update of the state during which retention keeps the checkpoint that
+was updated. A run may still go on from it."""
 Keep = Callable[[list["Kept"]], set[str]]
 """Given a namespace's checkpoints, newest first, the ids of those that stay."""
 
@@ -251,7 +255,7 @@ class Maintenance:
         A dry run only reads, and counts all of them.
         """
         rows = yield self.sql("find_thread", thread_id)
-        doomed = (yield from self._doomed(thread_id, rows[0][0], keep)) if rows else []
+        doomed = (yield from self._doomed(thread_id, rows[0][0], keep, dry_run)) if rows else []
         if not rows or (history and not doomed):
             return PruneReport()
         thread, size, gone = rows[0][0], 0, set[Any]()
@@ -281,23 +285,45 @@ class Maintenance:
             yield from self.untitled(thread_id)
         return PruneReport(len(doomed), items, size_bytes=size + freed)
 
-    def _doomed(self, thread_id: str, thread: int, keep: Keep) -> Flow[list[tuple[int, Kept]]]:
-        """The checkpoints that `keep` does not name, each with its namespace, oldest first."""
+    def _doomed(
+        self, thread_id: str, thread: int, keep: Keep, dry_run: bool
+    ) -> Flow[list[tuple[int, Kept]]]:
+        """Return the checkpoints that `keep` does not name, with their namespaces, oldest first."""
         doomed: list[tuple[int, Kept]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
-            kept = []
+            kept = list[Kept]()
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
                 at = self.reader.active_at(snapshot, row[4])
                 parts = row[0], snapshot.uid, snapshot.parent, at, metadata
                 kept.append(Kept(*parts, snapshot.stored_channels(), is_head, len(row[5])))
             stay = _with_ancestors(kept, keep(kept))
+            if not dry_run:
+                yield from self._note_updated(thread_id, ns, kept, stay)
             doomed += [
                 (namespace, checkpoint)
                 for checkpoint in reversed(kept)
                 if checkpoint.uid not in stay
             ]
         return doomed
+
+    def _note_updated(
+        self, thread_id: str, ns: str, namespace: list[Kept], stay: set[str]
+    ) -> Flow[None]:
+        """Note in a head which checkpoint it has updated, if updates in between are removed."""
+        for head in namespace:
+            updated = _find_updated(namespace, head) if head.is_head else None
+            if updated is None or updated == find_updated(head.parent, head.metadata):
+                continue
+            if head.uid in stay and head.parent not in stay:
+                (row,) = yield self.sql("checkpoint_at", head.key)
+                snapshot = self.reader.open_row(thread_id, ns, row)
+                metadata = {**head.metadata, UPDATED: updated}
+                snapshot.fields[1] = self.reader.codec.encode(
+                    metadata, lambda: "metadata", exact=True
+                )
+                body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, snapshot.said)
+                yield self.sql("rewrite_checkpoint", body, head.key)
 
     # -- items
 
@@ -417,6 +443,19 @@ def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:
     return out
 
 
+def _find_updated(namespace: list[Kept], head: Kept) -> str | None:
+    """Return the id of the checkpoint that the updates up to a head have changed.
+
+    Returns:
+        The id, or None if the head is no update.
+    """
+    by_uid = {checkpoint.uid: checkpoint for checkpoint in namespace}
+    updated, at = None, by_uid.get(head.uid)
+    while at is not None and (before := find_updated(at.parent, at.metadata)) is not None:
+        updated, at = before, by_uid.get(before)
+    return updated
+
+
 def _all_but(keys: Container[int], namespace: list[Kept]) -> set[str]:
     return {c.uid for c in namespace if c.key not in keys}
 
@@ -426,6 +465,9 @@ def _keep_rule(rule: Retention, now: float) -> Keep:
 
     def keep(namespace: list[Kept]) -> set[str]:
         stay = [c for c in namespace if c.is_head]
+        recent = [head for head in stay if head.active_at >= now - RUN_DAYS * 86400]
+        updated = {_find_updated(namespace, head) for head in recent}
+        stay += [c for c in namespace if c.uid in updated]
         if rule.last is not None:
             stay += namespace[: rule.last]
         if rule.days is not None:

@@ -85,12 +85,22 @@ def last_epoch(versions: Iterable[Any]) -> int | None:
 
 def epoch_of(version: Any) -> int | None:
     """Return the number of merges before a version was given; None if its kind has no epochs."""
+    whole = whole_part(version)
+    return None if whole is None else whole >> _EPOCH_BITS
+
+
+def whole_part(version: Any) -> int | None:
+    """Return the number that counts a version; the rest of a version is random or zero.
+
+    >>> whole_part(7), whole_part("007.25"), whole_part("x")
+    (7, 7, None)
+    """
     if isinstance(version, bool):
         return None
     if isinstance(version, int | float):
-        return int(version) >> _EPOCH_BITS
+        return int(version)
     digits = version.partition(".")[0] if isinstance(version, str) else ""
-    return int(digits) >> _EPOCH_BITS if digits.isdecimal() else None
+    return int(digits) if digits.isdecimal() else None
 
 
 def first_of(version: Any, epoch: int) -> Any:

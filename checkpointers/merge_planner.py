@@ -20,10 +20,10 @@ from uuid import uuid4
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.cache import Head, Snapshot, Thread
-from perdure.checkpointers.labels import MERGED
+from perdure.checkpointers.labels import MERGED, find_updated
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
-from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, last_epoch
-from perdure.checkpointers.put import CheckpointPut, TaskWrites
+from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, last_epoch, whole_part
+from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     VIEWS,
@@ -75,8 +75,8 @@ class MergePlanner:
             return None
         if self._ns == VIEWS:
             return None
-        if parent is None and put.at.checkpoint_id is not None:  # the parent was deleted
-            return None
+        if parent is None and put.at.checkpoint_id is not None:
+            return (yield from self._plan_upon_pruned(put, now, put.at.checkpoint_id))
         if parent is not None and parent.uid == now.uid:
             merged = self._merged_in(now)
             return (yield from self._plan_next(put, now, merged)) if merged else None
@@ -91,6 +91,23 @@ class MergePlanner:
         if is_run and (yield from self._leads_to_head(upon, {"update"})):
             return self._plan_run(put, now, upon)
         return None
+
+    def _plan_upon_pruned(self, put: CheckpointPut, now: Snapshot, uid: str) -> Flow[Merge | None]:
+        """Plan a put whose parent was pruned while it was the last one that a run had put or read.
+
+        The head is another one, so it belongs to an update of that checkpoint or to a later run.
+        """
+        upon = _infer_pruned(put, now, uid)
+        if put.metadata.get("source") == "update":
+            return self._plan_update(put, now, upon) if _is_same_turn(now, upon) else None
+        if put.metadata.get("source") not in ("loop", "input"):
+            return None
+        merge = None
+        if (yield from self._leads_to_head(upon, {"update"})):
+            merge = self._plan_run(put, now, upon)
+        if merge is not None or put.metadata.get("source") == "input" or put.is_whole_run:
+            return merge
+        return Merge(now, {}, keeps_head=now)
 
     def _plan_next(
         self, put: CheckpointPut, now: Snapshot, merged: Collection[str]
@@ -252,11 +269,16 @@ class MergePlanner:
         """Return whether only checkpoints of these sources lead from one to the head."""
         at = self._head.snapshot
         for _ in range(_MOST_STEPS):
-            if at is None or self._reader.metadata(at).get("source") not in sources:
+            metadata = {} if at is None else self._reader.metadata(at)
+            if at is None or metadata.get("source") not in sources:
                 return False
-            if (at.parent or "") == upon.uid:
+            before = at.parent
+            updated = find_updated(before, metadata) if "update" in sources else None
+            if upon.uid in (before or "", updated):
                 return True
-            at = (yield from self._read(at.parent)) if at.parent else None
+            at = (yield from self._read(before)) if before else None
+            if at is None and updated != before:
+                at = yield from self._read(updated or "")
         return False
 
     def _last_update(self, now: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
@@ -293,6 +315,38 @@ def _written_since(now: Snapshot, upon: Snapshot) -> set[str]:
     """Return the channels of the state that have another version than in an earlier checkpoint."""
     versions = now.versions.items()
     return {c for c, version in versions if is_state(c) and version != upon.versions.get(c)}
+
+
+def _infer_pruned(put: CheckpointPut, now: Snapshot, uid: str) -> Snapshot:
+    """Return the versions that a pruned checkpoint had, as far as the put upon it tells them.
+
+    A channel that the put has not written has the version that its run has read. The lowest version
+    that the put has given to a channel is higher than all that its run has read. So a channel with
+    a lower version in the head still has the version of the pruned checkpoint, and the head has
+    written each other channel.
+    """
+    versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
+    first = min(put.new_versions.values(), key=lambda version: whole_part(version) or 0, default=0)
+    for channel in put.new_versions:
+        versions.pop(channel, None)
+        if _is_lower(now.versions.get(channel), first):
+            versions[channel] = now.versions[channel]
+    return Snapshot(uid, 0, None, 0, [], versions, {})
+
+
+def _is_same_turn(now: Snapshot, upon: Snapshot) -> bool:
+    """Return whether a head can descend from a checkpoint without another input in between."""
+    for channel, version in upon.versions.items():
+        present = now.versions.get(channel)
+        if present != version and not _is_lower(version, present):
+            return False
+    return bool(now.versions.get(START) == upon.versions.get(START))
+
+
+def _is_lower(version: Any, other: Any) -> bool:
+    """Return whether a version is lower than another one of its kind."""
+    own, others = whole_part(version), whole_part(other)
+    return own is not None and others is not None and own < others
 
 
 def _is_delta(ref: Any) -> bool:

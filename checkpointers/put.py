@@ -55,6 +55,7 @@ TITLE_LENGTH: Final = 80  # characters
 TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
 TIMES: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
+_DURABILITY: Final = "__pregel_durability"  # langgraph's key of it in the config of a run
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
@@ -148,6 +149,12 @@ class CheckpointPut:
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     _encoded: dict[str, Encoded] = field(default_factory=dict)
     _here: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether the put stores a run as a whole, when it ends or asks: durability `exit`."""
+        config = self.config or {}
+        return bool(config.get("configurable", {}).get(_DURABILITY) == "exit")
 
     def encode(self, codec: Codec, thread: Thread | None) -> None:
         """Encode it as it is now: a graph may change its values before they are stored.

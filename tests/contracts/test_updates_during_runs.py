@@ -757,12 +757,15 @@ class Program:
                     self.done.add((self.number, k))
                     value = f"u{self.number}.{k}"
                     values = written({}, each.channels, value)
-                    elsewhere(self.graph.update_state, at(), values, f"n{each.as_node}")
+                    self.update(values, f"n{each.as_node}")
             if node == turn.asking:
                 interrupt("Go on?")
             return written({}, turn.writes[node], f"{self.number}.{node}")
 
         return call
+
+    def update(self, values: Any, as_node: str) -> None:
+        elsewhere(self.graph.update_state, at(), values, as_node)
 
     def run(self, number: int, turn: Turn) -> dict[str, Any]:
         self.number, self.turn = number, turn

@@ -1,0 +1,258 @@
+"""kill -9 at each statement of a merge: the thread is as before or as after, and nothing is lost.
+
+An update of the state and a run have met. The process that stores the second of the two is killed
+before its N-th statement, for each N; on Postgres, before each few of its messages to the server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from datetime import UTC, datetime
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+from langgraph.types import Interrupt
+
+from perdure.checkpointers import SQLiteCheckpointer, maintenance
+from tests import postgres_server
+from tests.backends import Place
+from tests.contracts.puts import at
+from tests.durability.cutting import Proxy
+from tests.durability.processes import warm
+from tests.rounds import rounds
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+STRIDES: Final = {"file": 4 // rounds(4), "postgres": 36 // rounds(4)}
+"""Every how many-th statement of SQLite, and message to Postgres, is the last one of a process."""
+
+VERSIONS: Final[dict[str, dict[str, int]]] = {
+    "run 0": {"n": 2, "branch:to:a": 2},
+    "update": {"n": 2, "branch:to:a": 2, "title": 3},
+    "late update": {"n": 2, "branch:to:a": 2, "title": 3},
+    "second update": {"n": 2, "branch:to:a": 2, "title": 3, "tags": 4},
+    "run 1": {"n": 3, "branch:to:a": 3},
+    "run 2": {"n": 4, "branch:to:a": 4},
+    "titled": {"n": 3, "branch:to:a": 3, "title": 3},
+}
+PARENTS: Final = {
+    "update": "run 0",
+    "late update": "run 0",
+    "second update": "update",
+    "run 1": "run 0",
+    "run 2": "run 1",
+    "titled": "run 0",
+}
+STEPS: Final = {
+    **{"run 0": 0, "run 1": 1, "run 2": 2, "titled": 1},
+    **{"update": 1, "late update": 1, "second update": 2},
+}
+
+
+def put(saver: SQLiteCheckpointer, name: str) -> None:
+    """Put a checkpoint by its name. Its values tell what it is."""
+    versions, parent = VERSIONS[name], PARENTS.get(name)
+    values: dict[str, Any] = {"n": versions["n"]}
+    if "title" in versions:
+        values["title"] = "The run's" if name == "titled" else "A title"
+    if "tags" in versions:
+        values["tags"] = ["one", "two"] * 20
+    source = "update" if "update" in name else "loop"
+    metadata: Any = {"source": source, "step": STEPS[name], "parents": {}}
+    checkpoint: Any = {
+        **{"v": 4, "ts": datetime.now(UTC).isoformat(), "id": name, "versions_seen": {}},
+        **{"channel_values": values, "channel_versions": versions},
+    }
+    known = VERSIONS[parent] if parent else {}
+    new: Any = {channel: v for channel, v in versions.items() if known.get(channel) != v}
+    saver.put(at(uid=parent), checkpoint, metadata, new)
+
+
+def ask(saver: SQLiteCheckpointer) -> None:
+    """Store the question of the run's second step, and an error of another task."""
+    saver.put_writes(at(uid="run 0"), [(INTERRUPT, (Interrupt("Really?", id="i"),))], "task-1")
+
+
+def fail(saver: SQLiteCheckpointer) -> None:
+    """Store the error of a task of the run's second step."""
+    saver.put_writes(at(uid="run 0"), [(ERROR, "no answer")], "task-1")
+
+
+def prune(saver: SQLiteCheckpointer) -> None:
+    saver.prune(["t"], strategy="keep_latest")
+
+
+def prune_updated(saver: SQLiteCheckpointer) -> None:
+    """Prune the checkpoint that was updated, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maintenance, "RUN_DAYS", -1)
+        prune(saver)
+
+
+class Case(NamedTuple):
+    """What is stored before, what is killed, and the state of the thread once it is stored."""
+
+    before: list[Any]
+    killed: Any
+    values: dict[str, Any]
+    head: str
+
+
+TITLED = {"title": "A title"}
+TAGGED = {**TITLED, "tags": ["one", "two"] * 20}
+CASES: dict[str, Case] = {
+    "the run's next put": Case(["run 0", "update"], "run 1", {"n": 3, **TITLED}, "run 1"),
+    "the put after that": Case(["run 0", "update", "run 1"], "run 2", {"n": 4, **TITLED}, "run 2"),
+    "two updates": Case(["run 0", "update", "second update"], "run 1", {"n": 3, **TAGGED}, "run 1"),
+    "an update after the run's put": Case(
+        ["run 0", "run 1"], "late update", {"n": 3, **TITLED}, "late update"
+    ),
+    "both wrote the channel": Case(["run 0", "update"], "titled", {"n": 2, **TITLED}, "update"),
+    "a question": Case(["run 0", "update"], ask, {"n": 2, **TITLED}, "run 0"),
+    "a failure": Case(["run 0", "update"], fail, {"n": 2, **TITLED}, "run 0"),
+    "an update after a question": Case(
+        ["run 0", "run 1", ask], "late update", {"n": 3, **TITLED}, "late update"
+    ),
+    "a prune before the run's put": Case(
+        ["run 0", "update", "second update", prune], "run 1", {"n": 3, **TAGGED}, "run 1"
+    ),
+    "a prune of the updated checkpoint": Case(
+        ["run 0", "update", "second update", prune_updated], "run 1", {"n": 3, **TAGGED}, "run 1"
+    ),
+    "a prune before a question": Case(
+        ["run 0", "update", "second update", prune], ask, {"n": 2, **TAGGED}, "run 0"
+    ),
+    "a prune before an update": Case(
+        ["run 0", "run 1", "run 2", prune], "late update", {"n": 4, **TITLED}, "late update"
+    ),
+    "a prune before a conflict": Case(
+        ["run 0", "update", prune_updated], "titled", {"n": 2, **TITLED}, "update"
+    ),
+    "the prune": Case(
+        ["run 0", "update", "second update"], prune, {"n": 2, **TAGGED}, "second update"
+    ),
+}
+
+
+def do(saver: SQLiteCheckpointer, what: Any) -> None:
+    """Put a checkpoint by its name, or make a call."""
+    what(saver) if callable(what) else put(saver, what)
+
+
+def dump(saver: SQLiteCheckpointer) -> Any:
+    """Return all that a thread has: its checkpoints with their writes, and which is the head."""
+    infos = saver.checkpoints("t")
+    tuples = {found.checkpoint["id"]: found for found in saver.list(at())}
+    parts = [
+        (
+            *(info.checkpoint_id, info.is_head, info.parent_id, info.metadata),
+            tuples[info.checkpoint_id].checkpoint["channel_values"],
+            tuples[info.checkpoint_id].checkpoint["channel_versions"],
+            sorted(map(repr, tuples[info.checkpoint_id].pending_writes or ())),
+        )
+        for info in infos
+    ]
+    return sorted(parts, key=lambda part: part[0])
+
+
+class Dying:
+    """Kills its process when it has counted to a number."""
+
+    left: int | None = None
+
+    def count(self) -> None:
+        if self.left is None:
+            return
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+DYING = Dying()
+
+
+class Connections(sqlite3.Connection):
+    """Counts its statements."""
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        DYING.count()
+        return super().execute(*args)
+
+    def executemany(self, *args: Any) -> sqlite3.Cursor:
+        DYING.count()
+        return super().executemany(*args)
+
+
+class CountingProxy(Proxy):
+    """Counts the messages to the server."""
+
+    def _count(self) -> tuple[bool, bool]:
+        DYING.count()
+        return super()._count()
+
+
+def victim(place: Place, pipe: Connection, case: str, number: int) -> None:
+    """Store what a case stores last, unless it is killed before the N-th statement."""
+    if place.dsn:
+        place = Place(place.path, CountingProxy(place.dsn).dsn)
+    with place.saver(**({} if place.dsn else {"factory": Connections})) as saver:
+        saver.get_tuple(at())  # the run and the update have read the thread
+        DYING.left = number
+        do(saver, CASES[case].killed)
+        DYING.left = None
+        pipe.send("done")
+
+
+def prepared(place: Place, case: str) -> Any:
+    """Make the thread as it is before, and return all that it has."""
+    with place.saver() as saver:
+        for each in CASES[case].before:
+            do(saver, each)
+        return dump(saver)
+
+
+@pytest.mark.repeats
+@pytest.mark.parametrize("kind", ["file", "postgres"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_kill_at_each_statement(case: str, kind: str, tmp_path: Path) -> None:
+    """What was acknowledged before is there, and a second attempt stores the rest."""
+    dsn = postgres_server.dsn() if kind == "postgres" else ""
+    expected = CASES[case]
+    place = Place(tmp_path / "after.db", dsn)
+    before = prepared(place, case)
+    with place.saver() as saver:
+        do(saver, expected.killed)
+        after, head = dump(saver), saver.get_tuple(at())
+    assert head is not None
+    assert (head.checkpoint["id"], head.checkpoint["channel_values"]) == (
+        expected.head,
+        expected.values,
+    )
+    kills = 0
+    for number in count(1, STRIDES[kind]):
+        place = Place(tmp_path / f"{number}.db", dsn)
+        prepared(place, case)
+        context = warm()
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=victim, args=(place, theirs, case, number), daemon=True)
+        process.start()
+        theirs.close()
+        process.join()
+        ours.close()
+        with place.saver() as saver:
+            found = dump(saver)
+            assert found in (before, after)
+            if found == before:
+                do(saver, expected.killed)
+            assert dump(saver) == after
+        if process.exitcode != -signal.SIGKILL:
+            assert process.exitcode == 0
+            break
+        kills += 1
+    assert kills
