@@ -22,6 +22,7 @@ from perdure.storage.flow import Row, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
+from perdure.stores.tombstones import ROOT
 from perdure.stores.values import decode, meant
 
 PAGE = 500  # items or namespaces read at a time
@@ -87,12 +88,21 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
 
 
 def of_store(store: BaseStore) -> Lines:
-    """The present items of a store, namespace by namespace; its pages may be shorter than asked."""
-    offset = 0
-    while page := store.list_namespaces(limit=PAGE, offset=offset):
-        for namespace in page:
-            yield from _of_namespace(store, tuple(namespace))
-        offset += len(page)
+    """The present items of a store, namespace by namespace; its pages may be shorter than asked.
+
+    perdure's own stores list the namespaces of notes only if they are asked for.
+    """
+    notes = set[tuple[str, ...]]()
+    for prefix in (None, (ROOT,)):
+        offset = 0
+        while page := store.list_namespaces(prefix=prefix, limit=PAGE, offset=offset):
+            for namespace in map(tuple, page):
+                if namespace[:1] == (ROOT,) and namespace in notes:
+                    continue
+                if namespace[:1] == (ROOT,):
+                    notes.add(namespace)
+                yield from _of_namespace(store, namespace)
+            offset += len(page)
 
 
 def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:

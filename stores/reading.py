@@ -19,6 +19,7 @@ from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, St
 from perdure.stores.filter_sql import Condition, JSONPlace, condition_of
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import joined, labels, literal_head, matches, span
+from perdure.stores.tombstones import is_of_notes
 from perdure.stores.values import decode
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -325,8 +326,12 @@ class ItemReader:
         offset: int,
         now: int,
         as_of: int | None,
+        hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Namespaces under a root that hold something, in order, cut to a depth, each once."""
+        """Namespaces under a root that hold something, in order, cut to a depth, each once.
+
+        With `hides_notes`, namespaces of notes on memories are left out.
+        """
         low, high = span(root + literal_head(conditions))
         out: list[Namespace] = []
         done = b""  # all that begins with it is answered
@@ -336,6 +341,9 @@ class ItemReader:
                 if done and path.startswith(done):
                     continue
                 namespace = labels(path[len(root) :])
+                if hides_notes and is_of_notes(namespace):
+                    done = root + joined(namespace[:2])
+                    continue
                 if not matches(conditions, namespace):
                     continue
                 if max_depth is not None and len(namespace) >= max_depth:

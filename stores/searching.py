@@ -68,16 +68,18 @@ def query_of(
     during: Span | None = None,
     min_score: float | None = None,
 ) -> Query | None:
-    """The query of a search; None: there are filters only."""
+    """The query of a search; None: there are filters only, or the text is blank."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _period(during)
     if min_score is not None:
         check_number("min_score", min_score, "a number, or None", least=-_HUGE, most=_HUGE)
-    if text is None or text == "":
+    if text is None:
         return None
     if not isinstance(text, str):
         raise ConfigurationError(f"query is {text!r}; expected text")
+    if not text.strip():
+        return None
     words = text.encode("utf-8", "replace").decode()
     return Query(words, mode, context, explain, weights or Weights(), span, min_score)
 

@@ -24,7 +24,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 
-from perdure.errors import ConfigurationError, InvalidNamespace, InvalidValue
+from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
 from perdure.stores.base import (
@@ -143,7 +143,7 @@ class Store(BaseStore):
         self,
         namespace: Namespace,
         key: str,
-        value: Mapping[str, Any],
+        value: Mapping[str, Any] | None,
         index: Index = None,
         *,
         ttl: TTL = NOT_PROVIDED,
@@ -155,7 +155,7 @@ class Store(BaseStore):
         Args:
             namespace: One or more labels, each a non-empty text.
             key: Unique within the namespace.
-            value: A JSON object.
+            value: A JSON object. None deletes the item, as in langgraph's stores.
             index: Paths whose text is searched; None: the store's; False: it is not searched.
             ttl: Minutes after which it expires, counted from the last put or read. See
                 `refresh_ttl` of `get`.
@@ -170,14 +170,14 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        op = namespace, key, _some(value), index, ttl, if_version, provenance
+        op = namespace, key, value, index, ttl, if_version, provenance
         self._parts.runner.run(self._put(*op))
 
     async def aput(
         self,
         namespace: Namespace,
         key: str,
-        value: Mapping[str, Any],
+        value: Mapping[str, Any] | None,
         index: Index = None,
         *,
         ttl: TTL = NOT_PROVIDED,
@@ -185,7 +185,7 @@ class Store(BaseStore):
         provenance: Provenance | None = None,
     ) -> None:
         """See `put`."""
-        op = namespace, key, _some(value), index, ttl, if_version, provenance
+        op = namespace, key, value, index, ttl, if_version, provenance
         await self._parts.runner.arun(self._put(*op))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
@@ -275,7 +275,7 @@ class Store(BaseStore):
 
         Args:
             namespace_prefix: The first labels of their namespaces; `()`: all items.
-            query: Plain text, without a syntax.
+            query: Plain text, without a syntax; one of blanks only counts as none.
             filter: A filter on the value; see `docs/store.md` for the operators.
             limit: How many at most.
             offset: How many of the first to skip.
@@ -344,6 +344,9 @@ class Store(BaseStore):
     ) -> list[Namespace]:
         """Namespaces that hold something, in order.
 
+        Without a prefix, or with one that begins with `"*"`, those of perdure's own notes are left
+        out. `prefix=("perdure",)` lists them.
+
         Args:
             prefix: Labels they begin with; `"*"` stands for any one label.
             suffix: Labels they end with; `"*"` stands for any one label.
@@ -386,7 +389,10 @@ class Store(BaseStore):
             check_number("max_depth", depth, "1 or more, or None", least=1, whole=True)
         page = page_of(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
-        of = parts.root, conditions, depth, *page, parts.now(), when
+        hides_notes = not any(
+            each.match_type == "prefix" and each.path[:1] not in ((), ("*",)) for each in conditions
+        )
+        of = parts.root, conditions, depth, *page, parts.now(), when, hides_notes
         return self.database.read(lambda: parts.reader.namespaces(*of))
 
     # -- versions
@@ -560,13 +566,6 @@ class Store(BaseStore):
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
         return ScopedStore(self._parts.under(path, max_items, max_bytes))
-
-
-def _some(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A value that is put."""
-    if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-        raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-    return value
 
 
 class ScopedStore(Store):

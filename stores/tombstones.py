@@ -37,6 +37,11 @@ SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 
 
+def is_of_notes(namespace: Sequence[str]) -> bool:
+    """Return whether the namespace holds notes on memories, and nothing of a user."""
+    return tuple(namespace[:1]) == (ROOT,) and len(namespace) > 1 and namespace[1] in KINDS
+
+
 def read_text(value: Mapping[str, Any]) -> str:
     """Return the text of a memory or of instructions; of any other item, its value as JSON."""
     for name in ("text", INSTRUCTIONS):

@@ -165,3 +165,15 @@ def test_looking_at_a_page_refreshes_no_time_to_live(
     assert before is not None
     assert after is not None
     assert after.expires_at == before.expires_at
+
+
+def test_pages_of_items_leave_out_notes(client: httpx.Client, settings: Settings) -> None:
+    """An admin sees notes on memories under their own namespace only."""
+    with open_store(settings.db) as store:
+        store.put(("notes",), "mine", {"text": "bees"})
+        store.put(("perdure", "buried", "memories", "ann"), "tombstone", {"n": 1})
+
+    for path in ("/ui/store", "/ui/store/items", "/ui/store.json", "/ui/store/items.json"):
+        assert "buried" not in client.get(path, headers=HTML).text, path
+    assert "mine" in client.get("/ui/store/items", headers=HTML).text
+    assert "tombstone" in client.get("/ui/store/items?ns=perdure&ns=buried", headers=HTML).text

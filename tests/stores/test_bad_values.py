@@ -47,7 +47,6 @@ LOOP: dict[str, Any] = {}
 LOOP["again"] = LOOP
 
 WRONG: list[tuple[Any, str]] = [
-    (None, "None"),
     ([], "list"),
     ("text", "str"),
     (7, "int"),

@@ -154,11 +154,19 @@ class Call:
         return await self.threads.said(self.store, text, wanted, limit, wait_s)
 
     async def listed(
-        self, read: Callable[..., Awaitable[list[Any]]], *given: Any, **options: Any
+        self,
+        read: Callable[..., Awaitable[list[Any]]],
+        *given: Any,
+        hides_own: bool = False,
+        **options: Any,
     ) -> list[Any]:
-        """What a list or a search of the store returns; perdure's own only to an admin."""
+        """What a list or a search of the store returns; perdure's own only to an admin.
+
+        With `hides_own` an admin gets perdure's own only if the prefix names them.
+        """
         prefix = given[0] if given else options["prefix"]
-        if self.identity.is_admin or (prefix or "*")[0] != "*":
+        shows_own = self.identity.is_admin and not hides_own
+        if shows_own or (prefix or "*")[0] != "*":
             return await read(*given, **options)
         found: list[Any] = []
         start, at = options.pop("offset"), 0

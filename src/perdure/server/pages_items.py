@@ -98,7 +98,7 @@ async def tree(request: Request, call: Caller, asked: Asked, start: Number = 0) 
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     options: dict[str, Any] = {"max_depth": depth, "limit": _NAMESPACES + 1, "offset": start}
-    found = await call.listed(call.store.alist_namespaces, prefix=prefix, **options)
+    found = await call.listed(call.store.alist_namespaces, prefix=prefix, hides_own=True, **options)
     if prefix == ns:  # in which "*" is a label, not any label
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
@@ -130,7 +130,7 @@ async def items(
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
-    found = await call.listed(call.store.asearch, ns, **options)
+    found = await call.listed(call.store.asearch, ns, hides_own=True, **options)
     return page(
         request,
         "items.html",

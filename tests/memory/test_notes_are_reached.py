@@ -1,0 +1,128 @@
+"""Notes on memories are not listed; what works on a whole store reaches them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from perdure.checkpointers import open_checkpointer
+from perdure.cli import main as _  # noqa: F401 - registers the commands
+from perdure.graphs import chat_graph
+from perdure.memory import Extraction, recall, use_memories, view
+from perdure.memory.collection import Collection, Quarantine
+from perdure.retention import apply
+from perdure.settings import Rules
+from perdure.stores import SQLiteStore, open_store
+from tests.cli.commands import run
+
+ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t"}}
+PLACE = ("memories", "ann")
+KINDS = {"buried", "changed", "formed", "quarantine"}
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with a memory, a tombstone, a watermark and an entry in quarantine."""
+    path = str(tmp_path / "memory.db")
+    monkeypatch.setenv("PERDURE_DB", path)
+    with open_store(path) as store, open_checkpointer(path) as saver:
+        chat_graph(checkpointer=saver).invoke({"messages": [("user", "Ann sings.")]}, ANN)
+        Extraction(saver, store).extract("t", ANN)
+        collection = Collection(store)
+        collection.insert("Ann keeps bees.", config=ANN)
+        wasps = collection.insert("Ann keeps wasps.", config=ANN)
+        collection.insert("My password is swordfish99", config=ANN)
+        collection.forget(str(wasps.key), config=ANN)
+    return path
+
+
+@pytest.fixture
+def store(db: str) -> Iterator[SQLiteStore]:
+    with SQLiteStore.open(db) as opened:
+        yield opened
+
+
+def kinds(store: Any) -> set[str]:
+    """Return the kinds of notes that a store has."""
+    return {place[1] for place in store.list_namespaces(prefix=("perdure",), limit=1000)}
+
+
+def check(store: Any) -> None:
+    """Notes are there, and not in a listing."""
+    assert kinds(store) == KINDS
+    assert {place[0] for place in store.list_namespaces()} == {"memories"}
+    assert [entry.text for entry in Quarantine(store, ("memories", "{user_id}")).list(ANN)]
+
+
+def export(source: SQLiteStore, target: SQLiteStore) -> None:
+    target.import_lines(map(json.dumps, source.export()))
+
+
+def merge(source: SQLiteStore, target: SQLiteStore) -> None:
+    target.import_from(source)
+
+
+@pytest.mark.parametrize("move", [export, merge])
+def test_an_export_and_a_merge_take_notes(
+    store: SQLiteStore, tmp_path: Path, move: Callable[..., None]
+) -> None:
+    with SQLiteStore.open(tmp_path / "other.db") as target:
+        move(store, target)
+
+        check(target)
+        for kind in KINDS:
+            assert len(target.search(("perdure", kind))) == len(store.search(("perdure", kind)))
+
+
+def test_a_copy_takes_notes(db: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "copy.db")
+    run("copy", "--from", db, "--to", target)
+
+    with open_store(target) as copied:
+        check(copied)
+
+
+def test_counts_have_notes(store: SQLiteStore) -> None:
+    [size] = store.namespace_sizes([("perdure",)])
+    notes = store.search(("perdure",), limit=1000)
+
+    assert size.items == len(notes) > 0
+    assert store.stats().items == len(notes) + len(store.search(PLACE, limit=1000))
+
+
+def test_retention_reaches_quarantine(store: SQLiteStore, db: str) -> None:
+    with open_checkpointer(db) as saver:
+        apply(Rules(quarantine_days=0), saver, store)
+
+    assert kinds(store) == KINDS - {"quarantine"}
+
+
+def test_forgetting_reaches_notes(store: SQLiteStore) -> None:
+    Collection(store).forget_all(config=ANN)
+
+    assert kinds(store) == set()
+    assert [*store.export()] == []
+
+
+@pytest.mark.parametrize("query", ["", " ", "\t\n", "\u3000"])
+def test_a_blank_question_recalls_nothing(store: SQLiteStore, query: str) -> None:
+    """Also where a search lists all items."""
+    assert store.search(PLACE, query=query)
+    assert recall(query, store=store, config=ANN).memories == []
+    assert recall(query, store=store, config=ANN, min_score=0, explain=True).memories == []
+    assert recall(query, store=store, config=ANN, explain=True).below == []
+
+
+def test_a_blank_turn_is_shown_no_memories(store: SQLiteStore) -> None:
+    shows = view(use_memories(store=store, min_score=0))
+
+    def shown(text: str) -> str:
+        return str(shows.invoke({"messages": [HumanMessage(text)]}, ANN))
+
+    assert "keeps bees" in shown("bees")
+    assert "keeps bees" not in shown("   ")
