@@ -1040,6 +1040,24 @@ def test_equal_lines_of_a_file_are_threads_of_their_own(tmp_path: Path) -> None:
     assert threads() == [["human: Hi"], *[["human: Hi", "ai: Ho"]] * 3]
 
 
+def test_long_conversations_that_differ_late_are_found_again(tmp_path: Path) -> None:
+    """Also after the thread of one of them was deleted, and if only a branch can be read."""
+    talks = [turns(*map(str, range(30)), f"end {n}") for n in range(4)]
+    first = done(lines(tmp_path / "t.jsonl", talks))
+    with SQLiteCheckpointer.open("x.db") as saver:
+        saver.delete_thread(only_thread(1))
+    second = [done(lines(tmp_path / "t.jsonl", talks[::-1])) for _ in range(2)]
+    odd = {"role": "robot", "content": "x"}
+    branch = {"after": 0, "messages": [USER]}
+    alone = [
+        done(lines(tmp_path / "u.jsonl", [{"messages": [odd], "branches": [branch]}]))
+        for _ in range(2)
+    ]
+
+    assert (first, second) == ((4, 124, 0), [(4, 31, 3), (4, 0, 4)])
+    assert alone == [(1, 1, 0), (1, 0, 1)]
+
+
 def test_two_users_do_not_share_a_thread(tmp_path: Path) -> None:
     """Neither those whom lines name, of either form, nor those for whom a file is imported."""
     whole = [turns("Hi", "Ho", user_id=user) for user in ("ann", "bob")]

@@ -162,7 +162,7 @@ def _add_messages(
         begin = talk.way(keys[after - 1]) if after else []
         path = dict.fromkeys(begin)
         keys += [_add(talk, path, message, variant=True, is_timed=is_timed) for message in messages]
-    talk.leaf = leaf
+    talk.leaf = talk.leaf if leaf is None else leaf
 
 
 def find_any(value: Any, *path: str) -> Any:

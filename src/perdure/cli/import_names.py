@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,9 @@ from perdure.cli.conversation import Conversation, made_up_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
+_GAP: Final = (
+    16  # ids in a row without a thread, as of deleted ones, after which none is looked for
+)
 _PLACE: Final = re.compile(r"(-\d+(\.\d+)*)?")  # what follows the name of the file in a former id
 
 
@@ -33,11 +36,22 @@ class _StoredThread(NamedTuple):
         ids: The ids of its messages, also of those on branches.
         ends: The last message of each imported branch.
         signatures: What its messages say; see `_signature`.
+        last: What the last messages of imported branches say.
     """
 
     ids: frozenset[str]
     ends: frozenset[str]
     signatures: frozenset[str]
+    last: frozenset[str]
+
+    def may_continue(self, said: Sequence[str], shared: int) -> bool:
+        """Return whether a conversation with this beginning may be the one of the thread.
+
+        It is not if the thread has other messages after those that it shares.
+        """
+        if not shared or shared == len(said):
+            return True
+        return said[shared] in self.signatures or said[shared - 1] in self.last
 
 
 class ThreadNames:
@@ -53,39 +67,53 @@ class ThreadNames:
         self._saver, self._prefix, self._user = saver, prefix, user
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
-        self._taken: set[tuple[object, str, str]] = set()
+        self._taken: set[tuple[str, str, str]] = set()
+        self._equal = Counter[tuple[str, str]]()  # numbers that equal conversations have taken
 
     def name(self, draft: Conversation) -> Conversation:
         """Return the conversation with the id of its thread, of which the prefix is no part."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._prefix_ids(draft)
-        whole, fresh = prefixes[-1], None
-        for id, is_former in self._candidates(draft, prefixes):
-            talk = draft.unnamed.build(id, not is_former)
-            stored = self._read(id)
-            if stored is None:
-                fresh = fresh or talk
-                if id not in prefixes:
+        file, whole = draft.unnamed.file, prefixes[-1]
+        said = [_signature(draft.nodes[key].message) for key in draft.way(draft.leaf)]
+        fresh, gap = "", 0
+        talk: Conversation | None = None
+        for id, count_same, is_former in self._candidates(draft, prefixes):
+            stored = None if (file, id, whole) in self._taken else self._read(id)
+            if stored is not None and stored.may_continue(said, count_same):
+                talk = draft.unnamed.build(id, not is_former)
+                if _is_same(talk, stored):
                     break
-            elif (draft.unnamed.file, id, whole) not in self._taken and _is_same(talk, stored):
-                fresh = talk
+            talk, gap = None, 0 if self._stored.get(id) else gap + 1
+            if not fresh and self._read(id) is None:
+                fresh = id
+            if fresh and (gap > _GAP or id not in prefixes):
                 break
-        assert fresh is not None
-        self._taken.add((draft.unnamed.file, fresh.id, whole))
-        self._stored.pop(fresh.id, None)  # it is written to
-        return fresh
+        talk = talk or draft.unnamed.build(fresh, True)
+        number = 2 + self._equal[file, whole]
+        is_numbered = talk.id == made_up_id(whole, number)
+        self._taken.add((file, talk.id, whole))
+        if is_numbered:
+            self._equal[file, whole] += 1
+        self._stored.pop(talk.id, None)  # it is written to
+        return talk
 
     def _candidates(
         self, draft: Conversation, prefixes: Sequence[str]
-    ) -> Iterator[tuple[str, bool]]:
-        """Yield ids that the thread may have, each with whether a former version made it."""
+    ) -> Iterator[tuple[str, int, bool]]:
+        """Yield ids that the thread may have.
+
+        Each comes with how many messages the thread is known to share with the conversation, and
+        whether a former version made the id.
+        """
         for id in self._find_former(draft):
-            yield id, True
-        for id in prefixes:
-            yield id, False
-        for number in count(2):  # of equal conversations of one file
-            yield made_up_id(prefixes[-1], number), False
+            yield id, 0, True
+        for shared, id in enumerate(prefixes, 1):
+            yield id, shared, False
+        taken = self._equal[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
+        for number in count(2 + taken):  # of equal conversations of one file
+            yield made_up_id(prefixes[-1], number), len(prefixes), False
 
     def _prefix_ids(self, draft: Conversation) -> list[str]:
         """Return an id for each beginning of the conversation, the shortest first."""
@@ -105,14 +133,16 @@ class ThreadNames:
     def _load(self, thread_id: str) -> _StoredThread | None:
         if self._saver.head(thread_id) is None:
             return None
-        said = [item.value for item in self._saver.history(thread_id, missing_ok=True)]
-        messages = [value for value in said if isinstance(value, BaseMessage)]
+        items = self._saver.history(thread_id, missing_ok=True)
+        messages = [item.value for item in items if isinstance(item.value, BaseMessage)]
         found = self._saver.checkpoints(thread_id, checkpoint_ns="")
         imported = [info for info in found if NODE in info.metadata]
         inner = {info.parent_id for info in imported}
-        ends = (info.metadata[NODE] for info in imported if info.checkpoint_id not in inner)
+        ends = {info.metadata[NODE] for info in imported if info.checkpoint_id not in inner}
         ids = frozenset(str(message.id) for message in messages)
-        return _StoredThread(ids, frozenset(ends), frozenset(map(_signature, messages)))
+        last = frozenset(_signature(message) for message in messages if message.id in ends)
+        said = frozenset(map(_signature, messages))
+        return _StoredThread(ids, frozenset(ends), said, last)
 
     def _find_former(self, draft: Conversation) -> list[str]:
         """Return the ids of threads of former versions that begin with what this one says."""
