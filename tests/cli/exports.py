@@ -202,7 +202,7 @@ def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
 def claude_files() -> dict[str, Any]:
     """A conversation of Claude's of 2026 with files, and what else its export holds."""
     plan = {"command": "create", "id": "plan", "title": "Plan", "type": "text/markdown"}
-    calls = [
+    calls: list[tuple[str, Any]] = [
         ("artifacts", {**plan, "content": "# Heron\n\nlines of a heron"}),
         ("artifacts", {"command": "update", "id": "plan", "old_str": "x", "new_str": "an egret"}),
         ("artifacts", {"command": "rewrite", "id": "plan", "content": "only a bittern"}),
@@ -211,6 +211,7 @@ def claude_files() -> dict[str, Any]:
         ("repl", {"code": "const kestrel = 1"}),
         ("bash_tool", {"command": "ls /dunlin", "description": "List files"}),
         ("web_search", {"query": "pond depth"}),
+        ("broken_off", '{"code": "a redshank'),
         ("message_compose", {"subject": "Birds", "body": "Dear avocet", "variants": [{"x": 1}]}),
     ]
     blocks: list[dict[str, Any]] = [{"type": "text", "text": "Here you are.", "citations": []}]

@@ -191,13 +191,16 @@ def test_documents_of_a_canvas_are_shown_and_found(tmp_path: Path) -> None:
     talk.add("user", "Write it")
     for tool, call in (("create", code), ("comment", comment)):
         talk.call(f"canmore.{tool}_textdoc", json.dumps(call), f"Successfully {tool}d")
-    run("import", str(written(tmp_path / "c.json", [talk.json, tools().json])))
+    cut = Talk("cut")
+    cut.call("canmore.create_textdoc", '{"name": "Cut", "content": "the moonrise', "Error")
+    run("import", str(written(tmp_path / "c.json", [talk.json, cut.json, tools().json])))
 
     assert said("canvas")[1:] == [
         "ai: [canvas: Tides]\n```python\nprint('ebb')\n```",
         "ai: [canvas comments]\nsay flood instead",
     ]
     assert found("ebb") == ["[canvas: Tides]"]
+    assert found("moonrise") == ["[canvas]"]
     assert found("flood") == ["[canvas comments]"]
     assert found("coats")[0] == "[canvas changed]"
     assert not [text for text in memories() if "coat" in text or "ebb" in text]
@@ -652,13 +655,14 @@ def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> N
             "[repl]\n```javascript\nconst kestrel = 1\n```",
             "[bash_tool: List files]\n```bash\nls /dunlin\n```",
             "[web_search: pond depth]",
+            '[broken_off]\n{"code": "a redshank',
             "[message_compose]\nBirds\nDear avocet",
         ]),
     ]  # fmt: skip
     assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
     assert "user: my own curlew" in memories()
     assert not [text for text in memories() if "godwit" in text or "[" in text]
-    assert report["left_out"] == {"tool_result": 9, "arguments of message_compose": 1}
+    assert report["left_out"] == {"tool_result": 10, "arguments of message_compose": 1}
 
 
 def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
@@ -863,6 +867,9 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
 def test_a_history_of_langgraphs_server_is_one_thread(tmp_path: Path) -> None:
     """Its states come newest first; each message has the time of the first state that has it."""
     states = [langgraph_state(count, day=day) for count, day in ((4, 3), (3, 2), (1, 1))]
+    old = [{k: v for k, v in state.items() if k != "checkpoint"} for state in states]
+    for each in old:
+        each["config"] = {"configurable": {"thread_id": "old"}}
     thread = {"thread_id": "lg", "status": "idle", "values": {**states[0]["values"]}}
     thread |= {"created_at": "2024-05-01T10:00:00Z", "updated_at": "2024-05-03T10:00:00Z"}
     first = read("import", str(written(tmp_path / "history.json", states)))
@@ -870,6 +877,8 @@ def test_a_history_of_langgraphs_server_is_one_thread(tmp_path: Path) -> None:
 
     assert (first["conversations"], first["messages"], first["users"]) == (1, 4, {"ann": 1})
     assert again == (1, 0, 1)
+    assert done(written(tmp_path / "old.json", old)) == (1, 4, 0)
+    assert said("old") == said("lg")
     assert said("lg") == ["human: How deep is it?", "ai: ", "tool: 2 m", "ai: Two metres."]
     with SQLiteCheckpointer.open("x.db") as saver:
         items = saver.history("lg")
@@ -1077,7 +1086,8 @@ def test_times_tell_conversations_apart(tmp_path: Path) -> None:
         {"messages": [{**USER, "created_at": f"2024-05-0{day}T10:00:00Z"}]} for day in (1, 2, 1)
     ]
     assert done(lines(tmp_path / "t.jsonl", talks[:2])) == (2, 2, 0)
-    assert done(lines(tmp_path / "u.jsonl", [talks[1], talks[0]])) == (2, 0, 2)
+    twice = lines(tmp_path / "u.jsonl", [talks[1], talks[0]])
+    assert done(twice, twice) == (4, 0, 4)
 
 
 def test_a_former_import_is_repeated_and_goes_on(tmp_path: Path) -> None:

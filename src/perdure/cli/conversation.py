@@ -69,13 +69,13 @@ class Unnamed(NamedTuple):
     """Where a conversation comes from that has no id of its own.
 
     Attributes:
-        file: The path of its file.
+        file: What stands for its file, which may be read twice in one import.
         stem: The name of the file, of which former versions made the id of its thread.
         build: Builds the conversation with an id. The second argument says whether the ids of its
             messages are made of their times, too, which former versions did not.
     """
 
-    file: str
+    file: object
     stem: str
     build: Callable[[str, bool], Conversation]
 

@@ -256,7 +256,7 @@ def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     part.former = label("canvas" if is_new else "canvas changed", find(arguments, str, "name"))
     kind = find(arguments, str, "type").removeprefix("code/")
     changes = [*find(arguments, list, "updates"), *find(arguments, list, "comments")]
-    texts = [find(arguments, str, "content")]
+    texts = [find(arguments, str, "content") if arguments else part.plain]
     texts += [find(each, str, "replacement") or find(each, str, "comment") for each in changes]
     text = "\n\n".join(text for text in texts if text.strip())
     is_code = kind not in ("", "document") and text

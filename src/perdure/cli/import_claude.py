@@ -136,7 +136,9 @@ def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterato
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            yield _call(find(block, str, "name") or "tool", find(block, dict, "input"), talk)
+            given = block.get("input")  # text, if the answer was broken off within it
+            given = {"input": given} if isinstance(given, str) else find(block, dict, "input")
+            yield _call(find(block, str, "name") or "tool", given, talk)
         elif kind in _SILENT:
             talk.left_out[str(kind)] += 1
         elif kind in _FILES:

@@ -50,7 +50,7 @@ class Lines:
     """
 
     def __init__(self, file: str) -> None:
-        self._file, self._stem = file, Path(file).stem
+        self._stem = Path(file).stem
         self._talks: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
@@ -78,7 +78,7 @@ class Lines:
         name = next((name for name in names if name), None)
         if name is None:
             self._unnamed.append(self._draft(f"{self._stem}-{number}", conversation))
-        elif "values" in conversation and isinstance(conversation.get("checkpoint"), dict):
+        elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
             at = seconds(conversation.get("created_at"))
             self._states.append((math.inf if at is None else at, conversation, name))
         else:
@@ -106,7 +106,7 @@ class Lines:
             return talk
 
         draft = build(_describe(name, conversation).id, False)
-        draft.unnamed = Unnamed(self._file, self._stem, build)
+        draft.unnamed = Unnamed(self, self._stem, build)
         return draft
 
     def _add_object(

@@ -67,8 +67,8 @@ class ThreadNames:
         self._saver, self._prefix, self._user = saver, prefix, user
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
-        self._taken: set[tuple[str, str, str]] = set()
-        self._equal = Counter[tuple[str, str]]()  # numbers that equal conversations have taken
+        self._taken: set[tuple[object, str, str]] = set()
+        self._equal = Counter[tuple[object, str]]()  # numbers that equal conversations have taken
 
     def name(self, draft: Conversation) -> Conversation:
         """Return the conversation with the id of its thread, of which the prefix is no part."""
