@@ -224,7 +224,9 @@ class UseMemories(MessagesNode):
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
     left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
-    memories. The options are those of `recall`; `as_of` is the name of the moment in the run's
+    memories. With `all_below=12`, all memories are shown, best first, while the namespaces have
+    fewer than 12, whatever their scores. `max_tokens` still limits them. The other options are
+    those of `recall`; `as_of` is the name of the moment in the run's
     config, or a function of the config.
     """
 
@@ -237,6 +239,7 @@ class UseMemories(MessagesNode):
         limit: int = SHOWN_LIMIT,
         max_tokens: int = 1_000,
         min_score: float | None = None,
+        all_below: int | None = None,
         as_of: Clock | str | None = None,
         place: MemoryPlace = "system",
         messages_key: str = "messages",
@@ -244,7 +247,7 @@ class UseMemories(MessagesNode):
         super().__init__(messages_key)
         is_question = choice("place", place, ("system", "question")) == "question"
         self._add = _add_to_question if is_question else _add_to_system
-        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
+        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score, all_below)
         self._store = None if store is None else StoreAdapter(store).store
         self._as_of = clock_of("as_of", as_of)
         self._following: list[MessagesNode] = []

@@ -106,6 +106,7 @@ class MemorySearch:
         limit: int = SHOWN_LIMIT,
         max_tokens: int | None = 1_000,
         min_score: float | None = None,
+        all_below: int | None = None,
     ) -> None:
         several = isinstance(namespace, list | tuple) and not any(
             isinstance(labels, str) for labels in namespace
@@ -117,6 +118,7 @@ class MemorySearch:
         self._limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self._min_score = lowest_score(min_score)
+        self._all_below = None if all_below is None else whole("all_below", all_below, 1)
         self._counter = token_counter(None)
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
@@ -151,17 +153,21 @@ class MemorySearch:
         if during is not None:
             options["during"] = during
         options["floor"] = 0.0 if explain else floor
+        few = await self._read_few(adapter, prefixes, as_of, accepts)
+        limit = max(self._limit, len(few))
+        if few:
+            options["floor"] = floor = 0.0
         rankings, under = [], []
         for prefix in prefixes:
-            ranking = await self._ranking(adapter, prefix, options, accepts, rejected, floor)
+            ranking = await self._ranking(adapter, prefix, options, accepts, rejected, floor, limit)
             rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
             under.append([pair for pair in ranking if is_below(pair[1], floor)])
-        memories = merged(rankings, self._limit)
+        memories = merged([*rankings, _unranked(few, rankings)], limit)
         if len(prefixes) > 1:  # questions of one namespace rank behind the answers of another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normal(memory.text) for ranking in rankings for _, memory in ranking}
-        below = [each for each in merged(under, self._limit) if normal(each.text) not in texts]
+        below = [each for each in merged(under, limit) if normal(each.text) not in texts]
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
@@ -169,6 +175,22 @@ class MemorySearch:
         if as_of is None:
             await adapter.keep_alive(shown)
         return RecallResult(shown, tokens, left_out, told, floor, below)
+
+    async def _read_few(
+        self,
+        adapter: StoreAdapter,
+        prefixes: Sequence[Namespace],
+        as_of: datetime | None,
+        accepts: Callable[[Memory], bool],
+    ) -> list[Memory]:
+        """Return all memories of the namespaces if they are fewer than `all_below`, else none."""
+        few: list[Memory] = []
+        for prefix in prefixes if self._all_below is not None else ():
+            few += await adapter.found(prefix, limit=self._all_below, as_of=as_of)
+        if self._all_below is None or len(few) >= self._all_below:
+            return []
+        kinds = self._kinds
+        return [m for m in few if (kinds is None or m.kind in kinds) and accepts(m)]
 
     async def _ranking(
         self,
@@ -178,13 +200,14 @@ class MemorySearch:
         accepts: Callable[[Memory], bool],
         rejected: int,
         floor: float,
+        limit: int,
     ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        most = self._limit + max(self._limit // 2, _SPARE)
+        most = limit + max(limit // 2, _SPARE)
         depth = most + min(rejected, _REJECTED * most)
         query = options["query"]
         # what is not among so many is hardly an answer; but of a rare kind it may be
-        enough = self._limit if self._kinds is not None else self._limit // 2
+        enough = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.found(prefix, limit=depth, **options)
             chosen = [
@@ -203,6 +226,16 @@ class MemorySearch:
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
+
+
+def _unranked(
+    few: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
+) -> list[tuple[int, Memory]]:
+    """Return the memories that no ranking has, with ranks behind all of them."""
+    ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
+    last = max((rank for ranking in rankings for rank, _ in ranking), default=0)
+    rest = [memory for memory in few if (memory.namespace, memory.key) not in ranked]
+    return list(enumerate(rest, last + 1))
 
 
 async def _recall(

@@ -27,6 +27,7 @@ from perdure.memory.records import TURN, Memory
 from perdure.memory.sameness import same
 from perdure.stores.text import (
     ENGLISH,
+    OTHER,
     asks,
     commonness,
     language,
@@ -43,6 +44,9 @@ _NAME: Final = 6.0  # nats that a word with a capital tells, unless it begins a 
 _ORDINARY: Final = 5.3  # nats; a word that tells less, like "name" or "tell", says nothing
 _MUCH: Final = 15.0  # nats of all remaining words; a turn with more tells or asks something else
 _UNLISTED: Final = 13.0  # nats that a word tells which no list has
+_FOREIGN: Final = (
+    7.0  # nats of such a word if the query is not English; those lists lack many forms
+)
 _SHARE: Final = 0.25  # share of the query's nats that a turn has if it repeats the query
 # share of a turn's nats of the query that another must have to rank before it
 _BEFORE: Final = {SAYS: 0.4, REPEATS: 0.25}
@@ -130,6 +134,8 @@ class _Reader:
         self._words = {*words, *words.values()}
         self._every = set(words_of(query))
         self._languages = dict.fromkeys((language(query), ENGLISH))
+        is_foreign = language(query) not in (ENGLISH, OTHER)
+        self._unlisted = _FOREIGN if is_foreign else _UNLISTED
         self.told = sum(map(self._tells, words))
 
     def read(self, memory: Memory, *, is_reply: bool = False) -> _Reading:
@@ -166,7 +172,7 @@ class _Reader:
     def _tells(self, word: str) -> float:
         """Return what a word tells: -ln of the share of messages that have it, in nats."""
         common = max(commonness(word, name) for name in self._languages)
-        return -math.log(common) if common else _UNLISTED
+        return -math.log(common) if common else self._unlisted
 
     def _tells_more(self, text: str) -> bool:
         rest = self._rest(text)

@@ -411,6 +411,14 @@ class IndexView:
         inside = at >= 0
         return at[inside].astype(np.int64), counts[inside].astype(np.float32)
 
+    def frequent_words(self, share: float) -> list[str]:
+        """Return the words that at least a share of the index's rows have."""
+        words = list(self.vocabulary)  # which may get more meanwhile
+        counts = np.bincount(self.recent[0], minlength=len(words))
+        counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
+        numbers = np.flatnonzero(counts >= max(share * len(self.rows), 1))
+        return [words[number] for number in numbers.tolist()]
+
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)

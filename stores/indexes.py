@@ -43,9 +43,12 @@ from perdure.stores.index import (
 from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import ItemReader, Selection
-from perdure.stores.text import is_misspellable, nearest
+from perdure.stores.text import STOP_WORDS, is_misspellable, nearest
 from perdure.stores.vectors import Floats, Model
 
+USER: Final = "user"  # the word by which facts refer to the person whom they are about
+NAMING: Final = 0.3  # share of the rows that have the name of the person whom they are about
+_MOST_FACTS: Final = 2_000  # rows of a namespace in which this name is looked for
 _READ: Final = 1 << 12  # rows read at a time
 _MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
 _CANDIDATES: Final = 64  # for one of them: some are only words of rows that are not searched
@@ -66,6 +69,7 @@ class Sought(NamedTuple):
     vector: Floats | None = None
     model: Model | None = None  # of the vector
     corrected: bool = True  # whether a word that no row has stands for the nearest one
+    is_personal: bool = False  # whether the rows that have the name of their person are read
 
     def cosines(self, view: IndexView, file: Model | None, approximate_above: int) -> Floats | None:
         """Similarity of a view's rows to the vector; None: there is nothing to compare."""
@@ -224,7 +228,10 @@ class Indexes:
         def part(path: bytes, view: IndexView) -> Pool:
             threads.extend((path, name) for name in view.threads if ended)
             cosines = sought.cosines(view, state.model, self.approximate_above)
-            terms = _terms_of(view, words)
+            subjects = set[str]()
+            if sought.is_personal and len(view.rows) <= _MOST_FACTS:
+                subjects = {USER, *view.frequent_words(NAMING)} - STOP_WORDS
+            terms = _terms_of(view, words | subjects)
             return Pool(view.candidates, view.actors, len(view.threads), terms, cosines)
 
         pool = _joined((yield from each(part)))

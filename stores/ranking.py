@@ -65,6 +65,9 @@ _NEARNESS: Final = 5.0  # what the nearest vector tells at most
 _SCALE: Final = 4.0  # nats that make odds of one to one those of e to one
 _CERTAIN: Final = 80.0  # more is no number of 32 bits
 _RARITY: Final = 1.5  # the power of what a word tells in its weight
+_PERSON: Final = 2.25  # nats that it tells if query and rows are about the same person
+_EVERYWHERE: Final = 0.85  # share of the rows; a word that more rows have tells nothing
+_FEWEST: Final = 5  # rows of a scope in which a word may be in nearly all
 _OTHERS: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
 _SLIGHT: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
 _SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
@@ -112,6 +115,7 @@ class Term(NamedTuple):
     kin: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
     common: float = 0.0  # the share of messages of the language that have it; 0: not known
     named: bool = False  # it names the actor of rows
+    subject: bool = False  # it names the person whom nearly all rows are about
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ def rank(
     arrangement: Arrangement | None = None,
     actor: Bools | None = None,
     date: Bools | None = None,
+    is_personal: bool = False,
     weights: Weights = DEFAULT,
 ) -> Ranked:
     """Score the n rows of a scope.
@@ -189,6 +194,7 @@ def rank(
         arrangement: Neighbours and threads; None switches context off.
         actor: The rows said by somebody whom the query names; bool[n].
         date: The rows of the period that the query is about; bool[n].
+        is_personal: Whether query and rows are about the same person.
         weights: How much each part counts.
     """
     n = len(lengths)
@@ -197,8 +203,11 @@ def rank(
     nearest = evidence = float(nearness.max(initial=0))
     around = np.zeros(n, np.float32)
     share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
+    tells = _evidence_of(terms, n, arrangement)
     if terms:
-        own, lent, parts["thread"], told = _by_words(terms, lengths, arrangement, actor, weights)
+        own, lent, parts["thread"], told = _by_words(
+            terms, tells, lengths, arrangement, actor, weights
+        )
         scale = (1 - share) / max(lent.max(initial=np.float32(0)), np.float32(1e-9))
         parts["text"] = own * scale
         around += (lent - own) * scale
@@ -218,10 +227,11 @@ def rank(
     scores, odds, limits = sum(parts.values(), np.zeros(n, np.float32)), None, None
     if terms:
         odds = np.sqrt(_shares(scores))
-        total = max(sum(told_by(term, n) for term in terms), 1e-9)
+        total = max(sum(tells), 1e-9)
         chance = math.log(max(n, 1))
         best = float((told * odds).max(initial=0))
         evidence = best * min(best / total, 1.0) ** _COVERAGE + _NEARNESS * nearest - chance
+        evidence += _PERSON * is_personal
         if arrangement is not None:
             nearness = _lend(nearness, arrangement, weights)
         limits = told * np.minimum(told / np.float32(total), 1) ** np.float32(_COVERAGE)
@@ -292,6 +302,33 @@ def told_by(term: Term, n: int) -> float:
     return -math.log(share)
 
 
+def _evidence_of(terms: Sequence[Term], n: int, arrangement: Arrangement | None) -> list[float]:
+    """Return the evidence, in nats, that a row gives by having each of the words.
+
+    It is what a word tells, with two exceptions. A word that is judged by the rows of the scope
+    counts twice, because ln n is subtracted from the evidence: the word would otherwise never tell
+    anything beyond chance once two rows have it. Rows that only ask are not counted. A word that
+    nearly all rows have tells nothing, unless all words of the query are such words.
+    """
+    asks = np.zeros(n, bool) if arrangement is None else arrangement.asks
+    tells, shared = list[float](), list[bool]()
+    for term in terms:
+        rows = term.rows[~asks[term.rows]]
+        nats = told_by(term._replace(rows=rows) if len(rows) else term, n)
+        if not term.common and not term.named:
+            nats = max(nats, min(2 * nats, -math.log(_RAREST)))
+        tells.append(nats)
+        shared.append(term.subject or is_everywhere(len(term.rows), n))
+    if all(shared):
+        return tells
+    return [0.0 if is_shared else nats for nats, is_shared in zip(tells, shared, strict=True)]
+
+
+def is_everywhere(found: int, n: int) -> bool:
+    """Return whether `found` of `n` rows are nearly all, so that what they have tells nothing."""
+    return n >= _FEWEST and found >= _EVERYWHERE * n
+
+
 def worth_of(term: Term, n: int) -> float:
     """The weight of a word: more if it is rare, in the scope and in the language."""
     rarity = -math.log(term.common or _RAREST)
@@ -340,6 +377,7 @@ def length_penalty(
 
 def _by_words(
     terms: Sequence[Term],
+    tells: Sequence[float],
     lengths: Floats,
     arrangement: Arrangement | None,
     actor: Bools | None,
@@ -357,9 +395,10 @@ def _by_words(
         of_threads = sizes[arrangement.threads]
         mean = of_threads.mean() if len(of_threads) else 0.0
         thread_penalty = length_penalty(sizes, weights, mean)
+    evidence = {id(term): nats for term, nats in zip(terms, tells, strict=True)}
     for part, counts in blocks(terms, n, weights):
-        counting = [(worth_of(term, n), told_by(term, n)) for term in part]
-        worths, tells = factors = np.ascontiguousarray(np.array(counting, np.float32).T)
+        counting = [(worth_of(term, n), evidence[id(term)]) for term in part]
+        worths, nats = factors = np.ascontiguousarray(np.array(counting, np.float32).T)
         each = counts / (counts + penalty)
         own += worths @ each
         if arrangement is not None:
@@ -367,7 +406,7 @@ def _by_words(
             sums = np.add.reduceat(counts, arrangement.starts, axis=1)
             threads += worths @ (sums / (sums + thread_penalty) * arrangement.threads)
         both += factors @ each
-        for has, term, tell in zip(each, part, tells, strict=True):
+        for has, term, tell in zip(each, part, nats, strict=True):
             if term.named and actor is not None:  # what somebody said is about them
                 told += tell * np.maximum(actor / (1 + penalty) - has, 0)
     told *= 1 + penalty  # a word that a row has once counts as 1

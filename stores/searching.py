@@ -19,12 +19,20 @@ from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, rows_of
 from perdure.stores.base import FoundItem, Mode, Span, WhyNot
 from perdure.stores.index import Ints
-from perdure.stores.indexes import Overtaken, Pool, Sought
+from perdure.stores.indexes import NAMING, USER, Overtaken, Pool, Sought
 from perdure.stores.namespaces import span
 from perdure.stores.parts import Parts
-from perdure.stores.ranking import Ranked, Term, Weights, rank
+from perdure.stores.ranking import Ranked, Term, Weights, is_everywhere, rank
 from perdure.stores.reading import Selection, micros
-from perdure.stores.text import STOP_WORDS, commonness, language, query_words, synonyms, tokens
+from perdure.stores.text import (
+    STOP_WORDS,
+    commonness,
+    language,
+    query_words,
+    synonyms,
+    tokens,
+    words_of,
+)
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
 
@@ -37,6 +45,14 @@ _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
 # the words of a query, each with its stem, and its synonyms with their weights
 _Words = dict[str, tuple[str, list[tuple[str, float]]]]
+_COMMON: Final = 0.003  # share of messages that have a word; one of more is no name
+# words of a question that refer to the person whom the rows are about
+_PERSONS: Final = frozenset(
+    (
+        *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
+        *("he", "him", "his", "she", "her", "hers"),
+    )
+)
 _MANY_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
 # actors that are parts in a conversation: a query with such a word seldom means the speaker
 _ROLES: Final = frozenset(
@@ -228,6 +244,7 @@ class Searcher:
             vector,
             None if vector is None or model is None else model.of(len(vector)),
             corrected=self._masked is None,
+            is_personal=by_words and self._masked is None,
         )
 
     def _ranked(self, pool: Pool, query: Query, words: _Words) -> Ranked | None:
@@ -236,12 +253,14 @@ class Searcher:
             return None
         cosines = pool.cosines
         actors, names = _named(pool, words)
+        subjects = set[str]() if self._masked else _subjects_of(pool) - names
         terms, name = [], language(query.text[:_LONGEST])
         for word, (stem, near) in words.items() if query.mode != "semantic" else ():
             others = [] if word in names else near
             kin = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
             hits = pool.term(self._kept(word), self._kept(stem))
-            terms.append(Term(*hits, kin, commonness(stem, name), word in names))
+            common, is_subject = commonness(stem, name), not subjects.isdisjoint({word, stem})
+            terms.append(Term(*hits, kin, common, word in names, is_subject))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
             return None
@@ -256,8 +275,12 @@ class Searcher:
         lone = not terms or (not known and len(pool) == 1)
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
             return Ranked.by_cosine(cosines)  # nothing to weigh it with
+        is_about = any(term.subject for term in terms) or not _PERSONS.isdisjoint(
+            words_of(query.text[:_LONGEST])
+        )
         ranked = rank(
             candidates.lengths,
+            is_personal=bool(subjects) and is_about,
             terms=terms,
             cosines=cosines,
             arrangement=arrangement,
@@ -354,6 +377,29 @@ def _named(pool: Pool, words: Collection[str]) -> tuple[list[int], set[str]]:
             actors.append(code)
             names.update(of)
     return actors, names
+
+
+def _subjects_of(pool: Pool) -> set[str]:
+    """Return the words that name the person whom nearly all rows are about, or an empty set.
+
+    Extracting models write "Ann likes figs" and "The user likes figs" of the same person. The rows
+    of a conversation with an assistant are about nobody.
+    """
+    n, user = len(pool), pool.terms.get(USER)
+    actor = pool.candidates.rows["actor"]
+    speakers = {pool.actors[code].casefold() for code in np.unique(actor[actor >= 0]).tolist()}
+    if not speakers.isdisjoint(_ROLES - {"user", "human"}):
+        return set()
+    by_user = np.empty(0, np.int64) if user is None else user[0]
+    if is_everywhere(len(by_user), n):
+        return {USER}
+    subjects = set[str]()
+    for word, (rows, _) in pool.terms.items():
+        if len(rows) < NAMING * n or word == USER or commonness(word) > _COMMON:
+            continue
+        if is_everywhere(len(np.union1d(rows, by_user)), n):
+            subjects |= {word, USER}
+    return subjects
 
 
 def _best_first(scores: Floats, ids: Ints, first: int) -> Iterator[int]:

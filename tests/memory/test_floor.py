@@ -189,6 +189,29 @@ def test_what_is_recalled_with_an_answer_is_recalled_without_it() -> None:
     assert lifted <= 2
 
 
+def test_a_name_in_every_fact_is_no_evidence() -> None:
+    """A question that names the person of all facts finds the fact that it is about, or none."""
+    said = ("lives in Ghent", "likes figs", "plays the oboe", "has two sisters", "works by night")
+    with filled(*(fact(text, f"Ann {text}") for text in said), index="offline") as store:
+        oboe = texts(recalled("Does Ann play the oboe?", store).memories)
+        flies = texts(recalled("When did Ann renew her passport?", store).memories)
+        about = texts(recalled("Ann", store).memories)
+
+    assert oboe == ["Ann plays the oboe"]
+    assert flies == []
+    assert len(about) == len(said)
+
+
+def test_a_rare_word_of_several_facts_is_evidence() -> None:
+    """A name that no list of words has is found also if two or three facts have it."""
+    pets = ("Pompe is a grey cat", "Pompe sleeps in the loft", "The vet has seen Pompe twice")
+    facts = [*pets, *(text for text in FARM if "Pompe" not in text)]
+    with filled(*(fact(text, text) for text in facts), index="offline") as store:
+        found = set(texts(recalled("Who is Pompe?", store).memories))
+
+    assert found == set(pets)
+
+
 def test_another_store_has_no_floor_but_a_given_one(foreign: InMemoryStore) -> None:
     """What its scores mean is not known."""
     assert texts(recalled("what", foreign).memories) == ["0.9", "0.15", "-0.1"]

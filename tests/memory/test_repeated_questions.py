@@ -185,6 +185,33 @@ def test_forms_of_a_query_and_of_a_statement(statement: str, answer: str, query:
             "Sørby",
         ),
         (
+            "Notre dentiste s'appelle Wilhelmina Sørby",
+            "Qui est notre dentiste ?|Dis-moi qui est notre dentiste"
+            "|Tu te souviens de notre dentiste ?"
+            "|Rappelle-moi le nom de notre dentiste|Notre dentiste, c'est qui ?",
+            "Qui est notre dentiste ?",
+            "Sørby",
+        ),
+        (
+            "Nuestra dentista se llama Wilhelmina Sørby",
+            "¿Quién es nuestra dentista?|Dime quién es nuestra dentista"
+            "|¿Recuerdas a nuestra dentista?|¿Cómo se llama nuestra dentista?",
+            "¿Quién es nuestra dentista?",
+            "Sørby",
+        ),
+        (
+            "Нашего зубного врача зовут Вильгельмина",
+            "Кто наш зубной врач?|Как зовут нашего зубного врача?|Скажи, кто наш зубной врач",
+            "Кто наш зубной врач?",
+            "Вильгельмина",
+        ),
+        (
+            "我们的牙医叫威廉敏娜",
+            "我们的牙医是谁\uff1f|我们的牙医叫什么名字\uff1f|你还记得我们的牙医吗\uff1f",
+            "我们的牙医是谁\uff1f",
+            "威廉敏娜",
+        ),
+        (
             "私たちの歯医者はウィルマさんです",
             "私たちの歯医者は誰ですか\uff1f|歯医者の名前は何ですか\uff1f|歯医者の名前を教えてください",
             "私たちの歯医者は誰ですか\uff1f",

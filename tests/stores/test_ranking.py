@@ -260,6 +260,37 @@ def test_what_a_word_tells() -> None:
     assert told_by(frequent._replace(common=0, named=True), 71) == -math.log(2.4e-6)
 
 
+def test_a_word_that_several_rows_have_and_no_list() -> None:
+    """Two or four of 40 rows that have it are found; rows that only ask do not make it common."""
+    lengths = np.ones(40)
+
+    def best(rows: list[int], asks: list[int] | None = None) -> float:
+        asking = np.isin(np.arange(40), asks or [])
+        made = arrange(np.arange(40), lengths, asking)
+        words = [term(rows)._replace(common=0)]
+        return float(rank(lengths, terms=words, arrangement=made).comparable().scores[0])
+
+    assert best([0, 1]) >= MIN_SCORE
+    assert best([0, 1, 2, 3]) >= MIN_SCORE
+    assert best(list(range(30))) < MIN_SCORE
+    assert best(list(range(30)), list(range(2, 30))) >= MIN_SCORE
+
+
+def test_a_word_that_nearly_all_rows_have_tells_nothing() -> None:
+    """The name of a person, over facts about this person; by itself it finds them all."""
+    lengths = np.ones(20)
+    name = term(list(range(19)))._replace(common=math.exp(-8))
+    other, absent = (term(rows)._replace(common=math.exp(-9)) for rows in ([3], list[int]()))
+
+    def passing(*terms: Term) -> list[int]:
+        scores = rank(lengths, terms=terms).comparable().scores
+        return np.flatnonzero(scores >= MIN_SCORE).tolist()
+
+    assert passing(name, other) == [3]
+    assert passing(name, absent) == []
+    assert passing(name) == list(range(19))
+
+
 def test_scores_that_mean_the_same_in_every_search() -> None:
     """By hand: of three rows of one word the penalties are all 1.2, and a word counts as one.
 
