@@ -34,6 +34,7 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
 from perdure.stores.normal_form import normal
+from perdure.stores.store import Store
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
@@ -417,10 +418,13 @@ def check_recall(
 
     Each comes with the key of the memory that it is to recall, or a text that this contains,
     whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
-    memories count as recalled; the other options are those of `recall`.
+    memories count as recalled; the other options are those of `recall`. It refreshes no time to
+    live.
     """
     search = MemorySearch(namespace, None, limit, None, min_score)
     adapter, checked = adapter_of(store), []
+    whole = adapter.store
+    quiet: BaseStore = whole.without_refresh() if isinstance(whole, Store) else whole
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # what cannot be a key
@@ -428,7 +432,7 @@ def check_recall(
         return False
 
     for question, expected in _pairs(questions):
-        memories, ranks = run(search.found(question, store, config)).memories, list[int | None]()
+        memories, ranks = run(search.found(question, quiet, config)).memories, list[int | None]()
         for text in expected:
             by_key = is_key(text)
             right = [memory.key == text if by_key else _has(memory, text) for memory in memories]

@@ -18,7 +18,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
 from perdure.memory.collection import Collection
-from perdure.memory.recall import RecallResult, arecall, merged, recall
+from perdure.memory.recall import RecallResult, arecall, check_recall, merged, recall
 from perdure.memory.records import Memory, put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled, keys, turns
@@ -447,6 +447,8 @@ def test_only_what_is_shown_lives_on(tmp_path: Path) -> None:
         explained = lambda: recall("bees", store=store, config=user, explain=True)  # noqa: E731
         assert kept(explained) == {"bees"}
         assert kept(lambda: recall("bees", store=quiet, config=user)) == set()
+        checks = lambda: check_recall({"bees": "bees"}, store=store, config=user)  # noqa: E731
+        assert kept(checks) == set()
         assert kept(lambda: collection.get("boat", config=user)) == {"boat"}
         assert kept(lambda: collection.list(config=user, limit=2)) == {"tea", "bees"}
         assert kept(lambda: collection.insert("Ann drinks green tea.", config=user)) == set()

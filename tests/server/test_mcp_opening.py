@@ -285,6 +285,10 @@ def test_a_wrong_argument_is_named_in_a_sentence(arguments: dict[str, Any], mess
             {"query": "x", "limit": 5, "min_score": 0.5},
         ),
         (
+            {"query": "x", "min_score": "", "since": "", "until": ""},
+            {"query": "x", "limit": 10, "min_score": None},
+        ),
+        (
             {"query": "x", "user": "bob", "min_score": 0},
             {"query": "x", "limit": 10, "min_score": 0},
         ),
@@ -293,4 +297,6 @@ def test_a_wrong_argument_is_named_in_a_sentence(arguments: dict[str, Any], mess
 def test_arguments_are_completed_and_converted(
     arguments: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert SCHEMA["recall"].check_arguments(arguments) == expected
+    checked = SCHEMA["recall"].check_arguments(arguments)
+
+    assert checked == {"since": None, "until": None, **expected}

@@ -183,7 +183,7 @@ def _check_argument(name: str, value: Any, schema: Schema) -> Any:
         ValueError: The value does not fit the schema.
     """
     plain, is_nullable = _without_null(schema)
-    if value is None and is_nullable:
+    if is_nullable and (value is None or value == ""):  # models leave an argument out as ""
         return None
     converted = _CONVERSIONS[plain["type"]](value)
     if converted is None:
