@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation, Odd, SavedText
     from perdure.cli.import_agents import Sessions
     from perdure.cli.import_lines import Lines
-    from perdure.cli.import_thread import ConversationsReport
+    from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _CHUNK: Final = 1 << 20  # bytes of a pipe that are read at once
@@ -87,7 +87,8 @@ def import_(
     Regenerated answers become forks. What was imported before stays as it is, so an import can be
     repeated. Exit code 1 if no message was read.
     """
-    from perdure.cli.import_thread import ConversationsReport, Importing
+    from perdure.cli.import_report import ConversationsReport
+    from perdure.cli.import_thread import Importing
     from perdure.cli.sources import open_import
 
     names = _names(renamed or [])

@@ -1,4 +1,4 @@
-"""How imported conversations become threads, with memories, and the report of it.
+"""How imported conversations become threads, with memories.
 
 A thread gets a checkpoint at the end of each of its first turns and at fewer and fewer of the
 later ones: each checkpoint lists all that was said before it, so the work grows with the messages
@@ -12,7 +12,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +30,8 @@ from perdure.checkpointers.values import Continuation
 from perdure.cli.app import OpenedDatabase
 from perdure.cli.conversation import Conversation, Problem, SavedText, created
 from perdure.cli.import_names import NODE, ThreadNames
-from perdure.cli.output import at_work, counted, note, progress_bar
+from perdure.cli.import_report import ConversationsReport
+from perdure.cli.output import at_work, progress_bar
 from perdure.cli.sources import Source
 from perdure.errors import (
     ConfigurationError,
@@ -46,124 +46,12 @@ from perdure.errors import (
 from perdure.memory.extraction import labels_of
 from perdure.memory.thread_messages import SEARCHED
 from perdure.settings import is_dsn
-from perdure.stores.base import Namespace, Provenance, TransferReport
+from perdure.stores.base import Provenance
 
 if TYPE_CHECKING:
     from perdure.memory.collection import Collection
 
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
-_USERS: Final = 5  # that a report names
-_NAMED: Final = 20  # refused items that a report names
-
-
-@dataclass
-class ConversationsReport:
-    """What an import did: each message counts if it is new, each conversation if it has one."""
-
-    conversations: int = 0
-    messages: int = 0
-    updated: int = 0  # messages of which a former import had left out a part, which they have now
-    outdated: int = 0  # such messages that are not in the state of the thread, and stay as they are
-    unchanged: int = 0
-    empty: int = 0  # conversations without messages
-    unread: int = 0  # conversations with messages of which none could be read
-    checkpoints: int = 0  # of databases
-    items: int = 0  # likewise
-    known_items: int = 0  # items of databases that were there already, or were deleted here
-    memories: int | None = None  # None: none are wanted, or a worker adds them
-    quarantined: int = 0
-    user: str = ""  # of the settings, whose all is that names no user
-    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
-    by_user: Counter[str] = field(default_factory=Counter)  # memories by user
-    refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone
-    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
-    skipped: list[Problem] = field(default_factory=list)
-    not_read: Counter[str] = field(default_factory=Counter)  # files of exports, by name or folder
-
-    def __str__(self) -> str:
-        parts = [
-            self.messages and counted(self.messages, "new message"),
-            self.updated and counted(self.updated, "completed message"),
-            self.checkpoints and counted(self.checkpoints, "new checkpoint"),
-            self.items and counted(self.items, "new item"),
-            self.refused and f"{counted(len(self.refused), 'item')} refused",
-            self.unchanged and f"{self.unchanged:,} unchanged",
-            self.empty and f"{self.empty:,} more without messages",
-            self.unread and f"{self.unread:,} more of which no message could be read",
-            self.memories is not None and self._memories(),
-            self.quarantined and f"{self.quarantined:,} in quarantine",
-        ]
-        counts = ", ".join(str(part) for part in parts if part)
-        whose = f" ({_of_each(self.users)})" if self._names_others else ""
-        return f"{counted(self.conversations, 'conversation')}{whose}: {counts or 'no messages'}"
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was read: neither a message nor a thread or an item of a database."""
-        return not (self.conversations or self.items or self.known_items or self.memories)
-
-    def took(self, threads: ImportReport) -> None:
-        """Count what was taken over from a database."""
-        self.conversations += threads.threads
-        self.checkpoints += threads.checkpoints
-        self.unchanged += threads.unchanged
-
-    def took_items(self, items: TransferReport) -> None:
-        """Count the items that were taken over from a store, and name those that were refused."""
-        self.items += items.items
-        self.refused += items.refused
-        self.known_items += items.skipped + len(items.refused)
-
-    @property
-    def _names_others(self) -> bool:
-        return bool(self.users.keys() - {self.user})
-
-    def _memories(self) -> str:
-        if self.memories and self._names_others:
-            noun = "memory" if max(self.by_user.values()) == 1 else "memories"
-            return _of_each(self.by_user).replace(" of ", f" {noun} of ", 1)
-        return counted(self.memories or 0, "memory", "memories")
-
-    def print_notes(self) -> None:
-        """Say on stderr what is not there, by kind."""
-        problems = Counter(problem.reason for problem in self.skipped)
-        for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
-            if kinds:
-                named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
-                note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
-        if problems:
-            note("--json lists where")
-        if self.not_read:
-            names = (f"{name} ({n})" if n > 1 else name for name, n in self.not_read.items())
-            note(f"files that were not read: {', '.join(names)}")
-        if self.outdated:
-            note(
-                f"{counted(self.outdated, 'message')} that a former import left out, or a part of "
-                "it, cannot be added, because the thread went on elsewhere; another --prefix "
-                "imports the whole conversation"
-            )
-        if self.is_empty:
-            note("no message was read")
-        if self.refused:
-            from perdure.cli.store import shown
-
-            names = (f"{key!r} in {shown(namespace)}" for namespace, key in self.refused[:_NAMED])
-            more = ", …" if len(self.refused) > _NAMED else ""
-            note(f"deleted or forgotten here before, so refused: {', '.join(names)}{more}")
-        if self.users[""]:
-            note("'perdure worker' leaves those of nobody; without --later they are yours")
-        if self.quarantined:
-            note("'perdure memories quarantine' lists what waits to be reviewed")
-
-
-def _of_each(counts: Counter[str]) -> str:
-    """Counts by user, the most first: "12 of ann, 3 of me"."""
-    shown = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[:_USERS]
-    parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
-    if others := len(counts) - len(shown):
-        rest = counts.total() - sum(count for _, count in shown)
-        parts.append(f"{rest:,} of {counted(others, 'other')}")
-    return ", ".join(parts)
 
 
 class Importing:

@@ -1,0 +1,169 @@
+"""`perdure import` of Claude's export: blocks, attachments, branches, and what else it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.cli import import_claude
+from perdure.stores import SQLiteStore
+from tests.cli.commands import attempt, error, read, run
+from tests.cli.exports import (
+    claude,
+    claude_files,
+    written,
+    zipped,
+)
+from tests.cli.imported import (
+    former_import,
+    found,
+    memories,
+    problems,
+    said,
+    state,
+)
+
+
+def test_claudes_export_is_imported(tmp_path: Path) -> None:
+    """Pasted text is the user's own, files and tools are no memories, thoughts are left out."""
+    twice = [claude(), claude("other", name="")]
+    (tmp_path / "data.zip").write_bytes(zipped({"conversations.json": twice, "users.json": []}))
+    report = read("import", "data.zip")
+
+    assert (report["conversations"], report["left_out"]) == (2, {"thinking": 2, "tool_result": 2})
+    assert said("pond") == [
+        "human: [file: pond.txt]\n```\n2 m\n3 m\n```",
+        "human: pasted: it has carps",
+        "human: [file: pond.png]",
+        "human: How deep is this pond?",
+        "ai: Let me look.",
+        "ai: [web_search: pond depth]",
+        "ai: Three metres.",
+        "ai: [artifact: Pond plan]\n<svg/>",
+        "human: Thank you for that",
+    ]
+    assert not [text for text in memories() if "[" in text or "2 m" in text]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert saver.thread("pond").active_at.isoformat() == "2024-05-01T10:02:00.123456+00:00"
+        assert saver.checkpoints("pond")[0].metadata["title"] == "The pond"
+
+
+def test_claudes_branches_and_faults(tmp_path: Path) -> None:
+    """An edited question is a fork; what is broken is named."""
+    talk = claude()
+    again = {**talk["chat_messages"][2], "uuid": "again", "text": "Is it?"}
+    odd = [5, {**again, "uuid": "odd", "sender": "robot"}]
+    blocks = {**again, "uuid": "blocks", "content": [{"type": "hologram"}, {"type": "text"}]}
+    talk["chat_messages"] += [again, *odd, blocks]
+    talk["current_leaf_message_uuid"] = "again"
+    file = written(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
+
+    assert [reason for reason, _ in problems(file)] == [
+        "the message is no object",
+        "unknown sender 'robot'",
+        "unknown content 'hologram'",
+        "no content",
+        "'chat_messages' is no list",
+    ]
+    assert said("pond")[-2:] == ["ai: [artifact: Pond plan]\n<svg/>", "human: Is it?"]
+
+
+BIRDS = (  # noqa: SIM905
+    "heron egret bittern osprey plover kestrel dunlin avocet curlew godwit"
+).split()
+
+
+def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> None:
+    """Artifacts, files, code, attachments; what is pasted is the user's own, and a memory."""
+    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
+    report = read("import", "e.zip")
+
+    assert said("birds") == [
+        "human: [file: notes.pdf]\n```\na printed godwit\n```",
+        "human: my own curlew",
+        "human: Look",
+        "ai: Here you are.",
+        "ai: " + "\n\n".join([
+            "[artifact: Plan]\n# Heron\n\nlines of a heron",
+            "[artifact changed: plan]\nan egret",
+            "[artifact changed: plan]\nonly a bittern",
+            "[create_file: /mnt/a.py]\n```py\nprint('osprey')\n```",
+            "[str_replace: /mnt/a.md]\none plover",
+            "[repl]\n```javascript\nconst kestrel = 1\n```",
+            "[bash_tool: List files]\n```bash\nls /dunlin\n```",
+            "[web_search: pond depth]",
+            '[broken_off]\n{"code": "a redshank',
+            "[message_compose]\nBirds\nDear avocet",
+        ]),
+    ]  # fmt: skip
+    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    assert "user: my own curlew" in memories()
+    assert not [text for text in memories() if "godwit" in text or "[" in text]
+    assert report["left_out"] == {"tool_result": 10, "arguments of message_compose": 1}
+
+
+def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
+    """Memories are memories, documents are items of their project, the rest is named."""
+    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
+    first = attempt("import", "e.zip")
+    again = read("import", "e.zip")
+    (tmp_path / "folder").mkdir()
+    for name, value in claude_files().items():
+        part = f"{name.partition('.')[0].partition('/')[0]}-000.zip"
+        (tmp_path / "folder" / part).write_bytes(zipped({name: value}))
+    parts = read("import", "folder", "--db", "parts.db")
+    quiet = read("import", "e.zip", "--db", "quiet.db", "--no-memories")
+    with SQLiteStore.open("x.db") as store:
+        documents = {i.key: i.value for i in store.search(("projects", "me", "proj"), limit=9)}
+
+    assert first.stdout.startswith("2 conversations: 7 new messages, 2 new items, ")
+    assert first.stderr.endswith("files that were not read: users.json\n")
+    assert {text for text in memories() if "user" not in text and "assistant" not in text} == {
+        *("Work context: Ann counts sandpipers.", "Personal: She lives in Ghent.", "Curt"),
+    }
+    assert (again["messages"], again["items"], again["memories"]) == (0, 0, 0)
+    assert documents["doc"] == {
+        "project": "Birds", "title": "birds.md", "text": "# All birds\n\nwhimbrel"
+    }  # fmt: skip
+    assert documents["instructions"]["text"] == "Be brief"
+    assert (parts["messages"], parts["items"]) == (7, 2)
+    assert quiet["left_out"]["memory of the export"] == 3
+    assert said("d") == ["ai: A page of terns", "ai: [write_file]\n<tern/>"]
+
+
+def test_a_list_of_links_says_what_to_download(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no conversation; beside one that has, it is named."""
+    names = ["light_metadata-000.zip", "conversations-000.zip"]
+    links = [{"filename": name, "export_url": "https://secret.example/x"} for name in names]
+    manifest = written(tmp_path / "m.json", {"total_files": 2, "data_files": links})
+    told = error("import", str(manifest), into=capsys)
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "m.json", {"data_files": links})
+    (tmp_path / "folder" / names[1]).write_bytes(zipped({"conversations.json": [claude()]}))
+    report = read("import", "folder")
+
+    assert "download light_metadata-000.zip, conversations-000.zip from them" in told
+    assert "secret" not in told
+    assert report["conversations"] == 1
+    assert "conversations-000.zip" in report["skipped"][0]["reason"]
+
+
+def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
+    """Documents are in their messages and are found, what was pasted is a memory, once each."""
+    whole = written(tmp_path / "c.json", claude_files()["conversations.json"])
+    former_import(whole, import_claude.read)
+    before = memories()
+    first, again = read("import", str(whole)), read("import", str(whole))
+    run("import", str(whole), "--db", "fresh.db")
+
+    assert first["messages"] == again["messages"] == again["updated"] == 0
+    assert first["updated"] > 0
+    assert state("birds")[-1] == state("birds", "fresh.db")[-1]
+    assert set(memories()) - set(before) == {"user: my own curlew"}
+    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert not [item for item in saver.history("birds") if item.branch]

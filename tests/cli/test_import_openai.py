@@ -1,0 +1,120 @@
+"""`perdure import` of OpenAI's files for fine-tuning and batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from perdure.checkpointers import SQLiteCheckpointer
+from tests.cli.commands import attempt, read
+from tests.cli.exports import (
+    START,
+    lines,
+)
+from tests.cli.imported import (
+    USER,
+    done,
+    threads,
+)
+
+
+def batch(name: str, **body: Any) -> dict[str, Any]:
+    """A line of the input file of a batch."""
+    url = f"/v1/{body.pop('to', 'chat/completions')}"
+    return {"custom_id": name, "method": "POST", "url": url, "body": {"model": "gpt-4o", **body}}
+
+
+def answered(name: str, body: Any, **about: Any) -> dict[str, Any]:
+    """A line of the output file of a batch."""
+    response = {"status_code": 200, "request_id": "r", "body": body}
+    return {"id": "batch_req_1", "custom_id": name, "response": response, "error": None, **about}
+
+
+def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
+    """Preference is a branch, a completion two messages; tools and answers to grade are counted."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    ask = [{"role": "user", "content": "How deep is it?"}]
+    two, three = ([{"role": "assistant", "content": f"{n} metres"}] for n in ("Two", "Three"))
+    weighed = [{**USER, "content": "Hi"}, {"role": "assistant", "content": "Ho", "weight": 0}]
+    examples: list[dict[str, Any]] = [
+        {"input": {"messages": ask, "tools": [tool]},
+         "preferred_output": two, "non_preferred_output": three},
+        {"prompt": "Water is", "completion": " wet"},
+        {"messages": weighed, "tools": [tool], "parallel_tool_calls": True},
+        {"messages": [{**USER, "content": "Name a boat"}], "reference_answer": {"name": "ferry"}},
+        {"input": {}, "preferred_output": two, "non_preferred_output": three},
+        {"prompt": ["a"], "completion": "b"},
+    ]  # fmt: skip
+    report = read("import", str(lines(tmp_path / "t.jsonl", examples)))
+
+    assert (report["conversations"], report["messages"]) == (4, 8)
+    assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
+    assert [each["reason"] for each in report["skipped"]] == [
+        "an example of preference without 'input.messages'",
+        "the prompt or its completion is no text",
+    ]
+    assert threads() == [
+        *(["human: Hi", "ai: Ho"], ["human: How deep is it?", "ai: Two metres"]),
+        *(["human: Name a boat"], ["human: Water is", "ai:  wet"]),
+    ]
+    assert done(tmp_path / "t.jsonl") == (4, 0, 4)
+    with SQLiteCheckpointer.open("x.db") as saver:
+        said_ = [i for head in saver.heads() for i in saver.history(head.thread_id)]
+    assert [i.value.text for i in said_ if i.branch] == ["Three metres"]
+    assert [i.value.additional_kwargs for i in said_ if i.value.text == "Ho"] == [{"weight": 0}]
+
+
+def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
+    """Of chat completions, responses and completions; what failed or is no message is named."""
+    ask = {"role": "user", "content": [{"type": "input_text", "text": "How deep?"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "depth", "arguments": "{}"}
+    told = {"type": "function_call_output", "call_id": "c", "output": "2 m"}
+    requests = [
+        batch("1", messages=[{**USER, "content": "Hi"}], tools=[{"type": "function"}]),
+        batch("2", to="responses", instructions="Be brief", input=[ask, call, told]),
+        batch("3", to="responses", input="Who?"),
+        batch("4", to="completions", prompt="Water is"),
+        batch("5", to="embeddings", input="some text"),
+        batch("6", messages=[{**USER, "content": "Fail"}]),
+    ]
+    answer = {"role": "assistant", "content": "Ho", "refusal": None}
+    output = {
+        "type": "message",
+        "role": "assistant",
+        "id": "m",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "2 metres", "annotations": []}],
+    }
+    choices = [
+        {"index": n, "message": {**answer, "content": t}} for n, t in enumerate(("Ho", "Hey"))
+    ]
+    answers = [
+        answered("1", {"object": "chat.completion", "created": int(START), "choices": choices}),
+        answered("2", {"object": "response", "created_at": START, "output": [
+            {"type": "reasoning", "summary": []}, output]}),
+        answered("4", {"choices": [{"index": 0, "text": " wet"}]}),
+        answered("6", None, response=None, error={"code": "batch_expired", "message": "late"}),
+        answered("7", {"choices": choices}),
+    ]  # fmt: skip
+    asked, got = lines(tmp_path / "in.jsonl", requests), lines(tmp_path / "out.jsonl", answers)
+    first = done(asked)
+    report = read("import", str(got), str(asked))
+    alone = attempt("import", str(got), "--db", "alone.db")
+
+    assert first == (5, 8, 0)
+    assert (report["messages"], report["unchanged"]) == (4, 2)
+    assert report["left_out"] == {"tools": 1}
+    assert sorted(each["reason"] for each in report["skipped"]) == [
+        "a batch request failed: batch_expired",
+        "a batch request to '/v1/embeddings', which is no conversation",
+        "the answer to a batch request that is in none of the files; import the batch's input "
+        "file in the same command",
+    ]
+    assert threads() == [
+        *(["human: Fail"], ["human: Hi", "ai: Ho"], ["human: Water is", "ai:  wet"]),
+        ["human: Who?"],
+        ["system: Be brief", "human: How deep?", "ai: ", "tool: 2 m", "ai: 2 metres"],
+    ]
+    assert done(got, asked) == (5, 0, 5)
+    assert alone.exit_code == 1
+    assert "import the batch's input file" in alone.stderr
