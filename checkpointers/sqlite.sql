@@ -262,6 +262,9 @@ SELECT id, stored_at FROM items WHERE id >= ? AND id < ?;
 -- items_between: a range of a log
 SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;
 
+-- items_page: the first items of a range of a log, which may have gaps
+SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id LIMIT ?;
+
 -- count_items: how many there are in a range of a log, and their bytes
 SELECT count(*), coalesce(sum(length(body)), 0) FROM items WHERE id >= ? AND id < ?;
 

@@ -1,4 +1,4 @@
-"""Threads as records, read from a database and written into it, or into another: copied, merged.
+"""Threads copied within a database, and merged with those of another.
 
 Items, checkpoints and pending writes travel as stored bytes, opened with the key of the source and
 sealed with that of the target. Only metadata is decoded, of which checkpoints are found by tags.
@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Snapshot, Title, Write
+from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -35,7 +35,8 @@ from perdure.checkpointers.manifest import (
     positions,
     value_reference,
 )
-from perdure.checkpointers.reader import PAGE, CheckpointReader
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.record_checks import MALFORMED, check_records
 from perdure.checkpointers.records import (
     ClientMetadata,
     content_hash,
@@ -43,8 +44,6 @@ from perdure.checkpointers.records import (
     leading_to,
     log_spans,
     open_client,
-    open_listed,
-    open_writes,
     pack_id,
     place,
     seal_checkpoint,
@@ -53,144 +52,26 @@ from perdure.checkpointers.records import (
     seal_writes,
     span,
     tags_of,
-    unpack_id,
 )
 from perdure.checkpointers.reports import ImportReport
-from perdure.checkpointers.threads import missing
-from perdure.errors import ConfigurationError, ImportFailed, InvalidConfig, UnknownThread
-from perdure.storage.flow import ALL, Flow, Row, Statement
+from perdure.checkpointers.thread_records import (
+    NamespaceRecords,
+    ThreadRecords,
+    read_items,
+    thread_records,
+)
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    ImportFailed,
+    InvalidConfig,
+    PerdureError,
+    UnknownThread,
+)
+from perdure.storage.flow import ALL, Flow, Statement
 
 _LOW: Final = 0xFFFFFFFF
 _NAMED: Final = 20  # refused threads
-
-
-class NamespaceRecords(NamedTuple):
-    """A namespace of a thread.
-
-    `head` is its head's place, `checkpoints` have each its place, when it was put, and its content,
-    and `writes` each its checkpoint, task, path and content.
-    """
-
-    ns: str
-    head: int
-    checkpoints: list[tuple[int, float, Snapshot]]
-    writes: list[tuple[str, str, str, list[Write]]]
-
-
-@dataclass
-class ThreadRecords:
-    """A thread of a database; `items` are None if they are read from there, page by page."""
-
-    thread_id: str
-    seq: int
-    created_at: float
-    updated_at: float
-    title: Title | None
-    told: bytes | None  # of its metadata, as lists tell it
-    status: str
-    client: ClientMetadata | None
-    may_wait: bool  # for an answer, as far as its row tells
-    logs: list[Row]
-    namespaces: list[NamespaceRecords]
-    ttl: Row | None = None  # minutes, since when, and what is kept; see `set_ttl` in sqlite.sql
-    items: dict[int, dict[int, bytes]] | None = None  # by log and position
-    times: dict[int, dict[int, float]] = field(
-        default_factory=dict
-    )  # time of first storage, by log and position
-
-    @property
-    def keys(self) -> int:
-        """How many keys a thread with these records takes."""
-        return 1 + len(self.logs) + len(self.namespaces)
-
-    def page(
-        self, reader: CheckpointReader, name: str, log: int, start: int
-    ) -> Flow[list[tuple[int, bytes]]]:
-        """Positions and contents of items of a log."""
-        if self.items is None:
-            page = reader.stored(self.thread_id, name, log, start, start + PAGE)
-            return (yield from page)
-        held = self.items[log]
-        return [(at, held[at]) for at in range(start, start + PAGE) if at in held]
-
-    def read_page_times(
-        self, reader: CheckpointReader, log: int, start: int
-    ) -> Flow[dict[int, float]]:
-        """Return the time of first storage of each item in a page of a log, by position."""
-        if self.items is None:
-            return (yield from reader.read_item_times(log, [(start, start + PAGE)]))
-        return self.times[log]
-
-
-def thread_records(
-    reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
-) -> Flow[ThreadRecords]:
-    """The records of a thread without its items; with a checkpoint, only of the way to it.
-
-    Raises:
-        UnknownThread: There is no such thread.
-        UnknownCheckpoint: It has no such checkpoint in its root namespace.
-    """
-    rows = yield reader.sql("one_thread", thread_id)
-    if not rows:
-        raise missing(Address(thread_id, "", None))
-    last = _LOW
-    if checkpoint_id is not None:
-        at = Address(thread_id, "", checkpoint_id)
-        end = yield from reader.find(at)
-        if end is None:
-            raise missing(at)
-        last = end.snapshot.key & _LOW
-    thread, _, created_at, updated_at, _, stored = rows[0]
-    ((status, seq, kept, waiting),) = yield reader.sql("client_of", thread_id)
-    title, told = open_listed(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # they may be of a later checkpoint
-        title = told = None
-    client = open_client(reader.seal, thread_id, kept)
-    logs = yield reader.sql("thread_logs", thread)
-    namespaces = []
-    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
-        read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
-        if read.checkpoints or (read.writes and last == _LOW):
-            namespaces.append(read)
-    ttl = yield reader.sql("ttl_of", thread_id)
-    about = title, told, status, client, checkpoint_id is not None or bool(waiting)
-    records = ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
-    records.ttl = ttl[0] if ttl else None
-    return records
-
-
-def _namespace(
-    reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
-) -> Flow[NamespaceRecords]:
-    """What was put in a namespace up to a place; of the root, what leads there."""
-    rows = yield reader.sql("checkpoints_page", *span(namespace), ALL)
-    yield from reader.check_complete(len(rows), *span(namespace))
-    if last != _LOW:
-        rows = [row for row in rows if row[0] & _LOW <= last]
-        rows = rows if ns else leading_to(rows, place(namespace, last))
-        head = max((row[0] & _LOW for row in rows), default=0)
-    checkpoints = [(row[0] & _LOW, row[4], reader.open_row(thread_id, ns, row)) for row in rows]
-    ids = {snapshot.uid for _, _, snapshot in checkpoints}
-    writes = []
-    for row in (yield reader.sql("namespace_writes", namespace)):
-        uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-        if uid in ids or last == _LOW:
-            writes.append((uid, task, path, open_writes(reader.seal, thread_id, ns, row)))
-    return NamespaceRecords(ns, head, checkpoints, writes)
-
-
-def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
-    """Hold the items of a thread, so that it can be written elsewhere, or compared."""
-    items = {}
-    for log, name, *ends in records.logs:
-        items[log] = held = dict[int, bytes]()
-        for first, stop in log_spans(*ends):
-            for start in range(first, stop, PAGE):
-                held |= dict((yield from records.page(reader, name, log, start)))
-        spans = log_spans(*ends)
-        records.times[log] = yield from reader.read_item_times(log, spans)
-    records.items = items
 
 
 class SaidTree(NamedTuple):
@@ -294,11 +175,13 @@ class _ThreadWriter:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.new, name)
             for first, stop in log_spans(*ends):
-                for start in range(first, stop, PAGE):
-                    rows = []
-                    page = self.records.page(self.reader, name, log, start)
-                    times = yield from self.records.read_page_times(self.reader, log, start)
-                    for at, stored in (yield from page):
+                start = first
+                while page := (yield from self.records.page(self.reader, name, log, start, stop)):
+                    rows, end = [], page[-1][0] + 1
+                    read_times = self.records.read_page_times
+                    times = yield from read_times(self.reader, log, start, end)
+                    start = end
+                    for at, stored in page:
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
                         body = self.seal.seal(stored, item_place(self.target, name, at))
                         rows.append((place(key, at), hashed, times[at], body))
@@ -524,8 +407,18 @@ class Merge:
             self.target.write(target, delete)
 
     def _read(self, thread_id: str) -> Flow[ThreadRecords]:
-        records = yield from thread_records(self.source.reader, thread_id)
-        yield from read_items(self.source.reader, records)
+        """Read a thread with its items, and check it as far as the target relies upon it."""
+        try:
+            records = yield from thread_records(self.source.reader, thread_id)
+            yield from read_items(self.source.reader, records)
+            check_records(self.source.reader, records)
+        except PerdureError:
+            raise
+        except MALFORMED as exc:
+            raise CorruptRecord(
+                f"thread {thread_id!r} of {self.source.database.path!r} is not imported, since it "
+                f"is not what perdure writes ({exc!r:.200}): it was damaged or tampered with"
+            ) from exc
         return records
 
     def _compare(

@@ -1,0 +1,152 @@
+"""Checks of the records of a thread that comes from another database.
+
+Without a key, whoever can write a file can write rows whose checksums are right. What such a row
+says of other rows is checked before it is stored: a range that leads to items that are not there,
+or to all of them a million times, would otherwise be followed by each later read of the thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    DELTA,
+    DICT,
+    DICT_HERE,
+    ITEM,
+    LIST,
+    LIST_HERE,
+    MAP,
+    SNAPSHOT,
+    limit,
+)
+from perdure.checkpointers.reader import CheckpointReader
+from perdure.checkpointers.thread_records import NamespaceRecords, ThreadRecords
+from perdure.checkpointers.values import unpack
+
+MALFORMED: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What records raise that have another form than perdure writes."""
+_LAST_MOMENT: Final = 253_402_300_799  # seconds since 1970, the last of the year 9999
+_MAX_DEPTH: Final = 100  # of references within references; langgraph's channels have two
+_MAX_COUNT: Final = 1 << 48  # of puts, which SQLite counts in 64 bits
+
+
+class _Log:
+    """The positions of a log that have a row."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self.order = order
+
+    def check(self, numbers: Sequence[int]) -> None:
+        """Check ranges as they are written: all their items are there.
+
+        A value of many items has few ranges, so it can repeat each item of the log a few times.
+        """
+        total = 0
+        for start, length in zip(numbers[::2], numbers[1::2], strict=True):
+            _check(type(start) is int and type(length) is int and start >= 0 < length, "a range")
+            stop = start + length
+            rows = bisect_left(self.order, stop) - bisect_left(self.order, start)
+            _check(rows == length, f"items {start} to {stop}")
+            total += length
+        _check(total <= (limit(total) + 1) * len(self.order), "the number of items of a value")
+
+
+def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
+    """Check a thread whose items were read.
+
+    Raises:
+        One of `MALFORMED`: A record has another form than perdure writes.
+    """
+    logs = {log: _Log(records.order[log]) for log, *_ in records.logs}
+    _check(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
+    for held in (records.items or {}).values():
+        for at, body in held.items():
+            if at >= ALIASES:
+                _check(unpack(body) in held and unpack(body) < ALIASES, f"alias {at}")
+    _check(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
+    _check_moments(records.created_at, records.updated_at)
+    for times in records.times.values():
+        _check_moments(*times.values())
+    if records.ttl is not None:
+        minutes, since, keeps = records.ttl
+        _check(0 < minutes < _LAST_MOMENT and keeps in (0, 1, 2), "the time to live")
+        _check_moments(since)
+    if records.title is not None:
+        _check(isinstance(records.title.text, str), "the title")
+        _check(isinstance(records.title.message, str | None), "the message of the title")
+    if records.told is not None:
+        _check(isinstance(reader.codec.decode(records.told), dict), "what lists tell")
+    if records.client is not None:
+        metadata, user, reserved = records.client
+        _check(isinstance(metadata, dict) and isinstance(user, str | None), "what clients gave")
+        _check(isinstance(reserved, bool), "whether the thread is reserved")
+    for namespace in records.namespaces:
+        _check_namespace(reader, logs, namespace)
+
+
+def _check_namespace(
+    reader: CheckpointReader, logs: Mapping[int, _Log], namespace: NamespaceRecords
+) -> None:
+    for _, put_at, snapshot in namespace.checkpoints:
+        _check_moments(put_at)
+        stored, _ = snapshot.fields
+        _check(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
+        _check(isinstance(reader.metadata(snapshot), dict), "the metadata of a checkpoint")
+        _check(isinstance(snapshot.versions, dict), "the versions of channels")
+        _check(all(isinstance(seen, dict) for seen in snapshot.seen.values()), "versions seen")
+        for ref in snapshot.refs.values():
+            _check_reference(logs, ref)
+        said: Mapping[str, Any] = snapshot.said  # as it is written
+        for log, numbers in said.values():
+            logs[log].check(numbers)
+    for _, _, _, writes in namespace.writes:
+        for number, channel, ref in writes:
+            _check(type(number) is int and isinstance(channel, str), "a write")
+            _check_reference(logs, ref)
+
+
+def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None:
+    """Check a reference; see `manifest.py`."""
+    _check(depth < _MAX_DEPTH, "the depth of references")
+    if isinstance(ref, bytes):
+        return
+    kind, rest = ref[0], ref[1:]
+    if kind == ITEM:
+        log, position = rest
+        logs[log].check([position, 1])
+    elif kind in (LIST, DICT):
+        log, numbers = rest
+        logs[log].check(numbers)
+    elif kind == MAP:
+        for inner in rest[0].values():
+            _check_reference(logs, inner, depth + 1)
+    elif kind in (LIST_HERE, DICT_HERE):
+        for element in rest[0]:
+            if not isinstance(element, bytes):
+                logs[element[0]].check(element[1:])
+    else:
+        _check(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
+        if isinstance(rest[0], int):
+            _check(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
+        else:
+            _check_reference(logs, rest[0], depth + 1)
+
+
+def _check_moments(*moments: float) -> None:
+    _check(all(0 <= moment <= _LAST_MOMENT for moment in moments), "a moment")
+
+
+def _check(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise ValueError(f"{what} is wrong")

@@ -1,0 +1,174 @@
+"""Merges of threads whose rows have right checksums, and say what perdure never writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.manifest import ITEM, LIST, MAP
+from perdure.checkpointers.records import (
+    content_hash,
+    item_place,
+    place,
+    seal_checkpoint,
+    unpack_id,
+)
+from perdure.errors import CorruptRecord
+from perdure.graphs import chat_graph
+from tests.hostile_files import change
+
+_FAR = (1 << 31) - 2  # the last but one position of an item
+Edit = Callable[[dict[str, Any], int, int], dict[str, Any]]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    path = tmp_path / "other.db"
+    with SQLiteCheckpointer.open(path) as saver:
+        graph: Any = chat_graph(checkpointer=saver)
+        for text in ("one", "two", "three"):
+            graph.invoke({"messages": [("human", text)]}, {"configurable": {"thread_id": "t"}})
+    return path
+
+
+def edit_head(path: Path, edit: Edit) -> None:
+    """Edit the references of the head, and seal it as perdure does.
+
+    `edit` is given the references, the key of the log of messages, and the number of its items.
+    """
+    with SQLiteCheckpointer.open(path) as saver, closing(sqlite3.connect(path)) as conn, conn:
+        reader: Any = saver._reader
+        ((log, count),) = conn.execute(
+            "SELECT log, count(*) FROM logs JOIN items ON items.id >> 32 = log "
+            "WHERE name = 'messages'"
+        )
+        row = conn.execute(
+            "SELECT id, uid, parent, began, put_at, body FROM checkpoints ORDER BY id DESC"
+        ).fetchone()
+        snapshot = reader.open_row("t", "", row)
+        edited = replace(snapshot, refs=edit(snapshot.refs, log, count))
+        texts = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
+        body = seal_checkpoint(reader.seal, "t", "", texts, edited, snapshot.said)
+        conn.execute("UPDATE checkpoints SET body = ? WHERE id = ?", (body, row[0]))
+
+
+def nested(depth: int, inner: Any) -> Any:
+    for _ in range(depth):
+        inner = [MAP, {"x": inner}]
+    return inner
+
+
+EDITS: dict[str, Edit] = {
+    "all positions": lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 32]]},
+    "no position": lambda refs, log, n: {"messages": [LIST, log, [1 << 60, 1]]},
+    "negative": lambda refs, log, n: {"messages": [LIST, log, [-1, 2]]},
+    "a million times": lambda refs, log, n: {"messages": [LIST, log, [0, n] * 1_000_000]},
+    "one beyond": lambda refs, log, n: {"messages": [LIST, log, [0, n + 1]]},
+    "odd": lambda refs, log, n: {"messages": [LIST, log, [0, n, 0]]},
+    "another log": lambda refs, log, n: {"messages": [LIST, log + 1000, [0, 1]]},
+    "text": lambda refs, log, n: {"messages": [LIST, log, ["0", "1"]]},
+    "another kind": lambda refs, log, n: {"messages": [99, log, [0, 1]]},
+    "no item": lambda refs, log, n: {"messages": [ITEM, log, n]},
+    "nothing": lambda refs, log, n: {"messages": []},
+    "a number": lambda refs, log, n: {"messages": 7},
+    "deep": lambda refs, log, n: {"messages": nested(110, [ITEM, log, 0])},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_references_that_lead_nowhere_are_refused(edit: Edit, other: Path, tmp_path: Path) -> None:
+    """The error names the thread, and nothing of it is stored."""
+    edit_head(other, edit)
+    with (
+        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
+    ):
+        with pytest.raises(CorruptRecord, match="thread 't' of"):
+            saver.import_from(theirs)
+
+        assert saver.threads() == []
+
+
+ROWS = {
+    "no time": "UPDATE threads SET updated_at = 9e999",
+    "a time before all": "UPDATE threads SET created_at = -1",
+    "a time after all": "UPDATE threads SET updated_at = 1e15",
+    "puts": "UPDATE threads SET seq = 4611686018427387904",
+    "items": "UPDATE items SET stored_at = 9e999",
+    "the time to live": "UPDATE threads SET ttl = 9e999",
+    "what stays": "UPDATE threads SET ttl = 1, ttl_keeps = 9",
+}
+
+
+@pytest.mark.parametrize("sql", ROWS.values(), ids=ROWS)
+def test_numbers_that_no_list_could_show_are_refused(sql: str, other: Path, tmp_path: Path) -> None:
+    """A time that is none would end each later list of threads with an error."""
+    change(other, sql)
+    with (
+        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
+    ):
+        with pytest.raises(CorruptRecord, match="thread 't' of"):
+            saver.import_from(theirs)
+
+        assert saver.threads() == []
+
+
+def test_a_reference_to_what_is_there_comes(other: Path, tmp_path: Path) -> None:
+    """The checks refuse none of what perdure writes, and no list that holds an item twice."""
+    edit_head(other, lambda refs, log, n: {"messages": [LIST, log, [0, n, 0, n]]})
+    with (
+        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
+    ):
+        assert saver.import_from(theirs).threads == 1
+        assert saver.history("t") == theirs.history("t")
+
+
+def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> None:
+    """An item two thousand million positions further takes no two million statements."""
+    with SQLiteCheckpointer.open(other) as saver, closing(sqlite3.connect(other)) as conn, conn:
+        seal = saver._reader.seal
+        ((log,),) = conn.execute("SELECT log FROM logs WHERE name = 'messages'")
+        body = seal.seal(b"\x11", item_place("t", "messages", _FAR))
+        row = place(log, _FAR), content_hash(seal, log, b"\x11"), 1.0, body
+        conn.execute("INSERT INTO items (id, h, stored_at, body) VALUES (?, ?, ?, ?)", row)
+    statements: list[str] = []
+    with (
+        SQLiteCheckpointer.open(other, untrusted=True) as theirs,
+        SQLiteCheckpointer.open(
+            tmp_path / "new.db",
+            factory=partial(_Traced, statements),
+        ) as saver,
+    ):
+        saver.import_from(theirs)
+        saver.copy_thread("t", "copy")
+
+        assert saver.history("t") == theirs.history("t")
+        assert len(statements) < 2000
+
+
+class _Traced(sqlite3.Connection):
+    """A connection that notes its statements."""
+
+    def __init__(self, statements: list[str], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.set_trace_callback(statements.append)
+
+
+def test_a_range_of_any_length_is_refused_by_a_read(other: Path) -> None:
+    """A file of one's own that was damaged in this way takes no memory either."""
+    edit_head(other, lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 40]]})
+    with (
+        SQLiteCheckpointer.open(other) as saver,
+        pytest.raises(CorruptRecord, match="not all items"),
+    ):
+        saver.get_tuple({"configurable": {"thread_id": "t"}})
