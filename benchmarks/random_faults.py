@@ -177,15 +177,18 @@ def find(talk: Conversation, servers: Servers, saver: Checkpointer, stored: byte
     http, rows = servers.http, []
     urls = [f"{url}/threads/{talk.thread_id}" for url in servers.urls]
     for run in list_runs(servers, talk):
-        joined = http.get(f"{urls[0]}/runs/{run['run_id']}/join").json()
+        has_error = run["status"] in ("error", "interrupted")
+        joined = http.get(f"{urls[0]}/runs/{run['run_id']}/join").json() if has_error else None
         error = joined.get("__error__", {}).get("error") if isinstance(joined, dict) else None
         token = run["metadata"].get("token", "")
         rows.append(Row(run["run_id"], token, run["status"], error))
     streamed = [http.get(f"{url}/state").text for url in urls]
     streamed += [read_stream(http, f"{url}/stream") for url in urls]
-    ids = {sent.run_id for sent in (*talk.inputs, *talk.deleted) if sent.run_id}
+    listed = {row.run_id for row in rows}
+    sent_ids = {sent.run_id for sent in (*talk.inputs, *talk.deleted) if sent.run_id}
+    is_erased = any(sent.is_erased for sent in talk.inputs)
     for url in urls:
-        for run_id in ids | {row.run_id for row in rows}:
+        for run_id in sent_ids - listed | (listed if is_erased else set()):
             streamed += [http.get(f"{url}/runs/{run_id}/{way}").text for way in ("stream", "join")]
     reply = http.get(f"{urls[0]}/state")
     state = reply.json() if reply.is_success else {}
